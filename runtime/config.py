@@ -1,0 +1,53 @@
+"""One small frozen dataclass per component; unknown keys are refused by the constructors. Defaults serve a laptop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class BatchingConfig:
+    """Limits of one step. `token_budget`: tokens per step, decodes first, the rest for prompt chunks (TI-08)."""
+
+    token_budget: int = 512
+    max_sequences: int = 256
+    watermark: float = 0.01
+
+    def __post_init__(self) -> None:
+        if self.token_budget < 1 or self.max_sequences < 1 or not 0.0 <= self.watermark < 1.0:
+            raise ValueError("token_budget and max_sequences must be at least 1, watermark in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """One device's engine.
+
+    `kv_bytes`: size of the page pool, shared by all models. `page_tokens`: tokens per page for the model with the
+    largest KV per token; narrower models get more tokens into the same bytes. `dtype`: None keeps each model's own.
+    `max_model_len`: caps every model's context. `trace_segments`: report each segment run (for the trace).
+    """
+
+    device: str = "cpu"
+    kv_bytes: int = 1 << 30
+    page_tokens: int = 16
+    dtype: str | None = None
+    max_model_len: int | None = None
+    trace_segments: bool = False
+
+    def __post_init__(self) -> None:
+        if self.kv_bytes < 1 or self.page_tokens < 1 or (self.max_model_len is not None and self.max_model_len < 1):
+            raise ValueError("kv_bytes, page_tokens and max_model_len must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP surface. `max_body_bytes`, `max_choices` and `max_queued` bound what one client can cost."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    max_body_bytes: int = 8 << 20
+    max_choices: int = 64
+    max_queued: int = 4096
+    drain_seconds: float = 30.0
+    trace: str | None = None

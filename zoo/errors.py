@@ -1,0 +1,82 @@
+"""The error tree of the whole project. Everything a user can cause is a `ZooError` with one clear line.
+
+ZooError                      exit code 2, one line on standard error
+├── InputError                what was given cannot be used
+│   ├── UnknownFamily         no row in the table of families
+│   ├── UnsafeCheckpoint      pickle, traversal, symlink out of the folder, remote code
+│   ├── MalformedCheckpoint   truncated, oversized, inconsistent or missing files
+│   ├── WrongBase             an adapter does not fit the base it was given
+│   └── NotServable           stored fine, but no executor can run it exactly
+├── NotFound                  no model of that name
+├── AmbiguousName             several models end that way; the candidates are listed
+├── NameTaken                 the name holds another model already
+├── InUse                     other models depend on it
+└── StoreError                the store itself
+    ├── DamagedObject         bytes do not match their digest; names the models it hurts
+    ├── StoreFull             no space left on the device
+    └── StoreBusy             a lock could not be had in time
+
+This file knows nothing of any other module.
+"""
+
+from __future__ import annotations
+
+
+class ZooError(Exception):
+    """Base of all expected failures. `str(error)` is one line that a user can act on."""
+
+
+class InputError(ZooError):
+    """What was given cannot be used."""
+
+
+class UnknownFamily(InputError):
+    """The architecture has no row in `surgery.families`."""
+
+
+class UnsafeCheckpoint(InputError):
+    """The checkpoint would run code or read outside its own folder."""
+
+
+class MalformedCheckpoint(InputError):
+    """The checkpoint's files are truncated, oversized, missing or disagree."""
+
+
+class WrongBase(InputError):
+    """An adapter or a fine-tune does not fit the base model it names."""
+
+
+class NotServable(InputError):
+    """The model is stored and exported, but no executor runs it exactly."""
+
+
+class NotFound(ZooError):
+    """No model has this name or this ending."""
+
+
+class AmbiguousName(ZooError):
+    """More than one model ends this way."""
+
+
+class NameTaken(ZooError):
+    """The name holds another model already."""
+
+
+class InUse(ZooError):
+    """Other models depend on this one."""
+
+
+class StoreError(ZooError):
+    """The store itself is the problem."""
+
+
+class DamagedObject(StoreError):
+    """Stored bytes do not match their digest."""
+
+
+class StoreFull(StoreError):
+    """No space left where the store lives."""
+
+
+class StoreBusy(StoreError):
+    """Another process holds the store's lock."""
