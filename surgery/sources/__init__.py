@@ -1,0 +1,1 @@
+"""Where checkpoints come from: local folders, Meta's layout, the hub. `open_source` decides which."""
