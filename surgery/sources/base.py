@@ -55,12 +55,11 @@ class SourceSide:
 class Source:
     """A parsed checkpoint.
 
-    `origin` is where it came from (hub id or absolute path) and `name` what to call it when nobody says.
-    `config` is `config.json`, `adapter` is `adapter_config.json`; at least one is there.
+    `origin` is where it came from: a hub id, `id@revision`, or an absolute path. `config` is `config.json`, `adapter` is
+    `adapter_config.json`; at least one is there. `notes` tell what was left out or changed on the way.
     """
 
     origin: str
-    name: str
     config: Mapping[str, Any] | None
     adapter: Mapping[str, Any] | None
     weights: tuple[SourceWeights, ...]
