@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from itertools import pairwise
 
 from zoo.manifest import ChainBlock, block_digest
 
@@ -41,7 +42,7 @@ def partition(chains: Mapping[str, Sequence[str]], cuts: Collection[tuple[str, s
     for name, chain in chains.items():
         edges = [at for at in range(1, len(chain)) if not joined(chain[at - 1], chain[at])]
         bounds = [0, *edges, len(chain)] if chain else []
-        blocks[name] = tuple(ChainBlock(block_digest(chain[lo:hi]), lo, hi) for lo, hi in zip(bounds[:-1], bounds[1:], strict=True))
+        blocks[name] = tuple(ChainBlock(block_digest(chain[lo:hi]), lo, hi) for lo, hi in pairwise(bounds))
     return blocks
 
 

@@ -1,1 +1,52 @@
-"""Where checkpoints come from: local folders, Meta's layout, the hub. `open_source` decides which."""
+"""Where checkpoints come from: local folders, Meta's original layout, the hub. `open_source` decides which.
+
+Each kind is a file of its own behind the vocabulary of `surgery.sources.base`; this one knows only how to tell them apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from surgery.sources.base import Source
+from zoo.errors import MalformedCheckpoint, NotFound
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+def open_source(text: str, revision: str | None = None, allow_pickle: bool = False) -> Source:
+    """Open what a user names: a folder that exists, else a repository on the hub.
+
+    Args:
+        text: a folder's path or a hub id such as `meta-llama/Llama-2-7b`.
+        revision: branch, tag or commit; hub ids only.
+        allow_pickle: read pickled weights through torch's restricted loader.
+
+    Raises:
+        NotFound: neither a folder nor a possible hub id.
+        zoo.errors.InputError: see `surgery.sources.local.open_local`.
+    """
+    folder = Path(text).expanduser()
+    if folder.is_dir():
+        if revision is not None:
+            raise NotFound(f"--revision is for hub ids, and {text!r} is a folder here")
+        return _open_folder(folder, allow_pickle)
+    if folder.exists():
+        raise MalformedCheckpoint(f"{text} is a file; give the folder that it lies in")
+    if not _HUB_ID.fullmatch(text):
+        raise NotFound(f"no folder {text!r}, and it cannot be a hub id either")
+    from surgery.sources.hub import fetch
+
+    fetched = _open_folder(fetch(text, revision), allow_pickle)
+    return dataclasses.replace(fetched, origin=text if revision is None else f"{text}@{revision}")
+
+
+def _open_folder(folder: Path, allow_pickle: bool) -> Source:
+    if not (folder / "config.json").exists() and not (folder / "adapter_config.json").exists() and (folder / "params.json").exists():
+        from surgery.sources.meta import open_meta
+
+        return open_meta(folder)
+    from surgery.sources.local import open_local
+
+    return open_local(folder, allow_pickle)
