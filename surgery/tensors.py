@@ -1,0 +1,88 @@
+"""Stored tensors as torch tensors: mapped from the object files, one per distinct digest, dropped by reference count.
+
+A mapped tensor costs no copy on a CPU: its pages are the file's own in the page cache, shared by every process that maps them.
+Knows the store and torch; nothing of components or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+from zoo.objects import Opened
+from zoo.store import Store
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+
+def map_tensor(opened: Opened) -> torch.Tensor:
+    """The tensor of an opened object, mapped copy-on-write: reading shares pages, and no write can reach the file."""
+    meta = opened.tensor
+    dtype = TORCH_DTYPES[meta.dtype]
+    if meta.nbytes == 0:
+        return torch.empty(meta.shape, dtype=dtype)
+    size = opened.offset + meta.nbytes
+    storage = torch.UntypedStorage.from_file(str(opened.path), shared=False, nbytes=size)
+    whole = torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    return whole[opened.offset :].view(dtype).view(meta.shape)
+
+
+@dataclass(slots=True)
+class _Held:
+    tensor: torch.Tensor
+    users: int
+
+
+class TensorPool:
+    """Every distinct tensor at most once on a device. `acquire` and `release` go in pairs.
+
+    Args:
+        dtype: cast floating-point tensors to this on the way in; None keeps what is stored.
+    """
+
+    def __init__(self, store: Store, device: str = "cpu", dtype: torch.dtype | None = None) -> None:
+        self._store = store
+        self._device = torch.device(device)
+        self._dtype = dtype
+        self._held: dict[str, _Held] = {}
+
+    def acquire(self, digest: str) -> torch.Tensor:
+        """The tensor of a digest on this device, counted once more. Raises zoo.errors.DamagedObject."""
+        held = self._held.get(digest)
+        if held is None:
+            held = self._held[digest] = _Held(self._read(digest), 0)
+        held.users += 1
+        return held.tensor
+
+    def release(self, digests: Iterable[str]) -> None:
+        """Count down; a tensor without users is dropped."""
+        for digest in digests:
+            held = self._held[digest]
+            held.users -= 1
+            if held.users == 0:
+                del self._held[digest]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors held, each once."""
+        return sum(held.tensor.numel() * held.tensor.element_size() for held in self._held.values())
+
+    def _read(self, digest: str) -> torch.Tensor:
+        tensor = map_tensor(self._store.open_tensor(digest))
+        dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else None
+        return tensor.to(device=self._device, dtype=dtype)
