@@ -1,0 +1,159 @@
+"""The text a demo family learns: the sources of Python's own standard library, cut into slices by subject.
+
+Deterministic: the same Python gives the same corpus, in the same order, with the same held-out files. No network.
+Knows nothing of tokens, models or training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+import sysconfig
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+
+from zoo.errors import InputError
+
+#: Folders without prose or code worth learning: tests (absent from many builds), generated tables, other people's packages.
+_SKIPPED_FOLDERS = frozenset(
+    "test tests idle_test site-packages dist-packages __pycache__ encodings lib2to3 pydoc_data ensurepip turtledemo".split()
+)
+#: Generated tables and frozen configuration.
+_SKIPPED_FILES = re.compile(r"^(_sysconfigdata.*|entities|_osx_support|this|antigravity|__phello__|nturl2path|decimal)\.py$")
+_QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)
+#: Shorter docstrings are mostly one line that repeats a name.
+_SHORTEST_DOCSTRING = 60
+_MAX_FILE = 1 << 20
+
+#: Subject -> first part of a module's path. What no subject claims is `general`.
+SUBJECTS: Mapping[str, frozenset[str]] = {
+    "concurrency": frozenset(
+        "asyncio concurrent multiprocessing threading _threading_local queue selectors socketserver sched subprocess asyncore asynchat".split()
+    ),
+    "mail": frozenset("email http mailbox smtplib smtpd imaplib poplib nntplib urllib ftplib cgi wsgiref xmlrpc".split()),
+    "maths": frozenset("_pydecimal decimal fractions statistics random numbers datetime _pydatetime colorsys".split()),
+}
+GENERAL = "general"
+#: Everything, and the docstrings of everything: slices made from all subjects.
+EVERYTHING = "python"
+PROSE = "prose"
+SLICES = (EVERYTHING, GENERAL, *SUBJECTS, PROSE)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One source file. `path` is relative to the library's folder, with forward slashes."""
+
+    path: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The texts of one subject: what a model learns from, and what only measures it. No file is in both."""
+
+    train: tuple[str, ...]
+    held_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """All documents, split into held-out and training files by a hash of their paths."""
+
+    documents: tuple[Document, ...]
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 over paths and texts: equal for equal corpora."""
+        whole = hashlib.sha256()
+        for document in self.documents:
+            whole.update(f"{document.path}\0{document.text}\0".encode())
+        return whole.hexdigest()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(len(document.text) for document in self.documents)
+
+    @cached_property
+    def _slices(self) -> dict[str, Slice]:
+        parts = {name: self._subject(name) for name in (GENERAL, *SUBJECTS)}
+        everything = Slice(
+            tuple(text for part in parts.values() for text in part.train), tuple(text for part in parts.values() for text in part.held_out)
+        )
+        prose = Slice(tuple(map(docstrings, everything.train)), tuple(map(docstrings, everything.held_out)))
+        return {**parts, EVERYTHING: everything, PROSE: prose}
+
+    def slice(self, name: str) -> Slice:
+        """One of `SLICES`."""
+        return self._slices[name]
+
+    def _subject(self, name: str) -> Slice:
+        ordered = sorted((d for d in self.documents if subject_of(d.path) == name), key=lambda d: hashlib.sha256(d.path.encode()).digest())
+        held = _held_out(ordered)
+        return Slice(tuple(d.text for d in ordered if d not in held), tuple(d.text for d in held))
+
+
+def subject_of(path: str) -> str:
+    """The subject that claims a file, by the first part of its path."""
+    first = path.split("/", 1)[0].removesuffix(".py")
+    return next((subject for subject, names in SUBJECTS.items() if first in names), GENERAL)
+
+
+def _held_out(documents: Sequence[Document]) -> list[Document]:
+    """The first files that make up a sixteenth of the text, none of them more than a quarter of it."""
+    total = sum(len(document.text) for document in documents)
+    fit = [document for document in documents if 4 * len(document.text) <= total] or list(documents[:1])
+    before = accumulate((len(document.text) for document in fit), initial=0)
+    return [document for document, length in zip(fit, before, strict=False) if 16 * length < total]
+
+
+def docstrings(text: str) -> str:
+    """The longer triple-quoted strings of a source file, without their indentation."""
+    return "\n\n".join(inspect.cleandoc(found) for found in _QUOTED.findall(text) if len(found) >= _SHORTEST_DOCSTRING)
+
+
+def _sources(library: Path) -> Iterator[Path]:
+    for path in sorted(library.rglob("*.py"), key=lambda p: p.relative_to(library).as_posix()):
+        folders = path.relative_to(library).parts[:-1]
+        if _SKIPPED_FOLDERS.isdisjoint(folders) and not any(part.startswith("config-") for part in folders):
+            yield path
+
+
+def _read(library: Path, path: Path) -> Document | None:
+    if _SKIPPED_FILES.match(path.name) or path.stat().st_size > _MAX_FILE:
+        return None
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return None
+    return Document(path.relative_to(library).as_posix(), text) if text.strip() else None
+
+
+def read_library(library: Path | None = None, max_bytes: int | None = None) -> Corpus:
+    """Read the standard library of the running Python (or of `library`).
+
+    Args:
+        max_bytes: keep about this many characters of each subject, whole files in path order; None keeps all.
+
+    Raises:
+        InputError: the sources are not there (a Python without its `.py` files), or too few to learn from.
+    """
+    folder = library or Path(sysconfig.get_paths()["stdlib"])
+    documents = [document for path in _sources(folder) if (document := _read(folder, path)) is not None]
+    if max_bytes is not None:
+        documents = [document for name in (GENERAL, *SUBJECTS) for document in _first(documents, name, max_bytes)]
+    corpus = Corpus(tuple(documents))
+    if any(not corpus.slice(name).train for name in SUBJECTS):
+        raise InputError(f"the demo learns from the sources of Python's standard library, and {folder} does not hold them")
+    return corpus
+
+
+def _first(documents: Sequence[Document], subject: str, max_bytes: int) -> list[Document]:
+    """The first documents of a subject whose texts fit `max_bytes`, two at least: one to learn, one to measure."""
+    kept = [document for document in documents if subject_of(document.path) == subject]
+    ends = accumulate(len(document.text) for document in kept)
+    return [document for index, (document, end) in enumerate(zip(kept, ends, strict=True)) if index < 2 or end <= max_bytes]
