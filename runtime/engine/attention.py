@@ -1,0 +1,132 @@
+"""Paged attention behind transformers' attention interface: write this step's K and V into pages, attend through the tables.
+
+Registered under a name of its own and with no mask function, so that no mask is built outside; everything it needs is in the current
+frame. Decodes are gathered into scratch and attended in few calls; a prompt's chunk attends alone, to its earlier pages and itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.engine.frame import DecodeGroup, Frame, RowSpan, current
+
+NAME = "blockzoo_paged"
+
+
+def register() -> str:
+    """Make the function known to transformers; returns its name. Registering twice does no harm."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, paged_attention)
+    return NAME
+
+
+def paged_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one layer over the current frame.
+
+    Args:
+        query: [1, heads, tokens, head_dim]; key, value: [1, kv_heads, tokens, head_dim].
+        scaling: as the model passes it (OPT passes 1.0); None is 1 / sqrt(head_dim).
+
+    Returns:
+        [1, tokens, heads, head_dim] and None for the weights.
+    """
+    frame = current()
+    if frame.view is None or frame.token_pages is None or frame.token_offsets is None:
+        raise RuntimeError("this segment was given no pages")
+    how = _How(scaling, sliding_window, softcap)
+    frame.view.write(frame.token_pages[frame.layer], frame.token_offsets, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if len(frame.groups) == 1 and frame.groups[0].tokens is None:
+        return _decode(frame, frame.groups[0], query[0].transpose(0, 1), how)[None], None
+    out = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
+    for group in frame.groups:
+        out[0, group.tokens] = _decode(frame, group, query[0, :, group.tokens].transpose(0, 1), how)
+    for row, span in frame.chunks:
+        out[0, span.lo : span.hi] = _chunk(frame, row, span, query, key, value, how)
+    return out, None
+
+
+class _How:
+    """A layer's way of attending."""
+
+    __slots__ = ("scaling", "softcap", "window")
+
+    def __init__(self, scaling: float | None, window: int | None, softcap: float | None) -> None:
+        self.scaling = scaling
+        self.window = window
+        self.softcap = softcap
+
+
+def _decode(frame: Frame, group: DecodeGroup, query: Tensor, how: _How) -> Tensor:
+    """One token per row against its pages. query [rows, heads, head_dim] -> [rows, heads, head_dim]."""
+    view, pool = _pages(frame)
+    k, v = view.gather(group.pages[frame.layer], pool)
+    shape = (group.rows, group.width, view.geometry.kv_heads, view.geometry.head_dim)
+    k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
+    heads = query.shape[1]
+    # Query heads that share a KV head stand as that head's queries: grouped attention without repeating K and V.
+    grouped = query.reshape(group.rows, shape[2], heads // shape[2], shape[3])
+    mask = group.mask(how.window, query.dtype)
+    out = _attend(grouped, k, v, mask.expand(-1, -1, grouped.shape[2], -1), how)
+    return out.reshape(group.rows, heads, shape[3])
+
+
+def _chunk(frame: Frame, row: int, span: RowSpan, query: Tensor, key: Tensor, value: Tensor, how: _How) -> Tensor:
+    """A chunk of one prompt. Returns [tokens of the chunk, heads, head_dim]."""
+    q = query[:, :, span.lo : span.hi]
+    whole = span.start == 0 and how.softcap is None and (how.window is None or span.length <= how.window)
+    if whole:
+        k, v = key[:, :, span.lo : span.hi], value[:, :, span.lo : span.hi]
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scaling, enable_gqa=q.shape[1] != k.shape[1])
+        return out[0].transpose(0, 1)
+    view, pool = _pages(frame)
+    tables = frame.tables
+    if tables is None:
+        raise RuntimeError("this segment was given no pages")
+    groups = -(-span.length // view.page_tokens)
+    k, v = (x[: span.length].transpose(0, 1)[None] for x in view.gather(tables[row, frame.layer, :groups].contiguous(), pool))
+    mask = _chunk_mask(span, how.window, query)
+    repeats = q.shape[1] // k.shape[1]
+    if repeats > 1:
+        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+    return _attend(q, k, v, mask, how)[0].transpose(0, 1)
+
+
+def _chunk_mask(span: RowSpan, window: int | None, like: Tensor) -> Tensor:
+    """Additive [chunk, length]: causal from the chunk's first position on, within the window."""
+    at = torch.arange(span.length, device=like.device)
+    mine = torch.arange(span.start, span.length, device=like.device)[:, None]
+    hidden = at > mine
+    if window is not None:
+        hidden |= at <= mine - window
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
+    """Softmax attention; with a soft cap as Gemma 2's eager code does it, which fused kernels ignore."""
+    if how.softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scaling)
+    scale = q.shape[-1] ** -0.5 if how.scaling is None else how.scaling
+    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
+    scores = torch.tanh(scores / how.softcap) * how.softcap + mask
+    return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
+
+
+def _pages(frame: Frame) -> tuple[Any, Any]:
+    if frame.view is None or frame.pool is None:
+        raise RuntimeError("this segment was given no pages")
+    return frame.view, frame.pool

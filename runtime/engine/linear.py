@@ -1,0 +1,135 @@
+"""Linear layers and embeddings that many models share: the base product over all rows, the low-rank part per adapter group.
+
+Each replaces a module of transformers in place, with the same weights. Which rows use which adapter is in the current frame.
+Adapters are grouped: for the active ones, A's are stacked by rank and B's beside them, so that any number of adapters costs two products
+and one mask, not a loop over rows (design, section 7; S-LoRA's and Punica's grouped products, on stock matrix products).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.engine.frame import Frame, current
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """One adapter on one linear layer: a [rank, in], b [out, rank] (already times the scaling), bias [out] or None."""
+
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in (self.a, self.b, self.bias) if x is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """The active adapters of a layer, joined: a [in, ranks], b [ranks, out]."""
+
+    ranks: tuple[tuple[str, int], ...]
+    a: Tensor
+    b: Tensor
+
+
+class SharedLinear(nn.Module):
+    """A linear layer with any number of low-rank adapters.
+
+    Args:
+        weight: [out, in], or [in, out] when `transposed` (transformers' Conv1D).
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, transposed: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.transposed = transposed
+        self.adapters: dict[str, LowRank] = {}
+        self._stack: _Stack | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.linear(x, self.weight.t() if self.transposed else self.weight, self.bias)
+        if not self.adapters:
+            return out
+        frame = current()
+        return self._add(out, x, frame) if frame.adapters else out
+
+    def attach(self, adapter: str, part: LowRank) -> None:
+        self.adapters[adapter] = part
+        self._stack = None
+
+    def detach(self, adapter: str) -> None:
+        self.adapters.pop(adapter, None)
+        self._stack = None
+
+    def _add(self, out: Tensor, x: Tensor, frame: Frame) -> Tensor:
+        active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self.adapters))
+        if not active:
+            return out
+        stack = self._stacked(active)
+        low = x @ stack.a
+        if len(active) > 1 or frame.adapters[0].hi - frame.adapters[0].lo != frame.tokens:
+            low = low * frame.adapter_mask(stack.ranks, low.dtype)
+        out = out + low @ stack.b
+        for span in frame.adapters:
+            bias = self.adapters[span.adapter].bias if span.adapter in self.adapters else None
+            if bias is not None:
+                out[..., span.lo : span.hi, :] += bias
+        return out
+
+    def _stacked(self, active: tuple[str, ...]) -> _Stack:
+        if self._stack is None or tuple(name for name, _ in self._stack.ranks) != active:
+            parts = [self.adapters[name] for name in active]
+            ranks = tuple((name, part.a.shape[0]) for name, part in zip(active, parts, strict=True))
+            a = torch.cat([part.a for part in parts]).t().contiguous()
+            b = torch.cat([part.b for part in parts], dim=1).t().contiguous()
+            self._stack = _Stack(ranks, a, b)
+        return self._stack
+
+
+class SharedEmbedding(nn.Module):
+    """An embedding table with low-rank adapters: `b @ a[:, ids]` added on a span's tokens, times the table's own scale if it has one."""
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.table = table
+        self.adapters: dict[str, LowRank] = {}
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.table(ids)
+        if not self.adapters:
+            return out
+        out = out.clone()
+        scale = getattr(self.table, "embed_scale", None)
+        for span in current().adapters:
+            part = self.adapters.get(span.adapter)
+            if part is not None:
+                low = F.embedding(ids[:, span.lo : span.hi], part.a.t()) @ part.b.t()
+                out[:, span.lo : span.hi] += low if scale is None else low * scale.to(low.dtype)
+        return out
+
+    def attach(self, adapter: str, part: LowRank) -> None:
+        self.adapters[adapter] = part
+
+    def detach(self, adapter: str) -> None:
+        self.adapters.pop(adapter, None)
+
+
+def share_linears_(module: nn.Module) -> None:
+    """Replace every linear layer, Conv1D and plain embedding below `module` by its shared form, in place, weights untouched."""
+    from transformers.pytorch_utils import Conv1D
+
+    for parent in list(module.modules()):
+        if isinstance(parent, SharedLinear | SharedEmbedding):
+            continue
+        for name, child in list(parent.named_children()):
+            if isinstance(child, nn.Linear | Conv1D):
+                setattr(parent, name, SharedLinear(child.weight.data, None if child.bias is None else child.bias.data, isinstance(child, Conv1D)))
+            elif name == "table" and isinstance(child, nn.Embedding):
+                setattr(parent, name, SharedEmbedding(child))

@@ -1,0 +1,63 @@
+"""Which components run once for whom: the plan of a step over the chains of all active models (BL-15, design section 7).
+
+A *unit* is what a batch can share: a component without its adapter, named by digest. Each model is a sequence of units. The plan
+walks all sequences together, runs each shared unit once for all models that meet there, and fuses units that run back to back for the
+same models into one segment. Pure: no torch, no clock.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Units that run back to back for the same models. `starts[i]`: index in the chain of `models[i]` of the first unit."""
+
+    models: tuple[str, ...]
+    units: tuple[str, ...]
+    starts: tuple[int, ...]
+
+
+def plan_segments(chains: Mapping[str, Sequence[str]]) -> tuple[Segment, ...]:
+    """Segments in an order that respects every chain.
+
+    Args:
+        chains: model -> its units in order; iteration order fixes the order of models in a segment.
+
+    Every model's units run exactly once and in order. A unit waits while another model that still needs it has not arrived at it;
+    if all wait for each other (chains that use two units in opposite orders), the one that most models stand at runs first.
+    """
+    at = dict.fromkeys(chains, 0)
+    left = Counter(unit for units in chains.values() for unit in units)
+    segments: list[Segment] = []
+    while any(at[model] < len(chains[model]) for model in chains):
+        unit = _next_unit(chains, at, left)
+        models = tuple(m for m in chains if at[m] < len(chains[m]) and chains[m][at[m]] == unit)
+        _append(segments, models, unit, tuple(at[m] for m in models))
+        for model in models:
+            at[model] += 1
+        left[unit] -= len(models)
+    return tuple(segments)
+
+
+def _next_unit(chains: Mapping[str, Sequence[str]], at: Mapping[str, int], left: Mapping[str, int]) -> str:
+    """The unit to run next: one that nobody else will still come to, else the most wanted; ties by model order."""
+    standing = Counter(chains[model][index] for model, index in at.items() if index < len(chains[model]))
+    for unit, count in standing.items():
+        if left[unit] == count:
+            return unit
+    return standing.most_common(1)[0][0]
+
+
+def _append(segments: list[Segment], models: tuple[str, ...], unit: str, starts: tuple[int, ...]) -> None:
+    """Extend the last segment when the same models go on from where it ends, else open a new one."""
+    last = segments[-1] if segments else None
+    if last is not None and last.models == models:
+        ends = tuple(start + len(last.units) for start in last.starts)
+        if ends == starts:
+            segments[-1] = Segment(models, (*last.units, unit), last.starts)
+            return
+    segments.append(Segment(models, (unit,), starts))

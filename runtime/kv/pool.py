@@ -1,0 +1,125 @@
+"""The tensors behind the pages: one pool per device, shared by all models (design, section 6).
+
+A page is a fixed number of bytes for K and as many for V, of one attention layer. What it holds depends on who uses it:
+
+    geometry (kv_heads, head_dim, dtype)  ->  k, v: [pages, page_tokens, kv_heads, head_dim]
+
+so a narrow model gets more tokens into a page than a wide one. Who owns which page is the bookkeeping's affair (`kv.pages`).
+A page is zeroed when it is handed out: what lies behind a sequence's end must be finite under every dtype (masked NaN is still NaN),
+and no sequence may find another's tokens there. One page beyond the capacity stays zero for ever and pads the tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from zoo.errors import NotServable
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """What one token's K or V of one layer looks like."""
+
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes of K (or V) of one token in one layer."""
+        return self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class PageView:
+    """A pool seen through one geometry. `k` and `v`: [pages, page_tokens, kv_heads, head_dim], writable."""
+
+    k: Tensor
+    v: Tensor
+    page_tokens: int
+    geometry: Geometry
+
+    def write(self, pages: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+        """Put one layer's K and V [tokens, kv_heads, head_dim] at (pages[i], offsets[i])."""
+        self.k[pages, offsets] = k
+        self.v[pages, offsets] = v
+
+    def gather(self, pages: Tensor, pool: PagePool) -> tuple[Tensor, Tensor]:
+        """K and V of `pages` [n], copied into the pool's scratch; [n * page_tokens, kv_heads, head_dim] each, valid until the next call."""
+        geometry = self.geometry
+        count, width = pages.numel(), self.page_tokens * geometry.kv_heads * geometry.head_dim
+        out = []
+        for name, source in (("k", self.k), ("v", self.v)):
+            buffer = pool.scratch(name, count * width * geometry.dtype.itemsize)
+            flat = buffer.view(geometry.dtype)[: count * width].view(count, width)
+            torch.index_select(source.view(source.shape[0], width), 0, pages, out=flat)
+            out.append(flat.view(count * self.page_tokens, geometry.kv_heads, geometry.head_dim))
+        return out[0], out[1]
+
+
+class PagePool:
+    """Two byte tensors, one for K and one for V, cut into pages; and the scratch space to gather them.
+
+    Args:
+        nbytes: of K and V together; at least one page.
+        half_bytes: bytes of K (and of V) in a page, a multiple of 64.
+
+    Raises:
+        ValueError: the pool holds no page.
+    """
+
+    def __init__(self, nbytes: int, half_bytes: int, device: str = "cpu") -> None:
+        self.half_bytes = half_bytes
+        self.pages = nbytes // (2 * half_bytes)
+        if self.pages < 1:
+            raise ValueError(f"a pool of {nbytes} bytes holds no page of {2 * half_bytes} bytes")
+        self._k = torch.empty((self.pages + 1, half_bytes), dtype=torch.uint8, device=device)
+        self._v = torch.empty((self.pages + 1, half_bytes), dtype=torch.uint8, device=device)
+        self._scratch: dict[str, Tensor] = {}
+        self._views: dict[Geometry, PageView] = {}
+
+        self.clear(torch.tensor([self.padding], device=device))
+
+    @property
+    def padding(self) -> int:
+        """Id of the page that is always zero and never handed out."""
+        return self.pages
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages that can be handed out."""
+        return 2 * self.pages * self.half_bytes
+
+    def clear(self, pages: Tensor) -> None:
+        """Zero these pages [n]."""
+        self._k.index_fill_(0, pages, 0)
+        self._v.index_fill_(0, pages, 0)
+
+    def page_tokens(self, geometry: Geometry) -> int:
+        """Tokens of this geometry in a page. Raises NotServable when not one fits."""
+        tokens = self.half_bytes // geometry.token_bytes
+        if tokens < 1:
+            need, have = geometry.token_bytes, self.half_bytes
+            raise NotServable(f"one token's K takes {need} bytes, a page holds {have}; start with larger pages (page_tokens)")
+        return tokens
+
+    def view(self, geometry: Geometry) -> PageView:
+        """The pool as pages of this geometry."""
+        if geometry not in self._views:
+            tokens = self.page_tokens(geometry)
+            used = tokens * geometry.token_bytes // geometry.dtype.itemsize
+            shape = (self.pages + 1, tokens, geometry.kv_heads, geometry.head_dim)
+            k, v = (half.view(geometry.dtype)[:, :used].unflatten(1, shape[1:]) for half in (self._k, self._v))
+            self._views[geometry] = PageView(k, v, tokens, geometry)
+        return self._views[geometry]
+
+    def scratch(self, name: str, nbytes: int) -> Tensor:
+        """A byte buffer of at least `nbytes`, kept between steps: fresh memory costs more than the copy into it."""
+        held = self._scratch.get(name)
+        if held is None or held.numel() < nbytes:
+            size = max(nbytes + nbytes // 2, 1 << 20) // 64 * 64
+            held = self._scratch[name] = torch.empty(size, dtype=torch.uint8, device=self._k.device)
+        return held
