@@ -49,7 +49,10 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """One sequence to decode. A request with `n` choices is `n` sequences that share `request`."""
+    """One sequence to decode. A request with `n` choices is `n` sequences that share `request`.
+
+    `priority`: lower goes first, as in vLLM; equal ones go by `arrival`.
+    """
 
     seq: str
     request: str
@@ -115,7 +118,11 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One iteration over all running sequences of a device. Order: drop `released`, learn `opened`, run `rows`."""
+    """One iteration over all running sequences of a device. Order: drop `released`, learn `opened`, run `rows`.
+
+    After a failed step its sequences are in the next plan's `released` once more, whether or not the engine had got
+    as far as learning them: unknown ones are ignored. `rows` may be empty, when a model is about to be unloaded.
+    """
 
     step: int
     rows: tuple[Row, ...]
@@ -205,6 +212,10 @@ class EngineMemory:
     kv_pool: int
 
 
+class EngineLost(Exception):
+    """The device's state can no longer be trusted or reached: no later step can succeed, the driver stops."""
+
+
 class Engine(Protocol):
     """The seam between deciding and doing: one device that runs step plans. Two implementations: paged and fake.
 
@@ -228,7 +239,9 @@ class Engine(Protocol):
         """Drop a model; tensors that no other loaded model uses are freed."""
         ...
 
-    def execute(self, plan: StepPlan) -> StepResult: ...
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step. Raises EngineLost when no later step can succeed; any other exception fails this step's rows only."""
+        ...
 
     def memory(self) -> EngineMemory: ...
 

@@ -11,6 +11,7 @@ ZooError                      exit code 2, one line on standard error
 ├── AmbiguousName             several models end that way; the candidates are listed
 ├── NameTaken                 the name holds another model already
 ├── InUse                     other models depend on it
+├── Unavailable               the runtime takes no requests: it drains, or its engine has died
 └── StoreError                the store itself
     ├── DamagedObject         bytes do not match their digest; names the models it hurts
     ├── StoreFull             no space left on the device
@@ -64,6 +65,10 @@ class NameTaken(ZooError):
 
 class InUse(ZooError):
     """Other models depend on this one."""
+
+
+class Unavailable(ZooError):
+    """The runtime takes no requests now: it drains, or its engine has died."""
 
 
 class StoreError(ZooError):
