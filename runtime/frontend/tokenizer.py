@@ -1,0 +1,157 @@
+"""What the frontend needs of a tokenizer, and an adapter for the ones that transformers loads.
+
+Text is decoded without special tokens and without any clean-up of spaces, as vLLM does, so that text is a function of the ids alone.
+Imports neither transformers nor tokenizers: the adapter is given a loaded tokenizer. Safe to call from several threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from runtime.frontend.errors import RequestError
+
+REPLACEMENT = "\ufffd"
+
+
+class Tokenizer(Protocol):
+    """`byte_fallback`: ids of single bytes whose text depends on the bytes beside them."""
+
+    @property
+    def byte_fallback(self) -> frozenset[int]: ...
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens left out; bytes that are no UTF-8 become U+FFFD."""
+        ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Ids of a conversation, ready for the assistant's turn. Raises RequestError without a usable chat template."""
+        ...
+
+    def silent(self, token: int) -> bool:
+        """Whether a token has no text wherever it is: special, or unknown (models' vocabularies are often padded)."""
+        ...
+
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for, wherever it is; empty for ids that the tokenizer does not know."""
+        ...
+
+
+class NoTokenizer:
+    """Stands in where a model brought no tokenizer: token ids in, token ids out, no text."""
+
+    byte_fallback: frozenset[int] = frozenset()
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        raise RequestError("this model has no tokenizer: give the prompt as token ids", param="prompt")
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return ""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        raise RequestError("this model has no tokenizer, so no chat: give token ids to /v1/completions", param="messages")
+
+    def silent(self, token: int) -> bool:
+        return True
+
+    def token_bytes(self, token: int) -> bytes:
+        return b""
+
+
+class TransformersTokenizer:
+    """A transformers fast tokenizer. The Rust tokenizer inside is called directly: transformers' own call sets
+    truncation on each use, which is neither thread-safe nor wanted."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._outer = tokenizer
+        self._inner = tokenizer.backend_tokenizer
+        self._inner.no_truncation()
+        self._inner.no_padding()
+        added = self._inner.get_added_tokens_decoder()
+        self._added: dict[int, str] = {id_: token.content for id_, token in added.items()}
+        self._special = frozenset(id_ for id_, token in added.items() if token.special)
+        self.byte_fallback = frozenset(self._byte_tokens())
+        self._byte_level = "ByteLevel" in _decoder_types(self._inner.decoder)
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """The batch call releases the interpreter's lock while it works; the single one holds it longer."""
+        encoding = self._inner.encode_batch_fast([text], add_special_tokens=add_special)[0]
+        return list(encoding.ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._inner.decode(list(ids), skip_special_tokens=True))
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        if not getattr(self._outer, "chat_template", None):
+            raise RequestError("this model has no chat template: use /v1/completions", param="messages", code="no_chat_template")
+        try:
+            text = self._outer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # a template is a program of the model's author and may raise anything
+            raise RequestError(f"the model's chat template refuses these messages: {error}", param="messages") from error
+        # A template writes its own special tokens, so none are added.
+        return self.encode(str(text), add_special=False)
+
+    def silent(self, token: int) -> bool:
+        return token in self._special or self._inner.id_to_token(token) is None
+
+    def token_bytes(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode()
+        piece = self._inner.id_to_token(token)
+        if piece is None:
+            return b""
+        if self._byte_level:
+            return _from_byte_level(piece)
+        if token in self.byte_fallback:
+            return bytes([int(piece[3:5], 16)])
+        return str(piece).replace("\u2581", " ").encode()
+
+    def _byte_tokens(self) -> Iterator[int]:
+        for value in range(256):
+            id_ = self._inner.token_to_id(f"<0x{value:02X}>")
+            if id_ is not None:
+                yield id_
+
+
+def adapt(tokenizer: Any | None) -> Tokenizer:
+    """The adapter for what transformers loaded. Raises RequestError for tokenizers without a Rust core."""
+    if tokenizer is None:
+        return NoTokenizer()
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        raise RequestError(f"{type(tokenizer).__name__} has no fast form (tokenizer.json); convert the tokenizer first")
+    return TransformersTokenizer(tokenizer)
+
+
+def printable(token: bytes) -> str:
+    """A token as text; `bytes:\\xe2\\x82` in OpenAI's way for bytes that are no text of their own."""
+    try:
+        return token.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{value:02x}" for value in token)
+
+
+def _decoder_types(decoder: Any) -> set[str]:
+    """Names of the decoder's parts, from its serialised form (only the decoder's: vocabularies are large)."""
+    if decoder is None:
+        return set()
+    state = json.loads(decoder.__getstate__())
+    return {part["type"] for part in (state, *state.get("decoders", ()))}
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's map of bytes to printable characters, inverted: the printable ones stand for themselves, the rest follow 255."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [value for value in range(256) if value not in visible]
+    return {chr(value): value for value in visible} | {chr(256 + i): value for i, value in enumerate(hidden)}
+
+
+_ALPHABET = _byte_level_alphabet()
+
+
+def _from_byte_level(piece: str) -> bytes:
+    if all(character in _ALPHABET for character in piece):
+        return bytes(_ALPHABET[character] for character in piece)
+    return piece.encode()

@@ -1,0 +1,37 @@
+"""The two kinds of tokenizer that text must survive: byte-level BPE, and SentencePiece with byte fallback and leading spaces."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from tests.checkpoints import tokenizer_files
+
+
+@functools.lru_cache(maxsize=1)
+def byte_level(folder: Path) -> Any:
+    """The tests' byte-level BPE as transformers loads it."""
+    from transformers import AutoTokenizer
+
+    tokenizer_files(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@functools.lru_cache(maxsize=1)
+def sentence_piece() -> Any:
+    """A tokenizer shaped like Llama 2's: metaspace pieces, 256 byte tokens, its decoder and its bos."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{value:02X}>" for value in range(256))]
+    pieces += ["\u2581", *"abcdehlorw.,!é你", "\u2581h", "\u2581he", "ll", "\u2581hell", "or", "\u2581w", "\u2581\u2581", "\ufffd"]
+    vocabulary = {piece: id_ for id_, piece in enumerate(pieces)}
+    merges = [("\u2581", "h"), ("\u2581h", "e"), ("l", "l"), ("\u2581he", "ll"), ("o", "r"), ("\u2581", "w"), ("\u2581", "\u2581")]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
