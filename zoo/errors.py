@@ -6,6 +6,7 @@ ZooError                      exit code 2, one line on standard error
 │   ├── UnsafeCheckpoint      pickle, traversal, symlink out of the folder, remote code
 │   ├── MalformedCheckpoint   truncated, oversized, inconsistent or missing files
 │   ├── WrongBase             an adapter does not fit the base it was given
+│   ├── UnsupportedAdapter    an adapter of a kind or variant that cannot be run exactly
 │   └── NotServable           stored fine, but no executor can run it exactly
 ├── NotFound                  no model of that name
 ├── AmbiguousName             several models end that way; the candidates are listed
@@ -45,6 +46,10 @@ class MalformedCheckpoint(InputError):
 
 class WrongBase(InputError):
     """An adapter or a fine-tune does not fit the base model it names."""
+
+
+class UnsupportedAdapter(InputError):
+    """The adapter's kind, or a variant it uses, cannot be run exactly."""
 
 
 class NotServable(InputError):
