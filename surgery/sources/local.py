@@ -60,9 +60,7 @@ def _adapter(here: Folder, origin: str, config: dict[str, Any] | None, adapter: 
     raise MalformedCheckpoint(f"{here.root} holds an adapter_config.json but no {ADAPTER}")
 
 
-def _from_pickles(
-    here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any] | None, allow_pickle: bool
-) -> Source:
+def _from_pickles(here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any] | None, allow_pickle: bool) -> Source:
     if not allow_pickle:
         raise UnsafeCheckpoint(
             "the weights are pickled (*.bin), which can run code when loaded; convert them to safetensors, "
@@ -96,9 +94,7 @@ def _config(here: Folder, name: str) -> dict[str, Any] | None:
 def _weights(here: Folder, name: str) -> SourceWeights:
     path = here.locate(name)
     header = read_header(path)
-    tensors = tuple(
-        FileTensor(entry.key, entry.dtype, entry.shape, entry.end - entry.begin, path, entry.begin) for entry in header.entries
-    )
+    tensors = tuple(FileTensor(entry.key, entry.dtype, entry.shape, entry.end - entry.begin, path, entry.begin) for entry in header.entries)
     if not tensors:
         raise MalformedCheckpoint(f"{name} holds no tensors")
     return SourceWeights(name, header.raw, tensors)
