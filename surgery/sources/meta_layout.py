@@ -1,0 +1,133 @@
+"""Meta's tensor names and how each is cut into shards, as a plan: which joined tensor stands for which Hugging Face key.
+
+A pure function of params.json and of what the shards hold (names, dtypes, shapes). The cut is the one of fairscale's
+layers, as transformers' `convert_llama_weights_to_hf.py` undoes it: wq, wk, wv, w1, w3 and output were split along rows, wo
+and w2 along columns, norms are in every shard, and the embedding was split along columns (Llama 1 and 2) or along rows
+(Llama 3): its shapes tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from surgery.sources.meta_params import MetaParams
+from surgery.sources.meta_shards import Axis, JoinedTensor, Stored
+from zoo.errors import MalformedCheckpoint
+
+Cut = Literal["rows", "columns", "whole"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One `consolidated.NN.pth` and what it holds."""
+
+    path: Path
+    tensors: Mapping[str, Stored]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One row of the plan: Meta's name, Hugging Face's key, the joined shape and how the shards cut it."""
+
+    name: str
+    key: str
+    shape: tuple[int, ...]
+    cut: Cut
+    rotary: bool = False
+
+
+def plan(params: MetaParams, shards: Sequence[Shard]) -> tuple[JoinedTensor, ...]:
+    """Every tensor of the Hugging Face checkpoint, in the order of its state dict. `lm_head` is absent when the shards lack it.
+
+    Raises:
+        MalformedCheckpoint: the shards disagree with each other or with params.json.
+    """
+    names = _agreed_names(shards)
+    vocab = _vocab_rows(params, shards)
+    places = [place for place in _places(params, vocab) if place.name != "output.weight" or place.name in names]
+    # Frequencies are recomputed from params.json; they are in the files of Llama 1 and 2 only.
+    extra = sorted(names - {place.name for place in places} - {"rope.freqs"})
+    if extra:
+        raise MalformedCheckpoint(f"tensor {extra[0]!r} has no place in the {params.layers} layers that params.json promises")
+    return tuple(_join(params, place, shards) for place in places)
+
+
+def _agreed_names(shards: Sequence[Shard]) -> set[str]:
+    names = set(shards[0].tensors)
+    for shard in shards[1:]:
+        odd = sorted(names ^ set(shard.tensors))
+        if odd:
+            raise MalformedCheckpoint(f"{shards[0].path.name} and {shard.path.name} disagree: only one of them holds {odd[0]!r}")
+    return names
+
+
+def _vocab_rows(params: MetaParams, shards: Sequence[Shard]) -> int:
+    """Rows of the embedding: what the shards hold, checked against params.json where it says."""
+    parts = [_held(shard, "tok_embeddings.weight").shape for shard in shards]
+    if any(len(shape) != 2 for shape in parts):
+        raise MalformedCheckpoint("tok_embeddings.weight is not a matrix")
+    rows = sum(shape[0] for shape in parts) if _embedding_cut(params, shards) == "rows" else parts[0][0]
+    if params.vocab_size is not None and params.vocab_size != rows:
+        raise MalformedCheckpoint(f"the embedding has {rows} rows, but params.json promises {params.vocab_size}")
+    return rows
+
+
+def _embedding_cut(params: MetaParams, shards: Sequence[Shard]) -> Cut:
+    return "rows" if _held(shards[0], "tok_embeddings.weight").shape[1:] == (params.dim,) else "columns"
+
+
+def _places(params: MetaParams, vocab: int) -> Iterator[_Place]:
+    """The state dict in order. The embedding's cut is filled in by `_join`."""
+    dim, wide, keys = params.dim, params.intermediate, params.kv_heads * params.head_dim
+    yield _Place("tok_embeddings.weight", "model.embed_tokens.weight", (vocab, dim), "rows")
+    for layer in range(params.layers):
+        ours, theirs = f"model.layers.{layer}.", f"layers.{layer}."
+        yield _Place(theirs + "attention.wq.weight", ours + "self_attn.q_proj.weight", (dim, dim), "rows", rotary=True)
+        yield _Place(theirs + "attention.wk.weight", ours + "self_attn.k_proj.weight", (keys, dim), "rows", rotary=True)
+        yield _Place(theirs + "attention.wv.weight", ours + "self_attn.v_proj.weight", (keys, dim), "rows")
+        yield _Place(theirs + "attention.wo.weight", ours + "self_attn.o_proj.weight", (dim, dim), "columns")
+        yield _Place(theirs + "feed_forward.w1.weight", ours + "mlp.gate_proj.weight", (wide, dim), "rows")
+        yield _Place(theirs + "feed_forward.w3.weight", ours + "mlp.up_proj.weight", (wide, dim), "rows")
+        yield _Place(theirs + "feed_forward.w2.weight", ours + "mlp.down_proj.weight", (dim, wide), "columns")
+        yield _Place(theirs + "attention_norm.weight", ours + "input_layernorm.weight", (dim,), "whole")
+        yield _Place(theirs + "ffn_norm.weight", ours + "post_attention_layernorm.weight", (dim,), "whole")
+    yield _Place("norm.weight", "model.norm.weight", (dim,), "whole")
+    yield _Place("output.weight", "lm_head.weight", (vocab, dim), "rows")
+
+
+def _join(params: MetaParams, place: _Place, shards: Sequence[Shard]) -> JoinedTensor:
+    cut = _embedding_cut(params, shards) if place.name == "tok_embeddings.weight" else place.cut
+    held = [_held(shard, place.name) for shard in shards]
+    if cut == "whole":
+        held, shards = held[:1], shards[:1]
+    head_rows = params.head_dim if place.rotary else 0
+    _check_parts(place, cut, held, head_rows)
+    axis: Axis = "columns" if cut == "columns" else "rows"
+    paths = tuple(shard.path for shard in shards)
+    return JoinedTensor(place.key, held[0].dtype, place.shape, place.name, paths, axis, head_rows)
+
+
+def _held(shard: Shard, name: str) -> Stored:
+    stored = shard.tensors.get(name)
+    if stored is None:
+        raise MalformedCheckpoint(f"{shard.path.name} lacks {name!r}, which params.json promises")
+    return stored
+
+
+def _check_parts(place: _Place, cut: Cut, held: Sequence[Stored], head_rows: int) -> None:
+    """Parts must have one dtype, fit together to the promised shape, and never cut through a head."""
+    if len({part.dtype for part in held}) > 1:
+        raise MalformedCheckpoint(f"the shards disagree on the dtype of {place.name!r}")
+    if any(len(part.shape) != len(place.shape) for part in held):
+        raise MalformedCheckpoint(f"{place.name!r} has {len(held[0].shape)} dimensions instead of {len(place.shape)}")
+    axis = 1 if cut == "columns" else 0
+    rest = {part.shape[:axis] + part.shape[axis + 1 :] for part in held}
+    joined = sum(part.shape[axis] for part in held)
+    if rest != {place.shape[:axis] + place.shape[axis + 1 :]} or joined != place.shape[axis]:
+        parts = " + ".join(str(list(part.shape)) for part in held)
+        raise MalformedCheckpoint(f"{place.name!r}: the shards hold {parts}, but params.json promises {list(place.shape)}")
+    if head_rows and any(part.shape[0] % head_rows for part in held):
+        raise MalformedCheckpoint(f"{place.name!r}: a shard ends inside an attention head")

@@ -1,0 +1,349 @@
+"""Meta's original layout: bit-equal to the Hugging Face twin, the same tokens, the same tokenizer; broken input refused in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from surgery.sources import open_source
+from surgery.sources.meta import is_meta, open_meta
+from tests.checkpoints import build
+from tests.surgery import meta_twin
+from zoo.errors import InputError, MalformedCheckpoint, UnsafeCheckpoint
+
+torch = pytest.importorskip("torch")
+
+SHAPE = {"intermediate_size": 192, "vocab_size": 600, "rms_norm_eps": 1e-5, "num_attention_heads": 8}
+
+
+def twin(**overrides: Any) -> Any:
+    return build("llama", **{**SHAPE, **overrides})
+
+
+def held(folder: Path) -> dict[str, Any]:
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Any] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(path)
+    return tensors
+
+
+def same_bits(one: Any, other: Any) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(("shards", "kv_heads"), [(1, 2), (2, 2), (4, 4), (8, 8)])
+@pytest.mark.parametrize("embedding", ["columns", "rows"])
+def test_every_tensor_is_bit_equal_to_the_twin(tmp_path: Path, shards: int, kv_heads: int, embedding: str, dtype: str) -> None:
+    model = twin(num_key_value_heads=kv_heads, dtype=dtype)
+    source = open_meta(meta_twin.write_meta(model, tmp_path / "meta", shards=shards, embedding=embedding))
+    ours = held(meta_twin.write_source(source, tmp_path / "hf"))
+    theirs = model.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(same_bits(ours[key], theirs[key]) for key in theirs)
+
+
+def test_exported_folder_generates_the_twins_tokens(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = twin()
+    source = open_source(str(meta_twin.write_meta(model, tmp_path / "meta", shards=2)))
+    folder = meta_twin.write_source(source, tmp_path / "hf")
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    prompt = AutoTokenizer.from_pretrained(folder)("def f(x):", return_tensors="pt")
+    options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(loaded.generate(**prompt, **options), model.generate(**prompt, **options))
+
+
+def test_rotary_permutation_matches_metas_own_arithmetic(tmp_path: Path) -> None:
+    """The twin's maker and the reader could be wrong together; complex rotary angles on Meta's tensors cannot."""
+    from transformers import AutoModelForCausalLM
+
+    model = twin()
+    source = open_meta(meta_twin.write_meta(model, tmp_path / "meta"))
+    loaded = AutoModelForCausalLM.from_pretrained(meta_twin.write_source(source, tmp_path / "hf"))
+    tokens = list(range(3, 40))
+    with torch.no_grad():
+        ours = loaded(torch.tensor([tokens])).logits[0]
+        reference = meta_twin.reference_logits(torch.load(tmp_path / "meta/consolidated.00.pth", weights_only=True), model.config, tokens)
+    assert torch.allclose(ours, reference, atol=1e-3), (ours - reference).abs().max()
+
+
+def test_sentencepiece_ids_are_those_of_the_library(tmp_path: Path) -> None:
+    import sentencepiece
+    from transformers import AutoTokenizer
+
+    source = open_meta(meta_twin.write_meta(twin(), tmp_path / "meta"))
+    ours = AutoTokenizer.from_pretrained(meta_twin.write_source(source, tmp_path / "hf"))
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=meta_twin.sentencepiece_model())
+    for text in meta_twin.SENTENCES:
+        assert ours.encode(text) == [theirs.bos_id(), *theirs.encode(text)], text
+        assert ours.decode(ours.encode(text), skip_special_tokens=True) == text
+    assert (tmp_path / "hf/tokenizer.model").read_bytes() == meta_twin.sentencepiece_model()
+    assert (ours.bos_token_id, ours.eos_token_id) == (1, 2)
+
+
+def test_llama3_tiktoken_ids_are_those_of_the_library(tmp_path: Path) -> None:
+    import tiktoken
+    from transformers import AutoTokenizer
+    from transformers.convert_slow_tokenizer import TikTokenConverter
+
+    rows = meta_twin.RANKS + meta_twin.SPECIALS
+    folder = meta_twin.write_meta(
+        twin(vocab_size=rows), tmp_path / "Llama3-tiny-Instruct", shards=2, embedding="rows", tokenizer=meta_twin.tiktoken_file(),
+        rope_theta=500000.0, vocab_size=rows,
+    )  # fmt: skip
+    source = open_meta(folder)
+    ours = AutoTokenizer.from_pretrained(meta_twin.write_source(source, tmp_path / "hf"))
+    pattern = TikTokenConverter().pattern
+    theirs = tiktoken.Encoding("tiny", pat_str=pattern, mergeable_ranks=meta_twin.tiktoken_ranks(), special_tokens={})
+    for text in meta_twin.SENTENCES:
+        assert ours.encode(text) == [meta_twin.RANKS, *theirs.encode(text)], text
+        assert ours.decode(ours.encode(text), skip_special_tokens=True) == text
+    assert ours.convert_tokens_to_ids("<|eot_id|>") == meta_twin.RANKS + 9
+    assert len(ours) == rows
+    assert source.config is not None
+    assert source.config["eos_token_id"] == [meta_twin.RANKS + 1, meta_twin.RANKS + 9]
+    assert source.config["max_position_embeddings"] == 8192
+    chat = ours.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
+    assert chat.startswith("<|begin_of_text|><|start_header_id|>user<|end_header_id|>\n\nhi<|eot_id|><|start_header_id|>assistant")
+    assert source.side("original/tokenizer.model") == meta_twin.tiktoken_file()
+
+
+def test_llama31_scales_its_rotary_angles_and_llama32_ties_its_head(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    rows = meta_twin.RANKS + meta_twin.SPECIALS
+    options: dict[str, Any] = {"tokenizer": meta_twin.tiktoken_file(), "rope_theta": 500000.0, "use_scaled_rope": True}
+    model = twin(vocab_size=rows)
+    plain = open_meta(meta_twin.write_meta(model, tmp_path / "v31", **options))
+    config = AutoConfig.from_pretrained(meta_twin.write_source(plain, tmp_path / "hf31"))
+    assert config.rope_parameters["rope_type"] == "llama3"
+    assert (config.rope_parameters["factor"], config.rope_parameters["rope_theta"]) == (8.0, 500000.0)
+    assert config.max_position_embeddings == 131072
+
+    with torch.no_grad():
+        model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    tied = open_meta(meta_twin.write_meta(model, tmp_path / "v32", shards=2, embedding="rows", **options))
+    folder = meta_twin.write_source(tied, tmp_path / "hf32")
+    assert "lm_head.weight" not in held(folder)
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert loaded.config.tie_word_embeddings
+    assert loaded.config.rope_parameters["factor"] == 32.0
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, {"max_position_embeddings": 4096, "rope_theta": 10000.0}),
+        ({"norm_eps": 1e-6}, {"max_position_embeddings": 2048, "rms_norm_eps": 1e-6}),
+        ({"rope_theta": 1e6}, {"max_position_embeddings": 16384, "rope_theta": 1e6}),
+    ],
+)
+def test_config_values_by_version(tmp_path: Path, params: dict[str, Any], expected: dict[str, Any]) -> None:
+    source = open_meta(meta_twin.write_meta(twin(), tmp_path / "meta", **params))
+    assert source.config is not None
+    assert {key: source.config[key] for key in expected} == expected
+    assert source.config["torch_dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("dim", "multiplier", "multiple", "expected"),
+    [(4096, None, 256, 11008), (5120, None, 256, 13824), (8192, 1.3, 4096, 28672), (4096, 1.3, 1024, 14336)],
+)
+def test_feed_forward_width_of_the_published_models(dim: int, multiplier: float | None, multiple: int, expected: int) -> None:
+    """Llama 2 7B, 13B, 70B and Llama 3 8B, whose widths are public."""
+    from surgery.sources.meta_params import parse_params
+
+    document = {"dim": dim, "n_layers": 32, "n_heads": 32, "norm_eps": 1e-5, "multiple_of": multiple, "vocab_size": -1}
+    assert parse_params(document | ({} if multiplier is None else {"ffn_dim_multiplier": multiplier})).intermediate == expected
+
+
+def test_weights_are_split_with_an_index(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = twin()
+    source = open_meta(meta_twin.write_meta(model, tmp_path / "meta"), shard_bytes=200_000)
+    folder = meta_twin.write_source(source, tmp_path / "hf")
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert len(files) > 2
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert set(index["weight_map"].values()) == set(files)
+    loaded = AutoModelForCausalLM.from_pretrained(folder)
+    assert torch.equal(loaded.lm_head.weight, model.lm_head.weight)
+    reopened = open_source(str(folder))
+    assert [tensor.key for tensor in reopened.tensors()] == [tensor.key for tensor in source.tensors()]
+
+
+def test_files_beside_are_kept_and_the_tokenizer_may_lie_above(tmp_path: Path) -> None:
+    folder = meta_twin.write_meta(twin(), tmp_path / "llama/7B")
+    shutil.move(folder / "tokenizer.model", tmp_path / "llama/tokenizer.model")
+    source = open_meta(folder)
+    assert source.side("LICENSE.txt") == b"a licence"
+    assert source.side("original/params.json") == (folder / "params.json").read_bytes()
+    assert source.side("tokenizer.model") == meta_twin.sentencepiece_model()
+    assert is_meta(folder)
+    assert not is_meta(tmp_path / "llama")
+
+
+def test_tensors_that_share_a_storage_are_read_at_their_offsets(tmp_path: Path) -> None:
+    """Meta's own files keep several tensors of a layer in one storage."""
+    model = twin()
+    folder = meta_twin.write_meta(model, tmp_path / "meta")
+    state = meta_twin.meta_state(model)
+    flat = torch.cat([tensor.reshape(-1) for tensor in state.values()])
+    at, views = 0, {}
+    for name, tensor in state.items():
+        views[name] = flat[at : at + tensor.numel()].view(tensor.shape)
+        at += tensor.numel()
+    torch.save(views, folder / "consolidated.00.pth")
+    ours = held(meta_twin.write_source(open_meta(folder), tmp_path / "hf"))
+    assert all(same_bits(ours[key], tensor) for key, tensor in model.state_dict().items())
+
+
+class Payload:
+    """A pickle that would run a command."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return (os.system, (self.command,))
+
+
+def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
+    folder = meta_twin.write_meta(twin(), tmp_path / "meta")
+    trace = tmp_path / "it-ran"
+    torch.save({"tok_embeddings.weight": Payload(f"touch {trace}")}, folder / "consolidated.00.pth")
+    with pytest.raises(UnsafeCheckpoint, match=r"^consolidated\.00\.pth holds more than tensors; it was refused") as caught:
+        open_meta(folder)
+    assert "\n" not in str(caught.value)
+    assert not trace.exists()
+
+
+def edit_params(folder: Path, **changes: Any) -> None:
+    params = json.loads((folder / "params.json").read_text()) | changes
+    (folder / "params.json").write_text(json.dumps(params))
+
+
+def edit_state(folder: Path, change: Any, number: int = 0) -> None:
+    path = folder / f"consolidated.{number:02d}.pth"
+    state = torch.load(path, weights_only=True)
+    change(state)
+    torch.save(state, path)
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "params not JSON": (lambda f: (f / "params.json").write_text("{"), "params.json"),
+    "params NaN": (lambda f: (f / "params.json").write_text('{"dim": NaN}'), "params.json"),
+    "params list": (lambda f: (f / "params.json").write_text("[]"), "params.json"),
+    "no dim": (lambda f: edit_params(f, dim=None), "dim must be a whole number"),
+    "bool layers": (lambda f: edit_params(f, n_layers=True), "n_layers"),
+    "huge dim": (lambda f: edit_params(f, dim=1 << 60), "dim"),
+    "heads": (lambda f: edit_params(f, n_heads=7), "do not divide"),
+    "layers too many": (lambda f: edit_params(f, n_layers=4), "layers.3"),
+    "layers too few": (lambda f: edit_params(f, n_layers=2), "layers.2"),
+    "feed-forward width": (lambda f: edit_params(f, multiple_of=256), "feed_forward.w1"),
+    "vocabulary": (lambda f: edit_params(f, vocab_size=601), "601"),
+    "other settings": (lambda f: edit_params(f, moe={"num_experts": 8}), "moe"),
+    "shard missing": (lambda f: (f / "consolidated.00.pth").unlink(), "consolidated.00.pth is missing"),
+    "shard truncated": (lambda f: os.truncate(f / "consolidated.01.pth", 5000), "consolidated.01.pth"),
+    "shard not a zip": (lambda f: (f / "consolidated.01.pth").write_bytes(b"x" * 100), "consolidated.01.pth"),
+    "names disagree": (lambda f: edit_state(f, lambda s: s.pop("norm.weight"), 1), "norm.weight"),
+    "dtypes disagree": (lambda f: edit_state(f, lambda s: s.update({"output.weight": s["output.weight"].half()})), "dtype of 'output"),
+    "shapes disagree": (lambda f: edit_state(f, lambda s: s.update({"output.weight": s["output.weight"][:7].clone()})), "output.weight"),
+    "unknown tensor": (lambda f: [edit_state(f, lambda s: s.update(x=torch.zeros(2)), n) for n in (0, 1)], "'x' has no place"),
+    "integers": (lambda f: edit_state(f, lambda s: s.update({"norm.weight": torch.zeros(64, dtype=torch.int8)})), "float32"),
+    "strided": (lambda f: edit_state(f, lambda s: s.update({"norm.weight": torch.zeros(128)[::2]})), "contiguous"),
+    "no state dict": (lambda f: torch.save([1, 2], f / "consolidated.00.pth"), "state dict"),
+    "no tokenizer": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer.model is missing"),
+    "broken tokenizer": (lambda f: (f / "tokenizer.model").write_bytes(b"\xff\x00" * 50), "tokenizer.model"),
+    "broken ranks": (lambda f: (f / "tokenizer.model").write_bytes(b"YQ== 0\nYg== 2\n"), "ranks"),
+    "tokenizer too large": (lambda f: edit_tokenizer(f), "only 600 rows"),
+}
+
+
+def edit_tokenizer(folder: Path) -> None:
+    """More tokens than the embedding has rows."""
+    import base64
+
+    ranks = [bytes([low]) for low in range(256)] + [bytes([97, low]) for low in range(200)]
+    (folder / "tokenizer.model").write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(ranks)))
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_broken_input_is_refused_with_one_clear_line(tmp_path: Path, case: str) -> None:
+    change, message = BROKEN[case]
+    folder = meta_twin.write_meta(twin(), tmp_path / "meta", shards=2)
+    change(folder)
+    with pytest.raises(InputError) as caught:
+        open_meta(folder)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
+    import zipfile
+
+    folder = meta_twin.write_meta(twin(), tmp_path / "meta")
+    path = folder / "consolidated.00.pth"
+    with zipfile.ZipFile(path) as archive:
+        records = {record.filename: archive.read(record) for record in archive.infolist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in records.items():
+            archive.writestr(name, data)
+    with pytest.raises(MalformedCheckpoint, match="compressed"):
+        open_meta(folder)
+
+
+def test_without_sentencepiece_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = meta_twin.write_meta(twin(), tmp_path / "meta")
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(InputError, match=r"blockzoo\[meta\]"):
+        open_meta(folder)
+
+
+MEMORY = """
+import sys
+from pathlib import Path
+from surgery.sources.meta import open_meta
+
+def anonymous():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+
+source = open_meta(Path(sys.argv[1]))
+tensors = list(source.tensors())
+largest = max(tensor.nbytes for tensor in tensors)
+for chunk in tensors[0].chunks(1 << 20):
+    pass
+before = peak = anonymous()
+for tensor in tensors:
+    for chunk in tensor.chunks(1 << 20):
+        peak = max(peak, anonymous())
+print(largest, peak - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_joining_holds_chunks_not_tensors(tmp_path: Path) -> None:
+    """Two shards of tensors of 25 MB: reading all of them in chunks of 1 MB takes a few chunks."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(vocab_size=24000, hidden_size=512, intermediate_size=1376, num_hidden_layers=1, num_attention_heads=8)
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    folder = meta_twin.write_meta(model, tmp_path / "meta", shards=2, multiple_of=32)
+    child = subprocess.run([sys.executable, "-c", MEMORY, str(folder)], capture_output=True, text=True, check=True)
+    largest, grown = map(int, child.stdout.split())
+    assert largest == 24000 * 512 * 2
+    assert grown < largest / 3
