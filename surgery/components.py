@@ -55,10 +55,10 @@ class _OptPositions(nn.Module):
 
     def __init__(self, table: nn.Module) -> None:
         super().__init__()
-        self.table = table
+        self.learned = table
 
     def forward(self, positions: Tensor) -> Tensor:
-        return self.table(None, 0, position_ids=positions)  # type: ignore[no-any-return]
+        return self.learned(None, 0, position_ids=positions)  # type: ignore[no-any-return]
 
 
 class ResidualHalf(nn.Module):

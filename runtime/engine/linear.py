@@ -121,15 +121,31 @@ class SharedEmbedding(nn.Module):
         self.adapters.pop(adapter, None)
 
 
-def share_linears_(module: nn.Module) -> None:
-    """Replace every linear layer, Conv1D and plain embedding below `module` by its shared form, in place, weights untouched."""
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A module of transformers and the shared layer that stands in its place."""
+
+    old: nn.Module
+    new: SharedLinear | SharedEmbedding
+
+
+def share_linears_(module: nn.Module) -> list[Replaced]:
+    """Replace every linear layer, Conv1D and token table below `module` by its shared form, in place, weights untouched."""
+    done: list[Replaced] = []
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            shared = _shared(name, child)
+            if shared is not None:
+                setattr(parent, name, shared)
+                done.append(Replaced(child, shared))
+    return done
+
+
+def _shared(name: str, module: nn.Module) -> SharedLinear | SharedEmbedding | None:
     from transformers.pytorch_utils import Conv1D
 
-    for parent in list(module.modules()):
-        if isinstance(parent, SharedLinear | SharedEmbedding):
-            continue
-        for name, child in list(parent.named_children()):
-            if isinstance(child, nn.Linear | Conv1D):
-                setattr(parent, name, SharedLinear(child.weight.data, None if child.bias is None else child.bias.data, isinstance(child, Conv1D)))
-            elif name == "table" and isinstance(child, nn.Embedding):
-                setattr(parent, name, SharedEmbedding(child))
+    if isinstance(module, nn.Linear | Conv1D):
+        return SharedLinear(module.weight.data, None if module.bias is None else module.bias.data, isinstance(module, Conv1D))
+    if name == "table" and isinstance(module, nn.Embedding):
+        return SharedEmbedding(module)
+    return None

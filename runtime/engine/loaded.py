@@ -1,0 +1,105 @@
+"""A model ready to run: its chain as units, its geometry, and the page tables of its sequences.
+
+Knows what one model is; nothing of steps or of other models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from runtime.engine.units import Unit
+from runtime.kv.pool import Geometry
+from runtime.types import ModelSpec, SequenceRequest
+from zoo.manifest import ModelManifest
+
+
+@dataclass(slots=True)
+class Held:
+    """What the engine keeps of a sequence: the request, what it has produced, and its row in the model's tables."""
+
+    request: SequenceRequest
+    output: list[int]
+    slot: int
+    groups: int = 0
+
+
+class PageTables:
+    """Page ids of all sequences of a model: [slots, attention layers, page groups], padded with the zero page. Grows by doubling."""
+
+    def __init__(self, layers: int, padding: int, device: torch.device) -> None:
+        self.padding = padding
+        self.data = torch.full((4, layers, 8), padding, dtype=torch.int64, device=device)
+        self._free = [3, 2, 1, 0]
+
+    def open(self) -> int:
+        """A slot for a new sequence, all padding."""
+        if not self._free:
+            slots = self.data.shape[0]
+            self.data = torch.cat((self.data, torch.full_like(self.data, self.padding)))
+            self._free = list(range(2 * slots - 1, slots - 1, -1))
+        return self._free.pop()
+
+    def close(self, slot: int) -> None:
+        """Give a slot back."""
+        self.data[slot] = self.padding
+        self._free.append(slot)
+
+    def append(self, sequence: Held, groups: Sequence[Sequence[int]]) -> None:
+        """Page groups, each one page id per layer, at the end of a sequence's table."""
+        end = sequence.groups + len(groups)
+        while end > self.data.shape[2]:
+            self.data = torch.cat((self.data, torch.full_like(self.data, self.padding)), dim=2)
+        self.data[sequence.slot, :, sequence.groups : end] = torch.tensor(groups, device=self.data.device).t()
+        sequence.groups = end
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model on this device. `kv_index[i]`: which attention layer component i of the chain is, None where it has none.
+
+    `adapter`: the key of its adapter parts on shared units, None without any.
+    """
+
+    manifest: ModelManifest
+    spec: ModelSpec
+    units: tuple[Unit, ...]
+    kv_index: tuple[int | None, ...]
+    geometry: Geometry
+    adapter: str | None
+    tables: PageTables
+    sequences: dict[str, Held] = field(default_factory=dict)
+
+    @property
+    def chain(self) -> tuple[str, ...]:
+        """Unit digests in order."""
+        return tuple(unit.digest for unit in self.units)
+
+    def open(self, request: SequenceRequest, output: Sequence[int]) -> None:
+        """Learn a sequence."""
+        self.sequences[request.seq] = Held(request, list(output), self.tables.open())
+
+    def close(self, seq: str) -> None:
+        """Forget a sequence."""
+        self.tables.close(self.sequences.pop(seq).slot)
+
+    def pages(self, seqs: Sequence[str], groups: int) -> Tensor:
+        """Tables of these sequences: [len(seqs), attention layers, groups]."""
+        slots = torch.tensor([self.sequences[seq].slot for seq in seqs], device=self.tables.data.device)
+        data = self.tables.data
+        if data.shape[2] < groups:
+            data = torch.nn.functional.pad(data, (0, groups - data.shape[2]), value=self.tables.padding)
+        return data.index_select(0, slots)[:, :, :groups]
+
+
+def kv_indices(units: Sequence[Unit]) -> tuple[int | None, ...]:
+    """Attention layers numbered from 0 along the chain."""
+    out: list[int | None] = []
+    count = 0
+    for unit in units:
+        out.append(count if unit.attends else None)
+        count += unit.attends
+    return tuple(out)
