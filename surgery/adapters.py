@@ -116,7 +116,7 @@ class _Placing:
         if len(weight) != 2:
             raise WrongBase(f"{module} of {self._base.name} is no matrix, a LoRA cannot lie on it")
         outer, inner = weight if not (embedding or transposed) else (weight[1], weight[0])
-        wanted = _wanted_shapes(settings.r, outer, inner, embedding, self._config.dora)
+        wanted = _wanted_shapes(self._config, settings.r, outer, inner, embedding)
         _check_shapes(module, tensors, wanted, self._base.name)
         touched = self._touched.setdefault((spot.kind, spot.layer), _Touched())
         touched.low_rank[inside] = {name: tensor.digest for name, tensor in tensors.items()}
@@ -194,12 +194,16 @@ def _component(base: Component, touched: _Touched) -> Component:
     return Component(base.kind, base.family, base.spec, tensors, adapter)
 
 
-def _wanted_shapes(r: int, outer: int, inner: int, embedding: bool, dora: bool) -> dict[str, Shape]:
-    """Names below a module and their shapes; `lora_B.bias` is the one that may be missing."""
+def _wanted_shapes(config: LoraConfig, r: int, outer: int, inner: int, embedding: bool) -> dict[str, Shape]:
+    """Every name that must stand below a module, and its shape."""
     if embedding:
         return {"lora_embedding_A": (r, inner), "lora_embedding_B": (outer, r)}
-    shapes: dict[str, Shape] = {"lora_A.weight": (r, inner), "lora_B.weight": (outer, r), "lora_B.bias": (outer,)}
-    return {**shapes, "lora_magnitude_vector": (outer,)} if dora else shapes
+    shapes: dict[str, Shape] = {"lora_A.weight": (r, inner), "lora_B.weight": (outer, r)}
+    if config.bias:
+        shapes["lora_B.bias"] = (outer,)
+    if config.dora:
+        shapes["lora_magnitude_vector"] = (outer,)
+    return shapes
 
 
 def _check_shapes(module: str, tensors: Mapping[str, OfferedTensor], wanted: Mapping[str, Shape], base: str) -> None:
@@ -208,7 +212,7 @@ def _check_shapes(module: str, tensors: Mapping[str, OfferedTensor], wanted: Map
             raise MalformedCheckpoint(f"the adapter holds {name} for {module}, which its config does not ask for")
     for name, shape in wanted.items():
         tensor = tensors.get(name)
-        if tensor is None and name != "lora_B.bias":
+        if tensor is None:
             raise MalformedCheckpoint(f"the adapter holds no {name} for {module}")
-        if tensor is not None and tensor.shape != shape:
+        if tensor.shape != shape:
             raise WrongBase(f"{name} of {module} has shape {list(tensor.shape)}; for {base} and this config it must be {list(shape)}")

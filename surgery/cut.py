@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surgery.families import Family, family_of, is_tied, is_unread, layer_count, spec_of
+from surgery.families import Family, family_of, is_tied, is_unread, layer_count
+from surgery.specs import spec_of
 from zoo.errors import MalformedCheckpoint
 from zoo.manifest import Component, ComponentKind, Placed, canonical_json
 

@@ -1,4 +1,4 @@
-"""The one table of architectures: where a checkpoint's keys belong, and which settings change a computation.
+"""The one table of architectures: where a checkpoint's keys belong, and which defaults its settings have.
 
 A row says how a family's files are cut into components (BL-01). It is data: no torch, no transformers.
 The modules that run the components are in `surgery.components`, found by the same family name.
@@ -16,32 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zoo.errors import MalformedCheckpoint, UnknownFamily
-
-#: Configuration values that never change what a component computes in inference, or that its tensors' shapes show.
-#: A value that is not listed here counts as one that does: an unknown field costs sharing, never exactness.
-IRRELEVANT = frozenset(
-    """
-    _name_or_path _attn_implementation _commit_hash _flash_attn_2_enabled architectures attn_implementation auto_map
-    bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id decoder_start_token_id
-    chunk_size_feed_forward dtype torch_dtype finetuning_task id2label label2id problem_type initializer_range init_std
-    is_decoder is_encoder_decoder keys_to_ignore_at_inference max_position_embeddings n_positions n_ctx seq_length
-    model_type num_hidden_layers n_layer num_layers layer_types max_window_layers use_sliding_window
-    output_attentions output_hidden_states output_past output_router_logits pretraining_tp return_dict
-    return_dict_in_generate router_aux_loss_coef router_jitter_noise
-    summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
-    task_specific_params tie_word_embeddings tokenizer_class transformers_version unsloth_version unsloth_fixed use_cache
-    use_bfloat16 torchscript vocab_size word_embed_proj_dim
-    attention_dropout attn_pdrop embd_pdrop resid_pdrop hidden_dropout dropout activation_dropout layerdrop
-    classifier_dropout gradient_checkpointing
-    bad_words_ids begin_suppress_tokens diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
-    exponential_decay_length_penalty forced_bos_token_id forced_eos_token_id length_penalty max_length min_length
-    no_repeat_ngram_size num_beam_groups num_beams num_return_sequences output_scores prefix pruned_heads
-    remove_invalid_values repetition_penalty suppress_tokens temperature tf_legacy_loss tie_encoder_decoder top_k top_p
-    typical_p cross_attention_hidden_size add_cross_attention
-    """.split()
-)  # fmt: skip
-
-_ROPE_KEYS = frozenset({"rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor", "rotary_pct", "rotary_emb_base"})
 
 
 @dataclass(frozen=True)
@@ -67,6 +41,8 @@ class Family:
     unread: str = r"(^|\.)(rotary_emb\.inv_freq|masked_bias)$"
     #: Defaults of the values below, so that a missing field equals one written out.
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    #: Other spellings of a setting -> the spelling that is compared (transformers' `attribute_map` and its like).
+    aliases: Mapping[str, str] = field(default_factory=dict)
     rope_theta: float | None = 10000.0
     partial_rotary: float = 1.0
     tied_by_default: bool = False
@@ -79,14 +55,14 @@ class Family:
 
 
 _GATED = {"hidden_act": "silu", "rms_norm_eps": 1e-6}
-_LLAMA = dict(
-    prefix="model.",
-    stack="layers",
-    embedding=("embed_tokens",),
-    final=("norm",),
-    attention=("input_layernorm", "self_attn"),
-    ffn=("post_attention_layernorm", "mlp"),
-)
+_LLAMA = {
+    "prefix": "model.",
+    "stack": "layers",
+    "embedding": ("embed_tokens",),
+    "final": ("norm",),
+    "attention": ("input_layernorm", "self_attn"),
+    "ffn": ("post_attention_layernorm", "mlp"),
+}
 _DENSE_ONLY = (
     "transformers runs its attention outside the attention interface, so pages cannot be reached; "
     "it will be served once the dense executor exists"
@@ -100,8 +76,8 @@ def _row(name: str, **values: Any) -> Family:
 _ROWS = (
     _row("llama", **_LLAMA, defaults={**_GATED, "attention_bias": False, "mlp_bias": False}),
     _row("mistral", **_LLAMA, defaults={**_GATED, "sliding_window": 4096, "num_key_value_heads": 8}),
-    _row("qwen2", **_LLAMA, defaults=_GATED),
-    _row("qwen3", **_LLAMA, defaults={**_GATED, "attention_bias": False, "head_dim": 128}),
+    _row("qwen2", **_LLAMA, defaults={**_GATED, "num_key_value_heads": 32}),
+    _row("qwen3", **_LLAMA, defaults={**_GATED, "attention_bias": False, "head_dim": 128, "num_key_value_heads": 32}),
     _row(
         "gemma2",
         **{
@@ -162,6 +138,7 @@ _ROWS = (
         rope_theta=None,
         tied_by_default=True,
         unread=r"(^|\.)attn\.(bias|masked_bias)$",
+        aliases={"hidden_size": "n_embd", "num_attention_heads": "n_head"},
         defaults={
             "activation_function": "gelu_new",
             "layer_norm_epsilon": 1e-5,
@@ -222,6 +199,7 @@ _ROWS = (
         rope_theta=None,
         tied_by_default=True,
         unserved=_DENSE_ONLY,
+        aliases={"n_embed": "hidden_size", "num_attention_heads": "n_head"},
         defaults={"layer_norm_epsilon": 1e-5, "apply_residual_connection_post_layernorm": False, "slow_but_exact": False},
     ),
     _row(
@@ -233,6 +211,7 @@ _ROWS = (
         whole=("input_layernorm", "ln_attn", "ln_mlp", "post_attention_layernorm", "self_attention", "mlp"),
         tied_by_default=True,
         unserved=_DENSE_ONLY,
+        aliases={"n_embed": "hidden_size"},
         defaults={
             "layer_norm_epsilon": 1e-5,
             "alibi": False,
@@ -282,11 +261,13 @@ def rope_of(config: Mapping[str, Any], family: Family) -> dict[str, Any] | None:
     """Rotary settings in one spelling, whichever of transformers' three a config uses."""
     if family.rope_theta is None:
         return None
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     rope = {key: value for key, value in dict(given).items() if value is not None}
     if "type" in rope:
         rope.setdefault("rope_type", rope["type"])
         del rope["type"]
+    if family.name == "phi3" and rope.get("rope_type") in ("su", "yarn"):
+        rope["rope_type"] = "longrope"
     theta = config.get("rope_theta") or config.get("rotary_emb_base") or family.rope_theta
     partial = config.get("partial_rotary_factor") or config.get("rotary_pct") or family.partial_rotary
     rope.setdefault("rope_type", "default")
@@ -294,56 +275,14 @@ def rope_of(config: Mapping[str, Any], family: Family) -> dict[str, Any] | None:
     rope.setdefault("partial_rotary_factor", partial)
     if rope["rope_type"] != "default":
         rope.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
-    return {key: float(value) if isinstance(value, int) and not isinstance(value, bool) else value for key, value in rope.items()}
+    return {key: _as_float(value) for key, value in rope.items()}
 
 
-def _layer_type(config: Mapping[str, Any], family: Family, layer: int) -> str | None:
-    """`sliding_attention` or `full_attention` where a family mixes both, as transformers derives it."""
-    types = config.get("layer_types")
-    if isinstance(types, list) and layer < len(types):
-        return str(types[layer])
-    if family.name == "gemma2":
-        return "sliding_attention" if (layer + 1) % 2 else "full_attention"
-    if family.name in ("qwen2", "qwen3"):
-        slides = config.get("use_sliding_window") and config.get("sliding_window", 4096) is not None
-        return "sliding_attention" if slides and layer >= config.get("max_window_layers", 28) else "full_attention"
-    return None
-
-
-def spec_of(config: Mapping[str, Any], family: Family, kind: str, layer: int | None) -> dict[str, Any]:
-    """The settings that fix what a component computes, defaults left out.
-
-    Args:
-        kind: the component's kind; only `attention` and `layer` depend on positions and windows.
-        layer: index of its layer; None for embedding and lm_head.
-    """
-    hidden = config.get("hidden_size") or config.get("n_embd")
-    heads = config.get("num_attention_heads") or config.get("n_head")
-    spec: dict[str, Any] = {}
-    for key, value in config.items():
-        if key in IRRELEVANT or key in _ROPE_KEYS or value is None or value == family.defaults.get(key):
-            continue
-        spec[key] = value
-    if spec.get("num_key_value_heads", family.defaults.get("num_key_value_heads")) == heads:
-        spec["num_key_value_heads"] = heads
-    elif "num_key_value_heads" not in config and "num_key_value_heads" not in family.defaults:
-        spec.setdefault("num_key_value_heads", heads)
-    if hidden and heads and spec.get("head_dim") == hidden // heads and "head_dim" not in family.defaults:
-        del spec["head_dim"]
-    if kind not in ("attention", "layer") or layer is None:
-        spec.pop("sliding_window", None)
-        return spec
-    rope = rope_of(config, family)
-    if rope is not None:
-        spec["rope"] = rope
-    layer_type = _layer_type(config, family, layer)
-    if layer_type is not None:
-        spec["layer_type"] = layer_type
-    if layer_type == "full_attention":
-        spec.pop("sliding_window", None)
-    if config.get("scale_attn_by_inverse_layer_idx"):
-        spec["layer_idx"] = layer
-    return spec
+def _as_float(value: Any) -> Any:
+    """Whole numbers as floats, also inside lists: 1 and 1.0 are one setting."""
+    if isinstance(value, list):
+        return [_as_float(each) for each in value]
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def is_unread(family: Family, key: str) -> bool:

@@ -43,6 +43,7 @@ class LoraConfig:
     alpha: float
     rank_stabilised: bool
     dora: bool
+    bias: bool
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     targets: tuple[str, ...] | None
@@ -63,6 +64,7 @@ class LoraConfig:
             alpha=_number(config.get("lora_alpha", 8), "lora_alpha"),
             rank_stabilised=bool(config.get("use_rslora")),
             dora=bool(config.get("use_dora")),
+            bias=bool(config.get("lora_bias")),
             ranks={key: _rank(value, "rank_pattern") for key, value in _patterns(config, "rank_pattern").items()},
             alphas={key: _number(value, "alpha_pattern") for key, value in _patterns(config, "alpha_pattern").items()},
             targets=_targets(config.get("target_modules")),

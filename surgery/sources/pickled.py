@@ -69,7 +69,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
         UnsafeCheckpoint: the file holds anything but tensors and plain containers.
         MalformedCheckpoint: it is no state dict.
     """
-    import pickle  # noqa: S403 - for the name of the error only; torch's restricted loader raises it
+    import pickle  # for the name of the error only: torch's restricted loader raises it
 
     import torch
 
