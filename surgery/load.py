@@ -1,0 +1,100 @@
+"""A stored model as a working `PreTrainedModel`: Trainer, peft, generate and lm-eval run on it.
+
+The weights go through transformers' own loading, under the names they had on disk; on a CPU they are mapped, not copied. An adapter's
+model is its base with the adapter injected by peft. Knows nothing of serving.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from surgery.families import FAMILIES, Family
+from surgery.settings import config_of, side_json
+from surgery.tensors import map_tensor
+from zoo.errors import InputError, WrongBase
+from zoo.manifest import ModelManifest, Placed
+from zoo.store import Store
+
+
+def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
+    """The model, in eval mode.
+
+    Args:
+        dtype: cast to this ("bfloat16" or a torch dtype); None keeps what is stored.
+
+    Raises:
+        DamagedObject: a stored tensor does not match its digest.
+        InputError: an unknown dtype.
+    """
+    kind = _dtype(dtype)
+    model = _full_model(store, manifest, kind)
+    if manifest.kind == "lora":
+        _inject(store, manifest, model)
+    return model.to(device).eval()
+
+
+def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None) -> Any:
+    from transformers import AutoModelForCausalLM, GenerationConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    settings = {key: value for key, value in config_of(store, manifest).items() if key != "auto_map"}
+    config = CONFIG_MAPPING[manifest.family].from_dict(settings)
+    own = manifest.kind != "lora"
+    state = _files_state(store, manifest) if own else _chain_state(store, manifest.components, FAMILIES[manifest.family])
+    wanted = dtype or max(state.values(), key=torch.numel).dtype
+    # The class for this config, not the automatic front: only the class takes a state dict without a folder.
+    architecture = AutoModelForCausalLM._model_mapping[type(config)]
+    model = architecture.from_pretrained(None, config=config, state_dict=state, dtype=wanted)
+    generation = side_json(store, manifest, "generation_config.json")
+    if generation is not None:
+        model.generation_config = GenerationConfig.from_dict(generation)
+    return model
+
+
+def _files_state(store: Store, manifest: ModelManifest) -> dict[str, torch.Tensor]:
+    """Every tensor under its key on disk."""
+    return {key: map_tensor(store.open_tensor(digest)) for file in manifest.weight_files for key, digest in file.entries}
+
+
+def _chain_state(store: Store, components: Iterable[Placed], family: Family) -> dict[str, torch.Tensor]:
+    """The base weights of an adapter's chain, under the names that a checkpoint of the family has on disk."""
+    state: dict[str, torch.Tensor] = {}
+    for placed in components:
+        for name, digest in placed.component.tensors:
+            state[disk_key(family, placed.layer, name)] = map_tensor(store.open_tensor(digest))
+    return state
+
+
+def disk_key(family: Family, layer: int | None, name: str) -> str:
+    """The canonical key on disk of a tensor of a component: the inverse of `surgery.cut.spot_of`."""
+    if name.startswith("lm_head."):
+        return family.head + name.removeprefix("lm_head")
+    return f"{family.prefix}{name}" if layer is None else f"{family.prefix}{family.stack}.{layer}.{name}"
+
+
+def _inject(store: Store, manifest: ModelManifest, model: Any) -> None:
+    """Put the adapter into its base with peft. Raises WrongBase when a tensor finds no place."""
+    from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
+
+    settings = side_json(store, manifest, "adapter_config.json")
+    if settings is None:
+        raise InputError(f"{manifest.name} has no adapter_config.json")
+    config = PeftConfig.from_peft_type(**{**settings, "inference_mode": True})
+    inject_adapter_in_model(config, model, adapter_name="default")
+    state = {key.removeprefix("base_model.model."): tensor for key, tensor in _files_state(store, manifest).items()}
+    outcome = set_peft_model_state_dict(model, state, adapter_name="default")
+    if outcome.unexpected_keys:
+        raise WrongBase(f"{manifest.name}: {outcome.unexpected_keys[0]} has no place in its base")
+
+
+def _dtype(name: str | torch.dtype | None) -> torch.dtype | None:
+    if name is None or isinstance(name, torch.dtype):
+        return name
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise InputError(f"{json.dumps(name)} is no dtype")
+    return dtype
