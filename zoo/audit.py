@@ -1,0 +1,81 @@
+"""Audit: re-hash every object and blob, and name the models that damage or loss hurts. It repairs and removes nothing.
+
+Ingests may go on meanwhile; a collection may not. This file knows nothing of how models are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+from zoo.publish import Shelf
+from zoo.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """An object or a blob whose bytes do not match its digest or are missing, and the models that need it."""
+
+    digest: str
+    models: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """`objects`: tensors and blobs looked at, missing ones too; `bytes`: of their files. `damaged` is sorted by digest."""
+
+    objects: int
+    bytes: int
+    damaged: tuple[Damaged, ...]
+
+
+class _Checked(Protocol):
+    """What objects and blobs have in common here."""
+
+    shelf: Shelf
+
+    def check(self, digest: str) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    digest: str
+    checked: _Checked
+
+
+def audit(store: Store, progress: Callable[[int, int], None] | None = None) -> Audit:
+    """Check everything on disk and everything that models name.
+
+    Args:
+        progress: called with (files checked, files in all) after each file.
+
+    Raises:
+        StoreBusy: a collection held the lock all the time.
+        StoreError: the catalogue cannot be read.
+    """
+    with store.keeping():
+        items = list(_items(store))
+        nbytes = 0
+        bad = []
+        for done, item in enumerate(items, start=1):
+            nbytes += item.checked.shelf.size(item.digest)
+            if not item.checked.check(item.digest):
+                bad.append(item.digest)
+            if progress is not None:
+                progress(done, len(items))
+        with store.catalog.reading() as reader:
+            users = reader.users_of(bad)
+        return Audit(len(items), nbytes, tuple(Damaged(digest, users.get(digest, ())) for digest in sorted(bad)))
+
+
+def _items(store: Store) -> Iterator[_Item]:
+    """Whatever is on disk or named. Read from the catalogue first: what is named later was durable before."""
+    with store.catalog.reading() as reader:
+        tensors, blobs = reader.live_tensors(), reader.live_blobs()
+    return chain(_of(store.objects, tensors), _of(store.blobs, blobs))
+
+
+def _of(checked: _Checked, live: set[str]) -> Iterator[_Item]:
+    return (_Item(digest, checked) for digest in sorted(live.union(checked.shelf.digests())))

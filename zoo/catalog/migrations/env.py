@@ -1,0 +1,16 @@
+"""What Alembic runs for each migration: on the connection, and in the transaction, that it is given.
+
+This file is executed by Alembic, not imported.
+"""
+
+from alembic import context
+
+from zoo.catalog.migrations import VERSION_TABLE
+from zoo.catalog.schema import Base
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=Base.metadata,
+    version_table=VERSION_TABLE,
+)
+context.run_migrations()

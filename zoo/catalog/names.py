@@ -1,0 +1,43 @@
+"""How a model is found by its name or by a unique ending of it. Pure functions of the names."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+from zoo.errors import AmbiguousName, NotFound
+
+#: Names shown in one error line.
+_SHOWN = 8
+
+
+def resolve(name: str, names: Sequence[str]) -> str:
+    """The one name that is meant: equal to `name`, else ending in it; where no ending fits, letter case is ignored.
+
+    Raises:
+        NotFound: none fits; close names are listed.
+        AmbiguousName: several end this way; they are listed.
+    """
+    if name in names:
+        return name
+    endings = [known for known in names if known.endswith(name)] or [known for known in names if known.casefold().endswith(name.casefold())]
+    if not name or not endings:
+        raise not_found(name, names)
+    if len(endings) > 1:
+        raise AmbiguousName(f"{name!r} could be any of {_listed(endings)}")
+    return endings[0]
+
+
+def not_found(name: str, names: Sequence[str]) -> NotFound:
+    """The error for a name that no model has."""
+    if not names:
+        return NotFound(f"no model {name[:80]!r}: the zoo is empty")
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return NotFound(f"no model {name[:80]!r}; did you mean {_listed(close)}?")
+    return NotFound(f"no model {name[:80]!r}; the zoo has {_listed(names)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(sorted(names)[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -1,0 +1,209 @@
+"""Questions to the catalogue, over one connection and so over one snapshot.
+
+Names are exact here; `resolve` turns what a user typed into one. Digests that the catalogue does not know are left out of answers.
+This file writes nothing and knows nothing of files on disk.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from itertools import islice
+from typing import Any, cast
+
+from sqlalchemy import Connection, select, union
+from sqlalchemy.orm import InstrumentedAttribute
+
+from zoo.catalog import names as naming
+from zoo.catalog import schema as t
+from zoo.catalog.rows import Parts, component_of, tensor_of
+from zoo.catalog.summaries import ModelSummary, summaries
+from zoo.manifest import ChainBlock, Component, ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile
+
+#: Digests per query: far below both databases' limit on parameters.
+CHUNK = 500
+
+
+class Reader:
+    """Reads what the catalogue says; every answer of one reader is of the same moment."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def names(self) -> list[str]:
+        """All model names, sorted."""
+        return sorted(self._connection.execute(select(t.Model.name)).scalars())
+
+    def resolve(self, name: str) -> str:
+        """The model that is meant by a name or a unique ending of it. Raises NotFound, AmbiguousName (see `zoo.catalog.names`)."""
+        return naming.resolve(name, self.names())
+
+    def model(self, name: str) -> ModelManifest:
+        """The manifest, equal to the one that was put. Raises NotFound."""
+        row = self._model_row(name)
+        return ModelManifest(
+            name=row.name,
+            kind=cast(ModelKind, row.kind),
+            base=self._connection.execute(select(t.Model.name).where(t.Model.id == row.base)).scalar(),
+            family=row.family,
+            source=row.source,
+            components=self._placed(row.id),
+            weight_files=self._weight_files(row.id),
+            side_files=self._side_files(row.id),
+            tensors=self._tensors(row.id),
+        )
+
+    def models(self) -> list[ModelSummary]:
+        """One line per model, sorted by name."""
+        return summaries(self._connection)
+
+    def chain(self, name: str) -> tuple[ChainBlock, ...]:
+        """The model's blocks, in order. Raises NotFound."""
+        self._model_row(name)
+        return self.chains([name])[name]
+
+    def chains(self, names: Collection[str]) -> dict[str, tuple[ChainBlock, ...]]:
+        """Name -> the model's blocks, in order."""
+        query = (
+            select(t.Model.name, t.ModelBlock.block, t.ModelBlock.lo, t.ModelBlock.hi)
+            .join(t.ModelBlock, t.ModelBlock.model == t.Model.id)
+            .order_by(t.Model.id, t.ModelBlock.position)
+        )
+        found: dict[str, list[ChainBlock]] = defaultdict(list)
+        for row in self._where_in(query, t.Model.name, names):
+            found[row.name].append(ChainBlock(row.block, row.lo, row.hi))
+        return {name: tuple(blocks) for name, blocks in found.items()}
+
+    def sharing_group(self, components: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Every model that shares a component with these, or with a model that does, and so on: name -> its components in order.
+
+        It is what one newcomer with these components can make lazy partitioning rewrite.
+        """
+        group: dict[str, tuple[str, ...]] = {}
+        seen: set[str] = set()
+        fresh = set(components)
+        while fresh:
+            seen |= fresh
+            query = select(t.Model.name).join(t.ModelComponent, t.ModelComponent.model == t.Model.id).distinct()
+            models = {row.name for row in self._where_in(query, t.ModelComponent.component, fresh)}
+            found = self._component_digests(models - group.keys())
+            group |= found
+            fresh = {digest for digests in found.values() for digest in digests} - seen
+        return group
+
+    def block_models(self, blocks: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Block digest -> names of the models whose chains have it, sorted."""
+        query = select(t.ModelBlock.block, t.Model.name).join(t.Model, t.Model.id == t.ModelBlock.model)
+        return _grouped(self._where_in(query, t.ModelBlock.block, blocks))
+
+    def tensor(self, digest: str) -> TensorMeta | None:
+        row = self._connection.execute(select(t.Tensor).where(t.Tensor.digest == digest)).one_or_none()
+        return None if row is None else tensor_of(row)
+
+    def live_tensors(self) -> set[str]:
+        """Digests of all tensors that anything names, recomputed from what names them."""
+        named = union(select(t.ModelTensor.tensor), select(t.ComponentTensor.tensor), select(t.WeightEntry.tensor))
+        return set(self._connection.execute(named).scalars())
+
+    def live_blobs(self) -> set[str]:
+        """Digests of all side files and weight file headers that anything names."""
+        named = union(select(t.SideFileRow.blob), select(t.WeightFileRow.header))
+        return set(self._connection.execute(named).scalars())
+
+    def users_of(self, digests: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Digest of a tensor or a blob -> names of the models that need it, sorted."""
+        rows: set[tuple[str, str]] = set()
+        columns: tuple[InstrumentedAttribute[str], ...] = (t.ModelTensor.tensor, t.SideFileRow.blob, t.WeightFileRow.header)
+        for column in columns:
+            query = select(column, t.Model.name).join(t.Model, t.Model.id == column.class_.model)
+            rows.update((digest, name) for digest, name in self._where_in(query, column, digests))
+        return _grouped(rows)
+
+    def dependents(self, name: str) -> tuple[str, ...]:
+        """Names of the models that name this one as their base, sorted. Raises NotFound."""
+        row = self._model_row(name)
+        return tuple(sorted(self._connection.execute(select(t.Model.name).where(t.Model.base == row.id)).scalars()))
+
+    def setting(self, key: str) -> str | None:
+        """A fact about the catalogue itself."""
+        return self._connection.execute(select(t.Setting.value).where(t.Setting.key == key)).scalar()
+
+    def _model_row(self, name: str) -> Any:
+        row = self._connection.execute(select(*t.Model.__table__.columns).where(t.Model.name == name)).one_or_none()
+        if row is None:
+            raise naming.not_found(name, self.names())
+        return row
+
+    def _where_in(self, query: Any, column: InstrumentedAttribute[str], values: Collection[str]) -> Iterator[Any]:
+        """The query's rows for any number of values."""
+        rest = iter(values)
+        while chunk := list(islice(rest, CHUNK)):
+            yield from self._connection.execute(query.where(column.in_(chunk)))
+
+    def _component_digests(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+        query = (
+            select(t.Model.name, t.ModelComponent.component)
+            .join(t.ModelComponent, t.ModelComponent.model == t.Model.id)
+            .order_by(t.Model.id, t.ModelComponent.position)
+        )
+        found: dict[str, list[str]] = defaultdict(list)
+        for row in self._where_in(query, t.Model.name, names):
+            found[row.name].append(row.component)
+        return {name: tuple(digests) for name, digests in found.items()}
+
+    def _placed(self, model: int) -> tuple[Placed, ...]:
+        query = (
+            select(t.ModelComponent.layer, *t.ComponentRow.__table__.columns)
+            .join(t.ComponentRow, t.ComponentRow.digest == t.ModelComponent.component)
+            .where(t.ModelComponent.model == model)
+            .order_by(t.ModelComponent.position)
+        )
+        parts = self._component_tensors(model)
+        built: dict[str, Component] = {}
+        placed = []
+        for row in self._connection.execute(query):
+            if row.digest not in built:
+                built[row.digest] = component_of(row, parts)
+            placed.append(Placed(row.layer, built[row.digest]))
+        return tuple(placed)
+
+    def _component_tensors(self, model: int) -> Parts:
+        mine = select(t.ModelComponent.component).where(t.ModelComponent.model == model)
+        query = (
+            select(t.ComponentTensor.component, t.ComponentTensor.adapter, t.ComponentTensor.name, t.ComponentTensor.tensor)
+            .where(t.ComponentTensor.component.in_(mine))
+            .order_by(t.ComponentTensor.component, t.ComponentTensor.adapter, t.ComponentTensor.position)
+        )
+        found: dict[tuple[str, bool], list[tuple[str, str]]] = defaultdict(list)
+        for row in self._connection.execute(query):
+            found[row.component, row.adapter].append((row.name, row.tensor))
+        return found
+
+    def _weight_files(self, model: int) -> tuple[WeightFile, ...]:
+        entries: dict[int, list[tuple[str, str]]] = defaultdict(list)
+        query = select(t.WeightEntry.file, t.WeightEntry.key, t.WeightEntry.tensor).where(t.WeightEntry.model == model)
+        for row in self._connection.execute(query.order_by(t.WeightEntry.file, t.WeightEntry.position)):
+            entries[row.file].append((row.key, row.tensor))
+        files = select(t.WeightFileRow).where(t.WeightFileRow.model == model).order_by(t.WeightFileRow.position)
+        return tuple(WeightFile(row.path, row.header, tuple(entries[row.position])) for row in self._connection.execute(files))
+
+    def _side_files(self, model: int) -> tuple[SideFile, ...]:
+        query = select(t.SideFileRow).where(t.SideFileRow.model == model).order_by(t.SideFileRow.position)
+        return tuple(SideFile(row.path, row.blob, row.nbytes, row.inherited) for row in self._connection.execute(query))
+
+    def _tensors(self, model: int) -> tuple[TensorMeta, ...]:
+        query = (
+            select(t.Tensor.digest, t.Tensor.dtype, t.Tensor.shape)
+            .join(t.ModelTensor, t.ModelTensor.tensor == t.Tensor.digest)
+            .where(t.ModelTensor.model == model)
+            .order_by(t.ModelTensor.position)
+        )
+        return tuple(tensor_of(row) for row in self._connection.execute(query))
+
+
+def _grouped(pairs: Iterator[Any] | Collection[tuple[str, str]]) -> dict[str, tuple[str, ...]]:
+    """(key, name) pairs -> key -> its names, sorted, each once."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for key, name in pairs:
+        found[key].add(name)
+    return {key: tuple(sorted(names)) for key, names in found.items()}

@@ -1,0 +1,160 @@
+"""The catalogue's tables. Digests are the keys of what is content; models have numbers, so that a name can change.
+
+    tensors <- component_tensors -> components <- block_components -> blocks
+       ^                              ^                                 ^
+       |                       model_components                    model_blocks
+       +------- model_tensors ------> models <---------------------------+
+       +------- weight_entries -> weight_files -> models <- side_files
+
+Changes go through `migrations/`; a test compares the two. This file knows nothing of connections or queries.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Integer, MetaData, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+#: Length of a digest in hex.
+DIGEST = 64
+
+
+class Base(DeclarativeBase):
+    """Constraints get predictable names, so that later migrations can address them."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Setting(Base):
+    """One fact about the catalogue itself, such as the store that it belongs to."""
+
+    __tablename__ = "settings"
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[str] = mapped_column(Text)
+
+
+class Tensor(Base):
+    __tablename__ = "tensors"
+    digest: Mapped[str] = mapped_column(String(DIGEST), primary_key=True)
+    dtype: Mapped[str] = mapped_column(String(16))
+    shape: Mapped[str] = mapped_column(Text)  # JSON
+    elements: Mapped[int] = mapped_column(BigInteger)
+    nbytes: Mapped[int] = mapped_column(BigInteger)
+
+
+class ComponentRow(Base):
+    """`base_digest` equals `digest` unless the component carries an adapter."""
+
+    __tablename__ = "components"
+    digest: Mapped[str] = mapped_column(String(DIGEST), primary_key=True)
+    base_digest: Mapped[str] = mapped_column(String(DIGEST), index=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    family: Mapped[str] = mapped_column(String(64))
+    spec: Mapped[str] = mapped_column(Text)
+    adapter_kind: Mapped[str | None] = mapped_column(String(16))
+    adapter_config: Mapped[str | None] = mapped_column(Text)
+
+
+class ComponentTensor(Base):
+    """A tensor of a component, or of its adapter; positions keep the order of either."""
+
+    __tablename__ = "component_tensors"
+    component: Mapped[str] = mapped_column(ForeignKey("components.digest", ondelete="CASCADE"), primary_key=True)
+    adapter: Mapped[bool] = mapped_column(primary_key=True)
+    position: Mapped[int] = mapped_column(Integer, primary_key=True)
+    name: Mapped[str] = mapped_column(Text)
+    tensor: Mapped[str] = mapped_column(ForeignKey("tensors.digest"), index=True)
+
+
+class Block(Base):
+    __tablename__ = "blocks"
+    digest: Mapped[str] = mapped_column(String(DIGEST), primary_key=True)
+
+
+class BlockComponent(Base):
+    __tablename__ = "block_components"
+    block: Mapped[str] = mapped_column(ForeignKey("blocks.digest", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(Integer, primary_key=True)
+    component: Mapped[str] = mapped_column(ForeignKey("components.digest"), index=True)
+
+
+class Model(Base):
+    """`created` is UTC."""
+
+    __tablename__ = "models"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    name: Mapped[str] = mapped_column(String(255), unique=True)
+    kind: Mapped[str] = mapped_column(String(16))
+    base: Mapped[int | None] = mapped_column(ForeignKey("models.id"), index=True)
+    family: Mapped[str] = mapped_column(String(64))
+    source: Mapped[str] = mapped_column(Text)
+    fingerprint: Mapped[str] = mapped_column(String(DIGEST))
+    created: Mapped[datetime]
+
+
+class ModelComponent(Base):
+    __tablename__ = "model_components"
+    model: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(Integer, primary_key=True)
+    layer: Mapped[int | None] = mapped_column(Integer)
+    component: Mapped[str] = mapped_column(ForeignKey("components.digest"), index=True)
+
+
+class ModelTensor(Base):
+    """Every tensor that a model names, in the manifest's order."""
+
+    __tablename__ = "model_tensors"
+    model: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(Integer, primary_key=True)
+    tensor: Mapped[str] = mapped_column(ForeignKey("tensors.digest"), index=True)
+
+
+class ModelBlock(Base):
+    """A model's chain: components [lo, hi) are the block."""
+
+    __tablename__ = "model_blocks"
+    model: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(Integer, primary_key=True)
+    block: Mapped[str] = mapped_column(ForeignKey("blocks.digest"), index=True)
+    lo: Mapped[int] = mapped_column(Integer)
+    hi: Mapped[int] = mapped_column(Integer)
+
+
+class WeightFileRow(Base):
+    """`header` is the blob of the file's header."""
+
+    __tablename__ = "weight_files"
+    model: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(Integer, primary_key=True)
+    path: Mapped[str] = mapped_column(Text)
+    header: Mapped[str] = mapped_column(String(DIGEST), index=True)
+
+
+class WeightEntry(Base):
+    """Tensor number `position` of a model's weight file number `file`."""
+
+    __tablename__ = "weight_entries"
+    __table_args__ = (ForeignKeyConstraint(["model", "file"], ["weight_files.model", "weight_files.position"], ondelete="CASCADE"),)
+    model: Mapped[int] = mapped_column(Integer, primary_key=True)
+    file: Mapped[int] = mapped_column(Integer, primary_key=True)
+    position: Mapped[int] = mapped_column(Integer, primary_key=True)
+    key: Mapped[str] = mapped_column(Text)
+    tensor: Mapped[str] = mapped_column(ForeignKey("tensors.digest"), index=True)
+
+
+class SideFileRow(Base):
+    __tablename__ = "side_files"
+    model: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), primary_key=True)
+    position: Mapped[int] = mapped_column(Integer, primary_key=True)
+    path: Mapped[str] = mapped_column(Text)
+    blob: Mapped[str] = mapped_column(String(DIGEST), index=True)
+    nbytes: Mapped[int] = mapped_column(BigInteger)
+    inherited: Mapped[bool]

@@ -1,0 +1,219 @@
+"""Changes to the catalogue, within one transaction that is alone in writing. What no model needs any more goes with the change.
+
+Objects and blobs must be durable on disk before a manifest that names them is put here; this file does not look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from itertools import chain as chained
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import ColumnElement, and_, delete, exists, insert, not_, select
+from sqlalchemy.orm import InstrumentedAttribute
+
+from zoo.catalog import schema as t
+from zoo.catalog.reader import CHUNK, Reader
+from zoo.catalog.rows import component_row, component_tensor_rows, tensor_row
+from zoo.errors import InputError, InUse, NameTaken, NotFound
+from zoo.manifest import ChainBlock, Component, ModelManifest, block_digest
+
+MAX_NAME_CHARACTERS = 255
+
+
+class Writer(Reader):
+    """Reads and writes. Nothing is seen by others before the transaction ends, and nothing at all if it ends in an error."""
+
+    def put_model(self, manifest: ModelManifest) -> None:
+        """Add a model, as one block until `set_chain` says otherwise (BL-02). Does nothing when this very model has the name already.
+
+        Raises:
+            InputError: the name is empty, too long or unprintable.
+            NameTaken: another model has the name.
+            NotFound: the base is not in the catalogue.
+            ValueError: a component or a weight file names a tensor that `manifest.tensors` lacks.
+        """
+        _check_name(manifest.name)
+        _check_tensors(manifest)
+        if self._is_there(manifest):
+            return
+        components = {placed.component.digest: placed.component for placed in manifest.components}
+        self._insert_missing(t.Tensor.digest, {tensor.digest: tensor_row(tensor) for tensor in manifest.tensors})
+        self._put_components(components)
+        model = self._insert_model(manifest)
+        self._insert_parts(model, manifest)
+        self._insert_files(model, manifest)
+        whole = [placed.component.digest for placed in manifest.components]
+        if whole:
+            self.set_chain(manifest.name, [ChainBlock(block_digest(whole), 0, len(whole))])
+
+    def set_chain(self, name: str, blocks: Sequence[ChainBlock]) -> None:
+        """Cut a model's chain anew.
+
+        Raises:
+            NotFound: no such model.
+            ValueError: the blocks do not cover the model's components once and in order, or a digest is not its components'.
+        """
+        model = self._model_row(name).id
+        components = self._component_digests([name]).get(name, ())
+        cut = _blocks_of(blocks, components)
+        before = set(self._connection.execute(select(t.ModelBlock.block).where(t.ModelBlock.model == model)).scalars())
+        new = self._insert_missing(t.Block.digest, {digest: {"digest": digest} for digest in cut})
+        self._insert(
+            t.BlockComponent,
+            [{"block": digest, "position": i, "component": part} for digest in new for i, part in enumerate(cut[digest])],
+        )
+        self._connection.execute(delete(t.ModelBlock).where(t.ModelBlock.model == model))
+        self._insert(
+            t.ModelBlock,
+            [{"model": model, "position": i, "block": b.digest, "lo": b.lo, "hi": b.hi} for i, b in enumerate(blocks)],
+        )
+        self._delete_unused(t.Block.digest, before - cut.keys(), [t.ModelBlock.block])
+
+    def remove_model(self, name: str) -> None:
+        """Forget a model and whatever only it named; the objects on disk stay until they are collected.
+
+        Raises:
+            NotFound: no such model.
+            InUse: other models name it as their base.
+        """
+        if dependents := self.dependents(name):
+            raise InUse(f"{name!r} is the base of {', '.join(dependents)}: remove these first")
+        model = self._model_row(name).id
+        tensors = self._all(select(t.ModelTensor.tensor).where(t.ModelTensor.model == model))
+        components = self._all(select(t.ModelComponent.component).where(t.ModelComponent.model == model))
+        blocks = self._all(select(t.ModelBlock.block).where(t.ModelBlock.model == model))
+        self._connection.execute(delete(t.Model).where(t.Model.id == model))
+        self._delete_unused(t.Block.digest, blocks, [t.ModelBlock.block])
+        self._delete_unused(t.ComponentRow.digest, components, [t.ModelComponent.component, t.BlockComponent.component])
+        self._delete_unused(t.Tensor.digest, tensors, [t.ModelTensor.tensor, t.ComponentTensor.tensor, t.WeightEntry.tensor])
+
+    def set_setting(self, key: str, value: str) -> None:
+        """Record a fact about the catalogue itself, in place of what was recorded under the key."""
+        self._connection.execute(delete(t.Setting).where(t.Setting.key == key))
+        self._insert(t.Setting, [{"key": key, "value": value}])
+
+    def _is_there(self, manifest: ModelManifest) -> bool:
+        found = self._connection.execute(select(t.Model.fingerprint).where(t.Model.name == manifest.name)).scalar()
+        if found is not None and found != manifest.fingerprint:
+            raise NameTaken(f"the name {manifest.name!r} holds another model: choose another name, or remove that model first")
+        return found is not None
+
+    def _put_components(self, components: dict[str, Component]) -> None:
+        rows = {digest: component_row(component) for digest, component in components.items()}
+        new = self._insert_missing(t.ComponentRow.digest, rows)
+        self._insert(t.ComponentTensor, list(chained.from_iterable(component_tensor_rows(components[digest]) for digest in new)))
+
+    def _insert_model(self, manifest: ModelManifest) -> int:
+        base = None
+        if manifest.base is not None:
+            base = self._connection.execute(select(t.Model.id).where(t.Model.name == manifest.base)).scalar()
+            if base is None:
+                raise NotFound(f"the base {manifest.base!r} of {manifest.name!r} is not in the zoo: ingest it first")
+        values = {
+            "name": manifest.name,
+            "kind": manifest.kind,
+            "base": base,
+            "family": manifest.family,
+            "source": manifest.source,
+            "fingerprint": manifest.fingerprint,
+            "created": datetime.now(UTC).replace(tzinfo=None),
+        }
+        self._connection.execute(insert(t.Model).values(values))
+        return int(self._model_row(manifest.name).id)
+
+    def _insert_parts(self, model: int, manifest: ModelManifest) -> None:
+        self._insert(
+            t.ModelComponent,
+            [
+                {"model": model, "position": i, "layer": placed.layer, "component": placed.component.digest}
+                for i, placed in enumerate(manifest.components)
+            ],
+        )
+        self._insert(
+            t.ModelTensor,
+            [{"model": model, "position": i, "tensor": tensor.digest} for i, tensor in enumerate(manifest.tensors)],
+        )
+
+    def _insert_files(self, model: int, manifest: ModelManifest) -> None:
+        files = list(enumerate(manifest.weight_files))
+        self._insert(t.WeightFileRow, [{"model": model, "position": i, "path": f.path, "header": f.header} for i, f in files])
+        self._insert(
+            t.WeightEntry,
+            [
+                {"model": model, "file": i, "position": j, "key": key, "tensor": tensor}
+                for i, file in files
+                for j, (key, tensor) in enumerate(file.entries)
+            ],
+        )
+        self._insert(
+            t.SideFileRow,
+            [
+                {"model": model, "position": i, "path": s.path, "blob": s.blob, "nbytes": s.nbytes, "inherited": s.inherited}
+                for i, s in enumerate(manifest.side_files)
+            ],
+        )
+
+    def _insert(self, table: Any, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            self._connection.execute(insert(table), rows)
+
+    def _insert_missing(self, key: InstrumentedAttribute[str], rows: dict[str, dict[str, Any]]) -> list[str]:
+        """Insert the rows whose digests the table lacks; returns these digests. There is one writer, so nobody is faster."""
+        there = {row[0] for row in self._where_in(select(key), key, rows)}
+        missing = [digest for digest in rows if digest not in there]
+        self._insert(key.class_, [rows[digest] for digest in missing])
+        return missing
+
+    def _delete_unused(
+        self, key: InstrumentedAttribute[str], digests: Collection[str], users: Iterable[InstrumentedAttribute[str]]
+    ) -> None:
+        unused: list[ColumnElement[bool]] = [not_(exists().where(user == key)) for user in users]
+        for chunk in _chunks(digests):
+            self._connection.execute(delete(key.class_).where(and_(key.in_(chunk), *unused)))
+
+    def _all(self, query: Any) -> set[str]:
+        return set(self._connection.execute(query).scalars())
+
+
+def _chunks(digests: Collection[str]) -> Iterator[list[str]]:
+    rest = iter(digests)
+    while chunk := list(islice(rest, CHUNK)):
+        yield chunk
+
+
+def _check_name(name: str) -> None:
+    if not name or name != name.strip() or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
+        raise InputError(f"{name[:80]!r} cannot be a model's name: 1 to {MAX_NAME_CHARACTERS} printable characters, no spaces around them")
+
+
+def _check_tensors(manifest: ModelManifest) -> None:
+    held = {tensor.digest for tensor in manifest.tensors}
+    if len(held) != len(manifest.tensors):
+        raise ValueError(f"the manifest of {manifest.name!r} holds a tensor twice")
+    named = {digest for file in manifest.weight_files for _, digest in file.entries}
+    for placed in manifest.components:
+        adapter = placed.component.adapter
+        named.update(digest for _, digest in placed.component.tensors)
+        named.update(digest for _, digest in (adapter.tensors if adapter else ()))
+    if not named <= held:
+        raise ValueError(f"the manifest of {manifest.name!r} names tensors that it does not hold")
+
+
+def _blocks_of(blocks: Sequence[ChainBlock], components: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Block digest -> its components, checked against the model's."""
+    reached = 0
+    found: dict[str, Sequence[str]] = {}
+    for block in blocks:
+        part = components[block.lo : block.hi]
+        if block.lo != reached or block.hi <= block.lo or block.hi > len(components):
+            raise ValueError(f"block [{block.lo}, {block.hi}) does not continue the chain at component {reached}")
+        if block.digest != block_digest(part):
+            raise ValueError(f"block [{block.lo}, {block.hi}) does not have its components' digest")
+        reached = block.hi
+        found[block.digest] = part
+    if reached != len(components):
+        raise ValueError(f"the chain ends at component {reached} of {len(components)}")
+    return found

@@ -1,0 +1,61 @@
+"""The store-wide lock: many keepers (ingests, exports, audits) or one collector, across processes and threads.
+
+It is `flock` on one file, so the kernel releases it with the process, however that ends. Each holder opens the file for itself: two
+holders in one process exclude each other as two processes do. A steady stream of keepers can hold a collector off; it then gives up
+with StoreBusy instead of blocking them.
+
+This file knows nothing of what the lock protects.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zoo.errors import StoreBusy
+
+#: Seconds between two attempts: `flock` has no time limit of its own.
+_PAUSE = 0.02
+
+
+@contextmanager
+def shared(path: Path, timeout: float) -> Iterator[None]:
+    """Hold the lock together with others. Raises StoreBusy after `timeout` seconds."""
+    with _held(path, fcntl.LOCK_SH, timeout):
+        yield
+
+
+@contextmanager
+def exclusive(path: Path, timeout: float) -> Iterator[None]:
+    """Hold the lock alone. Raises StoreBusy after `timeout` seconds."""
+    with _held(path, fcntl.LOCK_EX, timeout):
+        yield
+
+
+@contextmanager
+def _held(path: Path, kind: int, timeout: float) -> Iterator[None]:
+    # Over NFS an exclusive lock needs a writable descriptor; a shared one must do on a read-only mount.
+    access = os.O_RDWR if kind == fcntl.LOCK_EX else os.O_RDONLY
+    descriptor = os.open(path, access | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        _wait(descriptor, path, kind, timeout)
+        yield
+    finally:
+        # Unlocking by name, not only by closing: a child that was forked meanwhile shares the lock through its copy of the descriptor.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+def _wait(descriptor: int, path: Path, kind: int, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise StoreBusy(f"the store's lock {path} is held by another process (waited {timeout:g} s)") from None
+            time.sleep(_PAUSE)

@@ -1,0 +1,151 @@
+"""How bytes become a durable, read-only file under a content address: stage (write, fsync), publish (rename), settle (fsync the folders).
+
+    root/ab/abcd…    a published file, named by 64 hex digits; complete from the moment it has that name
+    root/tmp/…       staged files; those that a killed process left are garbage
+
+A staged file is durable before it gets its name, so a name never stands for partial bytes. A name is durable once its folder is
+settled; callers settle before they let anything refer to it. This file knows nothing of tensors, digests' meaning or the catalogue.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import uuid
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+
+from zoo.errors import StoreError, StoreFull
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+#: No space, over quota, over the process's file size limit: for the user all the same.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def is_digest(text: str) -> bool:
+    """Whether a text is 64 lower-case hex digits: only then may it become part of a path."""
+    return _DIGEST.fullmatch(text) is not None
+
+
+class Shelf:
+    """A folder of files by content address. Safe for any number of threads and processes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._temporary = root / "tmp"
+        self._published: set[str] = set()
+
+    def path(self, digest: str) -> Path:
+        """Where a digest's file is or would be. Raises StoreError when it is no digest."""
+        if not is_digest(digest):
+            raise StoreError(f"{digest[:80]!r} is not a digest of 64 hex digits")
+        return self.root / digest[:2] / digest
+
+    def digests(self) -> Iterator[str]:
+        """All published digests, sorted. Files with other names are not ours and are passed over."""
+        for folder in _listing(self.root):
+            if len(folder) == 2:
+                yield from (name for name in _listing(self.root / folder) if is_digest(name) and name.startswith(folder))
+
+    def temporaries(self) -> Iterator[Path]:
+        """Staged files, whoever's they are."""
+        return (self._temporary / name for name in _listing(self._temporary))
+
+    def stage(self, chunks: Iterable[bytes | memoryview]) -> Path:
+        """Write the chunks to a temporary file, durable and read-only. Raises StoreFull; on any error nothing is left."""
+        path = self._temporary / uuid.uuid4().hex
+        try:
+            with self._created(path) as file:
+                for chunk in chunks:  # outside `_writing`: a source that cannot be read is not a store that cannot be written
+                    with self._writing():
+                        _write_all(file.fileno(), chunk)
+                with self._writing():
+                    os.fchmod(file.fileno(), 0o444)
+                    os.fsync(file.fileno())
+        except BaseException:
+            discard(path)
+            raise
+        return path
+
+    def publish(self, staged: Path, digest: str) -> None:
+        """Give a staged file its name; one of the same name is replaced, and readers that have it open keep theirs."""
+        target = self.path(digest)
+        with self._writing():
+            target.parent.mkdir(exist_ok=True)
+            staged.replace(target)
+        self._published.add(digest)
+
+    def take_published(self) -> set[str]:
+        """What this object has published since it was last asked."""
+        taken, self._published = self._published, set()
+        return taken
+
+    def settle(self, digests: Iterable[str], pool: Executor | None = None) -> None:
+        """Make these published names durable, whichever process gave them: one fsync per folder, side by side in the pool."""
+        folders = {self.path(digest).parent for digest in digests} | {self.root}
+        run = map if pool is None else pool.map
+        with self._writing():
+            for _ in run(_sync_folder, sorted(folders)):
+                pass
+
+    def size(self, digest: str) -> int:
+        """Bytes of a published file, 0 when there is none."""
+        try:
+            return self.path(digest).lstat().st_size
+        except OSError:
+            return 0
+
+    def remove(self, digest: str) -> int:
+        """Remove a published file; returns its size in bytes, 0 when there is none."""
+        return discard(self.path(digest))
+
+    def _created(self, path: Path) -> FileIO:
+        with self._writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            return FileIO(path, "xb")
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn what the system says into one line."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in _FULL:
+                raise StoreFull(f"no space left in {self.root} ({error.strerror})") from error
+            raise StoreError(f"cannot write to {self.root}: {error.strerror or error}") from error
+
+
+def discard(path: Path) -> int:
+    """Remove a file if it is there; returns its size in bytes."""
+    with suppress(FileNotFoundError):
+        size = path.lstat().st_size
+        path.unlink()
+        return size
+    return 0
+
+
+def _listing(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _write_all(descriptor: int, chunk: bytes | memoryview) -> None:
+    if not memoryview(chunk).nbytes:  # an empty view cannot be cast
+        return
+    view = memoryview(chunk).cast("B")
+    while view.nbytes:
+        view = view[os.write(descriptor, view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
