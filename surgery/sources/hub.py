@@ -1,0 +1,113 @@
+"""Checkpoints from the Hugging Face hub: which files of a repository are wanted, and their download into the hub's own cache.
+
+The download is huggingface_hub's (resumed, verified, shared with transformers); this file chooses and translates errors.
+A token comes from the environment or the login that huggingface_hub knows; it is never read or shown here.
+It knows nothing of what the files hold.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from zoo.errors import InputError, StoreFull, UnsafeCheckpoint
+
+#: Files beside the weights: configs, indices, tokenizers, templates, texts.
+_SIDE = re.compile(r".*\.(json|model|jinja|txt|md|tiktoken)|(LICENSE|LICENCE|NOTICE|README|USE_POLICY)[^/]*", re.IGNORECASE)
+_TEMPLATES = "additional_chat_templates/"
+#: Another vendor's layout under a safetensors name; transformers does not read it either.
+_SAFETENSORS = re.compile(r"(?!consolidated)[^/]*\.safetensors")
+_META = re.compile(r"consolidated\.\d{2}\.pth")
+_PICKLES = re.compile(r"(pytorch_model[^/]*|adapter_model)\.bin")
+
+
+def fetch(repo: str, revision: str | None = None, allow_pickle: bool = False) -> Path:
+    """Download what an ingest needs of a repository.
+
+    Args:
+        repo: the hub's id, `owner/name` or `name`.
+        revision: branch, tag or commit; the default branch when None.
+        allow_pickle: take `*.bin` weights where there are no others.
+
+    Returns:
+        The folder in the hub's cache. Without a network, what an earlier download left there.
+
+    Raises:
+        InputError: no such repository or revision, no permission, a bad id, or the hub cannot be reached.
+        UnsafeCheckpoint: it has pickled weights only, and they are not allowed.
+        StoreFull: no space left for the cache.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    with _clear_errors(repo, revision):
+        try:
+            info = HfApi().model_info(repo, revision=revision)
+        except _unreachable():
+            return Path(snapshot_download(repo, revision=revision, local_files_only=True, allow_patterns=["config.json"]))
+    files = wanted([sibling.rfilename for sibling in info.siblings or []], repo, allow_pickle)
+    with _clear_errors(repo, revision):
+        # The patterns are shell patterns; a name that looks like one must stand for itself.
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=[glob.escape(path) for path in files]))
+
+
+def wanted(files: Iterable[str], repo: str, allow_pickle: bool = False) -> tuple[str, ...]:
+    """The files of a repository that make up its checkpoint: a pure function of their names.
+
+    Weights are safetensors where there are any; else Meta's shards; else pickles if allowed. Only the top folder counts,
+    so that `original/`, `onnx/` and training checkpoints are not downloaded.
+
+    Raises:
+        InputError: the repository holds no weights that can be read.
+        UnsafeCheckpoint: pickled weights only.
+    """
+    names = sorted(set(files))
+    weights = [name for name in names if _SAFETENSORS.fullmatch(name)]
+    if not weights and "params.json" in names:
+        weights = [name for name in names if _META.fullmatch(name)]
+    pickles = [name for name in names if _PICKLES.fullmatch(name)]
+    if not weights and pickles:
+        if not allow_pickle:
+            raise UnsafeCheckpoint(f"{repo} has pickled weights only ({pickles[0]}), which can run code; --allow-pickle reads tensors only")
+        weights = pickles
+    if not weights:
+        raise InputError(f"{repo} holds no weights at its top: no *.safetensors and no consolidated.*.pth with params.json")
+    sides = [name for name in names if _SIDE.fullmatch(name) and ("/" not in name or name.startswith(_TEMPLATES))]
+    return (*weights, *sides)
+
+
+def _unreachable() -> tuple[type[Exception], ...]:
+    """What huggingface_hub raises when nobody answers: then its cache may still have the files."""
+    import httpx
+    from huggingface_hub.errors import OfflineModeIsEnabled
+
+    return (OfflineModeIsEnabled, httpx.ConnectError, httpx.TimeoutException)
+
+
+@contextmanager
+def _clear_errors(repo: str, revision: str | None) -> Iterator[None]:
+    """Each failure as one line. The library's own texts span lines, and name addresses and request ids."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except errors.HFValidationError:
+        raise InputError(f"{repo!r} is neither a folder here nor a possible hub id (owner/name)") from None
+    except errors.GatedRepoError:
+        raise InputError(f"{repo} is gated: accept its terms on its hub page, then log in with 'hf auth login' or set HF_TOKEN") from None
+    except errors.RepositoryNotFoundError:
+        reason = "no folder here and no repository on the hub has this name; if it is private, log in with 'hf auth login' or set HF_TOKEN"
+        raise InputError(f"{repo}: {reason}") from None
+    except errors.RevisionNotFoundError:
+        raise InputError(f"{repo} has no revision {revision!r}") from None
+    except (errors.LocalEntryNotFoundError, *_unreachable()):
+        raise InputError(f"{repo} is not a folder here, the hub cannot be reached, and its cache does not hold it") from None
+    except errors.HfHubHTTPError as error:
+        raise InputError(f"{repo}: the hub answered with an error ({error.response.status_code})") from None
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            raise StoreFull("no space left on the disk of the hub's cache") from None
+        raise InputError(f"{repo}: the download failed ({type(error).__name__}); try again, it continues where it stopped") from None
