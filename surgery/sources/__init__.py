@@ -38,15 +38,23 @@ def open_source(text: str, revision: str | None = None, allow_pickle: bool = Fal
         raise NotFound(f"no folder {text!r}, and it cannot be a hub id either")
     from surgery.sources.hub import fetch
 
-    fetched = _open_folder(fetch(text, revision), allow_pickle)
+    fetched = _open_folder(fetch(text, revision, allow_pickle), allow_pickle)
     return dataclasses.replace(fetched, origin=text if revision is None else f"{text}@{revision}")
 
 
 def _open_folder(folder: Path, allow_pickle: bool) -> Source:
-    if not (folder / "config.json").exists() and not (folder / "adapter_config.json").exists() and (folder / "params.json").exists():
+    if _is_meta_only(folder):
         from surgery.sources.meta import open_meta
 
         return open_meta(folder)
     from surgery.sources.local import open_local
 
     return open_local(folder, allow_pickle)
+
+
+def _is_meta_only(folder: Path) -> bool:
+    """Meta's files, and no safetensors or adapter that would be taken before them."""
+    others = ("adapter_config.json", "model.safetensors", "model.safetensors.index.json")
+    if not (folder / "params.json").exists() or any((folder / name).exists() for name in others):
+        return False
+    return not (folder / "config.json").exists() or any(folder.glob("consolidated.*.pth"))

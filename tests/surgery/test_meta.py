@@ -347,3 +347,15 @@ def test_joining_holds_chunks_not_tensors(tmp_path: Path) -> None:
     largest, grown = map(int, child.stdout.split())
     assert largest == 24000 * 512 * 2
     assert grown < largest / 3
+
+
+def test_safetensors_beside_metas_files_are_taken_first(tmp_path: Path) -> None:
+    model = twin()
+    folder = meta_twin.write_meta(model, tmp_path / "both")
+    assert open_source(str(folder)).notes[0].startswith("Meta's layout")
+    (folder / "config.json").write_text("{}")
+    assert open_source(str(folder)).notes[0].startswith("Meta's layout")
+    model.save_pretrained(folder)
+    source = open_source(str(folder))
+    assert source.weights[0].path == "model.safetensors"
+    assert source.side("original/params.json") is None
