@@ -34,6 +34,11 @@ class Detokenizer:
         self._window = self._tail([token for token in context[-4 * _KEEP :] if not tokenizer.silent(token)])
         self._given = self._count()
 
+    @property
+    def pending(self) -> int:
+        """Characters, as they would be decoded now, that are held back."""
+        return max(0, len(self._tokenizer.decode(self._window)) - self._given)
+
     def push(self, token: int) -> str:
         """The text that this token made final; often empty."""
         if self._tokenizer.silent(token):

@@ -1,0 +1,192 @@
+"""The bodies of OpenAI's two generating endpoints, as far as this server reads them: shapes, types and plain bounds.
+
+Unknown fields are ignored, since clients send new ones before servers know them; fields that are known and cannot be honoured
+exactly are refused with the reason; wrong types are never bent (`"5"` is no number). Parsing is one pass over the bytes,
+bounded in depth, with NaN and infinity refused. Knows no model: what depends on one is checked in `requests`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+
+from runtime.frontend.errors import RequestError, unsupported
+
+MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1024
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+_INT64 = 2**63
+
+#: Plain words for fields whose type is a choice, where the validator would list each alternative's complaint.
+_EXPECTED = {
+    "prompt": "a string, a list of strings, a list of token ids, or a list of such lists",
+    "stop": f"a string or a list of at most {MAX_STOPS} strings",
+    "content": "a string or a list of parts",
+}
+
+_Count = Annotated[int, Field(ge=0, lt=_INT64)]
+_Id = Annotated[int, Field(ge=0, lt=2**31)]
+_Ids = Annotated[list[_Id], FailFast()]
+_Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+_Stop = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, frozen=True, protected_namespaces=())
+
+
+class StreamOptions(_Body):
+    """What a stream carries beside its chunks."""
+
+    include_usage: bool | None = None
+
+
+class _Generation(_Body):
+    """Fields of both endpoints. None: not given (clients send null for that too)."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, lt=_INT64)] | None = None
+    seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS), FailFast()] | None = None
+    max_tokens: _Count | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    presence_penalty: _Penalty | None = None
+    frequency_penalty: _Penalty | None = None
+    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] | None = Field(default=None, max_length=MAX_BIASES)
+    # Beyond OpenAI, named as vLLM names them.
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
+    min_tokens: _Count | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[_Ids, Field(max_length=MAX_STOPS)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
+    return_token_ids: bool | None = None
+    # Ours.
+    slo_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    adaptive: bool | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        given = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return tuple(stop for stop in given if stop)
+
+    @property
+    def usage_chunk(self) -> bool:
+        """Whether a stream ends with a chunk of token counts."""
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+
+class CompletionBody(_Generation):
+    """POST /v1/completions."""
+
+    prompt: str | _Ids | Annotated[list[str], FailFast()] | Annotated[list[_Ids], FailFast()]
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: _Count | None = None
+    suffix: str | None = None
+
+
+class ContentPart(_Body):
+    """A part of a message; only text can be read here."""
+
+    type: str
+    text: str | None = None
+
+
+class Message(_Body):
+    """One turn of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[ContentPart] | None = None
+    tool_calls: Any = None
+    function_call: Any = None
+    audio: Any = None
+
+
+class ResponseFormat(_Body):
+    """Only plain text is served."""
+
+    type: str
+
+
+class ChatBody(_Generation):
+    """POST /v1/chat/completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: _Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Any = None
+    functions: Any = None
+    audio: Any = None
+    modalities: list[str] | None = None
+    response_format: ResponseFormat | None = None
+
+
+B = TypeVar("B", CompletionBody, ChatBody)
+
+
+def parse(kind: type[B], raw: bytes) -> B:
+    """The body, or RequestError 400 that names the first field that is wrong."""
+    try:
+        body = kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise _refusal(error) from None
+    _refuse_unsupported(body)
+    return body
+
+
+def _refusal(error: ValidationError) -> RequestError:
+    """One line about the first thing wrong. Never repeats the input: it may be large, or secret."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = [str(part) for part in first["loc"]]
+    if not where:
+        return RequestError(f"the body is no JSON object: {first['msg']}", code="invalid_json")
+    field = next((part for part in reversed(where) if part in _EXPECTED), None)
+    if field is not None:
+        return RequestError(f"{field} must be {_EXPECTED[field]}", param=where[0])
+    path = ".".join(where)
+    message = f"{path} is required" if first["type"] == "missing" else f"{path}: {first['msg']}"
+    return RequestError(message, param=where[0])
+
+
+def _refuse_unsupported(body: CompletionBody | ChatBody) -> None:
+    if isinstance(body, CompletionBody):
+        _refuse_in_completion(body)
+    else:
+        _refuse_in_chat(body)
+
+
+def _refuse_in_completion(body: CompletionBody) -> None:
+    if body.suffix is not None:
+        raise unsupported("suffix", "models here write forward only")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise unsupported("best_of", "leave it out, or give it the value of n")
+
+
+def _refuse_in_chat(body: ChatBody) -> None:
+    if body.tools or body.functions:
+        raise unsupported("tools" if body.tools else "functions", "this server calls no tools")
+    if body.audio or any(kind != "text" for kind in body.modalities or ()):
+        raise unsupported("audio" if body.audio else "modalities", "models here write text only")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise unsupported("response_format", "answers are plain text; constrained decoding is not built")
+    for message in body.messages:
+        _refuse_in_message(message)
+
+
+def _refuse_in_message(message: Message) -> None:
+    if message.role in ("tool", "function") or message.tool_calls or message.function_call:
+        raise unsupported("messages", "this server calls no tools, so it takes no tool messages")
+    parts = message.content if isinstance(message.content, list) else []
+    for part in parts:
+        if part.type not in ("text", "input_text") or message.audio:
+            raise unsupported("messages", f"content parts of type {part.type[:40]!r} cannot be read, only text")
+        if part.text is None:
+            raise RequestError("messages: a text part needs a text", param="messages")

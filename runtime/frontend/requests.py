@@ -1,0 +1,237 @@
+"""From a parsed body to sequences: prompts to token ids, fields to sampling parameters, every bound that depends on the model.
+
+A request is `prompts x n` sequences, choice by choice within a prompt, as OpenAI numbers them. The result is data; nothing is
+sent anywhere. Tokenising takes time that grows with the prompt: call this from a worker thread, never from an event loop.
+
+Defaults: `max_tokens` is 16 for completions (OpenAI) and the rest of the context for chat; sampling values are the model's
+own (`served.defaults_from`). A given seed makes choice k draw with seed + k; without one every sequence gets a secret seed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from runtime.frontend.bodies import ChatBody, CompletionBody, Message
+from runtime.frontend.errors import RequestError, too_long
+from runtime.frontend.served import ServedModel
+from runtime.types import SamplingParams, SequenceRequest
+
+COMPLETION_TOKENS = 16
+_SEEDS = 2**63
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may ask for: choices per prompt, and sequences in all."""
+
+    max_choices: int = 64
+    max_sequences: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Token ids, and the text they came from where they came from text."""
+
+    tokens: tuple[int, ...]
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A request ready to run. `sequences[i]` is choice i and continues `prompts[i // n]`.
+
+    `logprobs`: alternatives per token, None for no logprobs at all.
+    """
+
+    id: str
+    chat: bool
+    model: ServedModel
+    prompts: tuple[Prompt, ...]
+    sequences: tuple[SequenceRequest, ...]
+    stops: tuple[str, ...] = ()
+    stream: bool = False
+    usage_chunk: bool = False
+    echo: bool = False
+    logprobs: int | None = None
+    return_token_ids: bool = False
+
+    @property
+    def prompt_tokens(self) -> int:
+        return sum(len(prompt.tokens) for prompt in self.prompts)
+
+    def prompt_of(self, choice: int) -> Prompt:
+        return self.prompts[choice * len(self.prompts) // len(self.sequences)]
+
+
+def assemble_completion(body: CompletionBody, model: ServedModel, request_id: str, limits: Limits) -> Generation:
+    """The sequences of a completion. Raises RequestError 400."""
+    prompts = _completion_prompts(body, model)
+    sampling = tuple(_completion_sampling(body, model, len(prompt.tokens)) for prompt in prompts)
+    return Generation(
+        id=request_id,
+        chat=False,
+        model=model,
+        prompts=prompts,
+        sequences=_sequences(body, model, request_id, prompts, sampling, limits),
+        stops=body.stops,
+        stream=bool(body.stream),
+        usage_chunk=body.usage_chunk,
+        echo=bool(body.echo),
+        logprobs=body.logprobs,
+        return_token_ids=bool(body.return_token_ids),
+    )
+
+
+def assemble_chat(body: ChatBody, model: ServedModel, request_id: str, limits: Limits) -> Generation:
+    """The sequences of a chat completion. Raises RequestError 400."""
+    logprobs = _chat_logprobs(body)
+    tokens = model.tokenizer.encode_chat([_plain(message) for message in body.messages])
+    prompt = Prompt(_checked(tokens, model, "messages"))
+    wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    if wanted == 0:
+        raise RequestError("max_tokens must be at least 1", param="max_tokens")
+    room = _room(wanted, len(prompt.tokens), model.spec.max_model_len, model.spec.max_model_len, "messages")
+    sampling = _sampling(body, model, room, logprobs, None)
+    return Generation(
+        id=request_id,
+        chat=True,
+        model=model,
+        prompts=(prompt,),
+        sequences=_sequences(body, model, request_id, (prompt,), (sampling,), limits),
+        stops=body.stops,
+        stream=bool(body.stream),
+        usage_chunk=body.usage_chunk,
+        logprobs=logprobs,
+        return_token_ids=bool(body.return_token_ids),
+    )
+
+
+def _completion_prompts(body: CompletionBody, model: ServedModel) -> tuple[Prompt, ...]:
+    prompt = body.prompt
+    if isinstance(prompt, str):
+        return (_from_text(prompt, model),)
+    if not prompt:
+        raise RequestError("prompt is empty", param="prompt")
+    if isinstance(prompt[0], int):
+        return (Prompt(_checked(prompt, model, "prompt")),)
+    return tuple(_from_text(p, model) if isinstance(p, str) else Prompt(_checked(p, model, "prompt")) for p in prompt)
+
+
+def _from_text(text: str, model: ServedModel) -> Prompt:
+    return Prompt(_checked(model.tokenizer.encode(text), model, "prompt"), text)
+
+
+def _checked(tokens: Sequence[int], model: ServedModel, param: str) -> tuple[int, ...]:
+    """Ids that the model can run: at least one, each within its vocabulary."""
+    if not tokens:
+        raise RequestError(f"{param}: nothing to start from: the prompt has no tokens and the tokenizer adds none", param=param)
+    highest = max(tokens)
+    if highest >= model.spec.vocab_size:
+        raise RequestError(f"{param}: token id {highest} is not in the model's vocabulary of {model.spec.vocab_size}", param=param)
+    return tuple(tokens)
+
+
+def _room(wanted: int | None, prompt: int, limit: int, default: int, param: str) -> int:
+    """Tokens for the answer. A default is cut to what is left; a number that was asked for must fit."""
+    left = limit - prompt
+    if wanted is None:
+        if left < 1:
+            raise too_long(prompt, 1, limit, param)
+        return min(default, left)
+    if wanted > left:
+        raise too_long(prompt, wanted, limit, param)
+    return wanted
+
+
+def _completion_sampling(body: CompletionBody, model: ServedModel, prompt: int) -> SamplingParams:
+    if body.max_tokens == 0 and not body.echo:
+        raise RequestError("max_tokens must be at least 1 (0 only with echo)", param="max_tokens")
+    room = _room(body.max_tokens, prompt, model.spec.max_model_len, COMPLETION_TOKENS, "prompt")
+    return _sampling(body, model, room, body.logprobs, body.logprobs if body.echo else None)
+
+
+def _chat_logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true", param="top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _sampling(
+    body: CompletionBody | ChatBody, model: ServedModel, max_tokens: int, logprobs: int | None, prompt_logprobs: int | None
+) -> SamplingParams:
+    defaults = model.defaults
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise RequestError(f"min_tokens ({min_tokens}) is more than max_tokens ({max_tokens})", param="min_tokens")
+    return SamplingParams(
+        max_tokens=max_tokens,
+        temperature=_either(body.temperature, defaults.temperature),
+        top_k=max(0, int(_either(body.top_k, defaults.top_k))),
+        top_p=_either(body.top_p, defaults.top_p),
+        min_p=_either(body.min_p, defaults.min_p),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        repetition_penalty=_either(body.repetition_penalty, defaults.repetition_penalty),
+        logit_bias=_biases(body.logit_bias or {}, model.spec.vocab_size),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        min_tokens=min_tokens,
+        ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+    )
+
+
+def _either(given: float | None, default: float) -> float:
+    return default if given is None else given
+
+
+def _biases(given: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
+    """OpenAI's map of token id (a string in JSON) to bias, in order of id."""
+    biases = {}
+    for key, bias in given.items():
+        if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < vocab_size):
+            raise RequestError(f"logit_bias: {key[:40]!r} is no token id of this model", param="logit_bias")
+        biases[int(key)] = bias
+    return tuple(sorted(biases.items()))
+
+
+def _sequences(
+    body: CompletionBody | ChatBody,
+    model: ServedModel,
+    request_id: str,
+    prompts: Sequence[Prompt],
+    sampling: Sequence[SamplingParams],
+    limits: Limits,
+) -> tuple[SequenceRequest, ...]:
+    n = body.n or 1
+    if n > limits.max_choices:
+        raise RequestError(f"n is {n}; at most {limits.max_choices} choices are served", param="n")
+    if n * len(prompts) > limits.max_sequences:
+        raise RequestError(f"{n * len(prompts)} sequences in one request; at most {limits.max_sequences} are served", param="prompt")
+    return tuple(
+        SequenceRequest(
+            seq=f"{request_id}/{index * n + choice}",
+            request=request_id,
+            model=model.name,
+            prompt=prompt.tokens,
+            sampling=_seeded(params, body.seed, choice),
+            priority=body.priority or 0,
+            slo_ms=body.slo_ms,
+            adaptive=bool(body.adaptive),
+        )
+        for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
+        for choice in range(n)
+    )
+
+
+def _seeded(params: SamplingParams, seed: int | None, choice: int) -> SamplingParams:
+    return replace(params, seed=secrets.randbelow(_SEEDS) if seed is None else (seed + choice) % _SEEDS)
+
+
+def _plain(message: Message) -> dict[str, str]:
+    """A message as templates expect it. `developer` is OpenAI's newer word for `system`, which templates know."""
+    content = message.content or ""
+    text = content if isinstance(content, str) else "\n".join(part.text or "" for part in content)
+    return {"role": "system" if message.role == "developer" else message.role, "content": text}
