@@ -164,9 +164,9 @@ class FakeEngine:
         busy = self._alpha + self._beta * plan.tokens
         if self._pace is not None:
             self._pace(busy)
-        prompt_logprobs = tuple(found for row in plan.rows if (found := self._prompt_logprobs(row)) is not None)
-        sampled = tuple(found for row in plan.rows if (found := self._run(row)) is not None)
-        return StepResult(plan.step, sampled, prompt_logprobs, self._segment_runs(plan.rows), busy)
+        scores = tuple(score for row in plan.rows if (score := self._prompt_logprobs(row)) is not None)
+        sampled = tuple(one for row in plan.rows if (one := self._run(row)) is not None)
+        return StepResult(plan.step, sampled, scores, self._segment_runs(plan.rows), busy)
 
     # -- what a plan must be -------------------------------------------------------------------------------------------
 

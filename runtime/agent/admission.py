@@ -1,0 +1,57 @@
+"""What an agent refuses at once, and why: requests that no step could ever serve.
+
+Contract: `capped` fits a model's context to a device; `refusal` gives one clear sentence, or None for a request that is sure
+to finish once it runs. Frontends check most of this first, for the sake of their own error formats; here it is
+checked so that no request, whatever way it came, can stop a step that others share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from runtime.kv.pages import pages_for, tokens_within
+from runtime.types import ModelSpec, SequenceRequest
+from zoo.errors import NotServable
+
+
+def capped(spec: ModelSpec, page_capacity: int) -> ModelSpec:
+    """The model with a context that one sequence, alone on the device, can fill.
+
+    Raises NotServable if not even one page group fits; ValueError for a shape that means nothing.
+    """
+    if spec.kv_layers < 1 or spec.page_tokens < 1 or spec.vocab_size < 1 or spec.max_model_len < 1:
+        raise ValueError(f"model {spec.name}: sizes must be positive")
+    fits = tokens_within(spec, page_capacity)
+    if fits < 1:
+        raise NotServable(
+            f"{spec.name} needs {pages_for(spec, 1)} pages for its first token, the device has {page_capacity}: enlarge the KV pool"
+        )
+    return replace(spec, max_model_len=min(spec.max_model_len, fits))
+
+
+def refusal(request: SequenceRequest, spec: ModelSpec) -> str | None:
+    """Why a model, its context capped to the device, cannot serve a request; None if it can. O(prompt)."""
+    sampling = request.sampling
+    if not request.prompt:
+        return "the prompt is empty"
+    if sampling.max_tokens < 0 or sampling.min_tokens < 0:
+        return "max_tokens and min_tokens must not be negative"
+    if sampling.min_tokens > sampling.max_tokens:
+        return f"min_tokens ({sampling.min_tokens}) exceeds max_tokens ({sampling.max_tokens})"
+    length = len(request.prompt) + min(sampling.max_tokens, 1)
+    if length > spec.max_model_len:
+        return (
+            f"the prompt of {len(request.prompt)} tokens leaves no room for an answer: {spec.name} takes {spec.max_model_len} tokens in all"
+        )
+    if not _within(request.prompt, spec.vocab_size):
+        return f"prompt token ids must lie in [0, {spec.vocab_size})"
+    if not _within(sampling.stop_token_ids, spec.vocab_size):
+        return f"stop_token_ids must lie in [0, {spec.vocab_size})"
+    if not _within((token for token, _ in sampling.logit_bias), spec.vocab_size):
+        return f"token ids in logit_bias must lie in [0, {spec.vocab_size})"
+    return None
+
+
+def _within(tokens: Iterable[int], vocab_size: int) -> bool:
+    return all(0 <= token < vocab_size for token in tokens)

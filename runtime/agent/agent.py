@@ -1,0 +1,321 @@
+"""The agent: the state machine of one device. It takes requests, says what the next step is, and tells who got which token.
+
+Contract: a driver calls, from one thread at a time,
+
+    add(request)           whenever one arrives           abort(seq)          in any phase, as often as it likes
+    next_step()            a plan, or None when idle      finish_step(result) or fail_step(error), once per plan
+
+with `now` in nanoseconds of its own clock. Every sequence gets each of its tokens once, in order, and exactly one event
+with `finish` set, its last, whatever happens: a refusal, an abort, a preemption, a fault. Pages of a sequence that ends
+while its step runs stay taken until that step is over, for the engine may still be writing them. What is no longer of
+use to the engine is named in the next plan's `released`.
+
+It decides nothing about batches (`policy.batching` does), runs nothing, and knows no tensors, clocks, threads or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.agent.admission import refusal
+from runtime.agent.events import end_event, refusal_event, token_event
+from runtime.agent.models import ModelTable
+from runtime.agent.narrator import Narrator
+from runtime.agent.sequences import LiveSequence, Rank, RankedQueue
+from runtime.agent.state import AgentState, Tally, block_loads, model_loads
+from runtime.config import BatchingConfig
+from runtime.kv.pages import PageBook
+from runtime.policy.batching import DeviceSnapshot, Share, decide
+from runtime.trace import TraceSink
+from runtime.types import FinishReason, ModelSpec, Opened, Row, Sampled, SequenceRequest, StepPlan, StepResult, TokenEvent
+from zoo.errors import InUse
+
+
+class Agent:
+    def __init__(
+        self,
+        models: Iterable[ModelSpec],
+        page_capacity: int,
+        config: BatchingConfig,
+        trace: TraceSink | None = None,
+        device: str = "0",
+        now: int = 0,
+    ) -> None:
+        """Raises NotServable if a model cannot hold even one token in `page_capacity` pages."""
+        self._config = config
+        self._tell = Narrator(trace, device)
+        self._tally = Tally()
+        self._book = PageBook(page_capacity)
+        self.models = ModelTable(page_capacity)
+        self._live: dict[str, LiveSequence] = {}
+        self._running = RankedQueue()
+        self._waiting = RankedQueue()
+        self._leaving: dict[str, LiveSequence] = {}  # aborted while the step that runs them is under way
+        self._released: list[str] = []
+        self._plan: StepPlan | None = None
+        self._steps = 0
+        self._arrivals = 0
+        for spec in models:
+            self.load_model(spec, now)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step is under way or there is work for one."""
+        return self._plan is not None or bool(self._live)
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def add(self, request: SequenceRequest, now: int) -> list[TokenEvent]:
+        """Take a sequence. One that can never be served gets its only event, an error, at once.
+
+        Raises ValueError if a sequence of that name is still alive: names are the caller's affair.
+        """
+        if request.seq in self._live or request.seq in self._leaving:
+            raise ValueError(f"sequence {request.seq} exists already")
+        self._tell.arrive(now, request)
+        spec = self.models.serving(request.model)
+        why = f"model {request.model!r} is not loaded" if spec is None else refusal(request, spec)
+        if spec is None or why is not None:
+            return [self._refuse(request, why or "", now)]
+        self._arrivals += 1
+        live = LiveSequence(request, spec, Rank(request.priority, request.arrival, self._arrivals))
+        self._live[request.seq] = live
+        self._waiting.add(live)
+        return []
+
+    def abort(self, seq: str, now: int) -> list[TokenEvent]:
+        """End a sequence wherever it is. One that has ended already, or never was, is nothing to do."""
+        live = self._live.get(seq)
+        return [] if live is None else [self._end(live, "abort", now)]
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def next_step(self, now: int) -> StepPlan | None:
+        """The next iteration over all running sequences; None when there are none. Raises RuntimeError while one is under way."""
+        if self._plan is not None:
+            raise RuntimeError(f"step {self._plan.step} is still under way")
+        if not self._live:
+            return None
+        decision = decide(self._snapshot(), self._config)
+        if not decision.shares:
+            raise RuntimeError("no sequence can advance, though each was checked to fit the device")
+        for seq in decision.preempted:
+            self._preempt(self._live[seq], now)
+        opened = tuple(self._admit(self._live[seq], now) for seq in decision.admitted)
+        return self._issue(tuple(self._row(share, now) for share in decision.shares), opened)
+
+    def flush(self) -> StepPlan | None:
+        """A plan without rows that lets the engine forget what has ended; None if it has. For when a model is about to go."""
+        return self._issue((), ()) if self._released else None
+
+    def finish_step(self, result: StepResult, now: int) -> list[TokenEvent]:
+        """Take what the engine made of the plan; a token each for the rows that sampled, and what has ended.
+
+        Raises ValueError, and changes nothing, if the result does not answer the plan: then the step is to be failed.
+        """
+        sampled = {one.seq: one for one in result.sampled}
+        plan = self._answered(result, sampled)
+        self._plan = None
+        self._tally.step(plan, result)
+        self._tell.segments(now, plan.step, result.segments)
+        self._keep_prompt_logprobs(result)
+        events = []
+        for row in plan.rows:
+            live = self._live.get(row.seq)
+            if live is None:
+                self._let_go(self._leaving.pop(row.seq), now)
+            elif (event := self._advance(live, row, sampled.get(row.seq), now)) is not None:
+                events.append(event)
+        return events
+
+    def fail_step(self, error: str, now: int) -> list[TokenEvent]:
+        """The engine failed on the plan: its sequences end with `error`, all others go on.
+
+        How far the engine got is unknown, so the next plan releases this one's sequences, and what it released, once more.
+        """
+        plan = self._under_way()
+        self._plan = None
+        self._tally.failed_steps += 1
+        self._tell.fault(now, plan.step, error)
+        self._released.extend(plan.released)
+        events = []
+        for row in plan.rows:
+            live = self._live.get(row.seq)
+            if live is None:
+                self._let_go(self._leaving.pop(row.seq), now)
+            else:
+                events.append(self._end(live, "error", now, error))
+        return events
+
+    def end_all(self, error: str, now: int) -> list[TokenEvent]:
+        """The engine is gone: every sequence ends with `error`, every page is free, a step under way will never end."""
+        self._tell.fault(now, self._steps, error)
+        self._plan = None
+        for live in self._leaving.values():
+            self._let_go(live, now)
+        self._leaving.clear()
+        events = [self._end(live, "error", now, error) for live in list(self._live.values())]
+        self._released.clear()
+        return events
+
+    # -- models --------------------------------------------------------------------------------------------------------
+
+    def load_model(self, spec: ModelSpec, now: int) -> ModelSpec:
+        """Take requests for a model; returns it capped to this device. Raises NotServable, ValueError if it is there already."""
+        loaded = self.models.load(spec)
+        self._tell.model(now, "model.load", spec)
+        return loaded
+
+    def in_use(self, name: str) -> bool:
+        """Whether sequences of a model are alive here, or its pages still in a step."""
+        return any(live.spec.name == name for live in (*self._live.values(), *self._leaving.values()))
+
+    def unload_model(self, name: str, now: int) -> None:
+        """Forget a model. Raises NotFound, and InUse while sequences of it are alive."""
+        if self.in_use(name):
+            raise InUse(f"sequences of {name} are still running")
+        self._tell.model(now, "model.unload", self.models.unload(name))
+
+    # -- looking in ----------------------------------------------------------------------------------------------------
+
+    def state(self) -> AgentState:
+        running = (live.spec.name for live in self._running)
+        waiting = (live.spec.name for live in self._waiting)
+        models = model_loads(self.models, running, waiting)
+        instances = block_loads(self.models, models, self._config.max_sequences)
+        return AgentState(len(self._running), len(self._waiting), self._book.counts(), models, instances, self._tally.snapshot())
+
+    def check(self) -> None:
+        """Verify that pages, queues and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every event."""
+        self._book.check()
+        queued = {live.seq for live in self._running} | {live.seq for live in self._waiting}
+        if queued != set(self._live) or len(self._running) + len(self._waiting) != len(self._live):
+            raise RuntimeError("the queues and the living sequences differ")
+        if any(self._book.pages_of(live.seq) for live in self._waiting):
+            raise RuntimeError("a waiting sequence holds pages")
+        held = sum(self._book.pages_of(live.seq) for live in (*self._running, *self._leaving.values()))
+        if held != self._book.capacity - self._book.free:
+            raise RuntimeError("pages are held by nobody")
+
+    # -- inside: making a plan -----------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> DeviceSnapshot:
+        # A step admits no more than there are places and tokens for: the rest of the queue is not worth a picture.
+        places = min(self._config.max_sequences - len(self._running), self._config.token_budget)
+        return DeviceSnapshot(
+            self._book.capacity,
+            self._book.free,
+            tuple(live.view(self._book.holds(live.seq)) for live in self._running),
+            tuple(live.view(0) for live in self._waiting.head(places)),
+        )
+
+    def _preempt(self, live: LiveSequence, now: int) -> None:
+        self._tally.preemptions += 1
+        self._tell.preempted(now, live.request, len(live.output))
+        self._running.remove(live)
+        self._let_go(live, now)
+        live.restart()
+        self._waiting.add(live)
+
+    def _admit(self, live: LiveSequence, now: int) -> Opened:
+        self._waiting.remove(live)
+        self._running.add(live)
+        self._book.open(live.seq, live.spec)
+        self._tell.inserted(now, live.request, live.phase, live.tokens)
+        return Opened(live.request, tuple(live.output))
+
+    def _row(self, share: Share, now: int) -> Row:
+        live = self._live[share.seq]
+        groups = self._book.extend(share.seq, share.tokens)
+        if groups:
+            self._tell.allocated(now, live.request, len(groups) * live.spec.kv_layers, self._book.free)
+        if share.phase != "decode":
+            self._tell.chunk(now, live.request, share.phase, live.computed, share.tokens, self._steps + 1)
+        sample = live.samples and live.computed + share.tokens == live.tokens
+        return Row(share.seq, live.spec.name, live.span(share.tokens), live.computed, groups, sample, len(live.output))
+
+    def _issue(self, rows: tuple[Row, ...], opened: tuple[Opened, ...]) -> StepPlan:
+        self._steps += 1
+        self._plan = StepPlan(self._steps, rows, opened, tuple(self._released))
+        self._released.clear()
+        return self._plan
+
+    # -- inside: taking a result ---------------------------------------------------------------------------------------
+
+    def _under_way(self) -> StepPlan:
+        if self._plan is None:
+            raise RuntimeError("no step is under way")
+        return self._plan
+
+    def _answered(self, result: StepResult, sampled: dict[str, Sampled]) -> StepPlan:
+        plan = self._under_way()
+        if result.step != plan.step:
+            raise ValueError(f"the engine answered step {result.step} instead of {plan.step}")
+        expected = {row.seq for row in plan.rows if row.sample}
+        if expected != sampled.keys() or len(result.sampled) != len(expected):
+            raise ValueError(f"step {plan.step}: the engine sampled {len(result.sampled)} rows instead of {len(expected)}")
+        return plan
+
+    def _keep_prompt_logprobs(self, result: StepResult) -> None:
+        for chunk in result.prompt_logprobs:
+            live = self._live.get(chunk.seq)
+            if live is not None and not live.output:  # with output they were told before a preemption
+                live.prompt_logprobs.append(chunk)
+
+    def _advance(self, live: LiveSequence, row: Row, sampled: Sampled | None, now: int) -> TokenEvent | None:
+        """K and V of a row are written; its token, if one was sampled, joins the output."""
+        count = len(row.tokens)
+        self._book.fill(live.seq, count)
+        live.computed += count
+        self._tally.resumed_tokens += count if live.phase == "resume" else 0
+        if live.computed < live.tokens:
+            return None
+        self._tally.prompt_tokens += 0 if live.output else len(live.request.prompt)
+        if sampled is None:
+            return self._end(live, "length", now)
+        return self._append(live, sampled, now)
+
+    def _append(self, live: LiveSequence, sampled: Sampled, now: int) -> TokenEvent:
+        live.phase = "decode"
+        live.output.append(sampled.token)
+        self._tally.generated_tokens += 1
+        self._tell.token(now, live.request, len(live.output) - 1, sampled.token)
+        scores = tuple(live.prompt_logprobs)
+        live.prompt_logprobs.clear()
+        reason = live.finish()
+        if reason is not None:
+            self._leave(live, reason, now)
+        return token_event(live, sampled, scores, reason)
+
+    # -- inside: ends --------------------------------------------------------------------------------------------------
+
+    def _refuse(self, request: SequenceRequest, why: str, now: int) -> TokenEvent:
+        self._tally.finished["error"] += 1
+        self._tell.ended(now, request, "error", 0)
+        return refusal_event(request, why)
+
+    def _end(self, live: LiveSequence, reason: FinishReason, now: int, error: str | None = None) -> TokenEvent:
+        """End a sequence without a token."""
+        self._leave(live, reason, now)
+        return end_event(live, reason, error)
+
+    def _leave(self, live: LiveSequence, reason: FinishReason, now: int) -> None:
+        """A sequence has ended: out of its queue, its pages free unless a step may still be writing them."""
+        del self._live[live.seq]
+        self._tally.finished[reason] += 1
+        if live in self._waiting:
+            self._waiting.remove(live)
+        else:
+            self._running.remove(live)
+            self._tell.removed(now, live.request, reason, len(live.output))
+            if self._plan is not None and any(row.seq == live.seq for row in self._plan.rows):
+                self._leaving[live.seq] = live
+            else:
+                self._let_go(live, now)
+        self._tell.ended(now, live.request, reason, len(live.output))
+
+    def _let_go(self, live: LiveSequence, now: int) -> None:
+        """Give back the pages of a sequence that the engine knows; the next plan tells it."""
+        pages = self._book.release(live.seq)
+        self._released.append(live.seq)
+        self._tell.freed(now, live.request, pages, self._book.free)

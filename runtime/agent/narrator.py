@@ -1,0 +1,79 @@
+"""Tells the trace what an agent does: one method per event of mechanisms 0.3, nothing at all without a trace.
+
+Contract: names and fields of events are decided here and nowhere else. `n` counts tokens in `prefill.chunk`, `batch.insert` and
+`segment.run`, pages in `kv.*`, and is a token's index in `token`. It changes nothing and decides nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from runtime.policy.batching import Phase
+from runtime.trace import TraceSink
+from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, TraceEvent
+
+
+class Narrator:
+    def __init__(self, sink: TraceSink | None, device: str) -> None:
+        self._sink = sink
+        self._device = device
+
+    def arrive(self, now: int, request: SequenceRequest) -> None:
+        self._tell(now, "arrive", request, n=len(request.prompt), model=request.model, priority=request.priority)
+
+    def inserted(self, now: int, request: SequenceRequest, phase: Phase, tokens: int) -> None:
+        """A sequence joins the batch: `batch.resume` after a preemption. `tokens`: its context so far."""
+        event = "batch.resume" if phase == "resume" else "batch.insert"
+        self._tell(now, event, request, n=tokens, model=request.model)
+
+    def preempted(self, now: int, request: SequenceRequest, produced: int) -> None:
+        self._tell(now, "batch.preempt", request, n=produced, cause="pages")
+
+    def removed(self, now: int, request: SequenceRequest, reason: FinishReason, produced: int) -> None:
+        self._tell(now, "batch.remove", request, n=produced, cause=reason)
+
+    def chunk(self, now: int, request: SequenceRequest, phase: Phase, start: int, tokens: int, step: int) -> None:
+        self._tell(now, "prefill.chunk", request, n=tokens, cause=phase, start=start, step=step)
+
+    def allocated(self, now: int, request: SequenceRequest, pages: int, free: int) -> None:
+        """`free`: pages that are left, so that conservation can be checked from outside."""
+        self._tell(now, "kv.alloc", request, n=pages, free=free)
+
+    def freed(self, now: int, request: SequenceRequest, pages: int, free: int) -> None:
+        self._tell(now, "kv.free", request, n=pages, free=free)
+
+    def token(self, now: int, request: SequenceRequest, index: int, token: int) -> None:
+        self._tell(now, "token", request, n=index, token=token)
+
+    def ended(self, now: int, request: SequenceRequest, reason: FinishReason, produced: int) -> None:
+        if reason == "abort":
+            self._tell(now, "abort", request, n=produced)
+        else:
+            self._tell(now, "finish", request, n=produced, cause=reason)
+
+    def model(self, now: int, event: str, spec: ModelSpec) -> None:
+        if self._sink is not None:
+            self._sink.emit(TraceEvent(now, event, dev=self._device, extra={"model": spec.name}))
+
+    def fault(self, now: int, step: int, error: str) -> None:
+        if self._sink is not None:
+            self._sink.emit(TraceEvent(now, "fault", dev=self._device, extra={"step": step, "error": error}))
+
+    def segments(self, now: int, step: int, runs: tuple[SegmentRun, ...]) -> None:
+        if self._sink is None:
+            return
+        for run in runs:
+            extra = {
+                "step": step,
+                "kind": run.kind,
+                "models": run.models,
+                "seqs": run.seqs,
+                "layers": run.layers,
+                "components": run.components,
+            }
+            self._sink.emit(TraceEvent(now, "segment.run", dev=self._device, n=run.tokens, extra=extra))
+
+    def _tell(self, now: int, event: str, request: SequenceRequest, *, n: int, cause: str | None = None, **extra: Any) -> None:
+        if self._sink is not None:
+            told = TraceEvent(now, event, request.request, request.seq, dev=self._device, n=n, cause=cause, extra=extra)
+            self._sink.emit(told)

@@ -1,0 +1,108 @@
+"""One sequence while it lives on a device, and queues of sequences in rank order.
+
+Contract: `LiveSequence` holds what is known of a sequence (its output, how far K and V reach); `RankedQueue` keeps
+sequences by rank: priority first (lower goes first), then arrival, then the order in which they came.
+Neither decides anything; pages are the page book's.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from runtime.policy.batching import Phase, SequenceView
+from runtime.types import FinishReason, ModelSpec, PromptLogprobs, SequenceRequest
+
+
+class Rank(NamedTuple):
+    """Who goes first. `ordinal` makes it unique."""
+
+    priority: int
+    arrival: int
+    ordinal: int
+
+
+@dataclass(slots=True, eq=False)
+class LiveSequence:
+    """A sequence from `add` to its last event. `computed`: tokens of prompt and output whose K and V are in pages."""
+
+    request: SequenceRequest
+    spec: ModelSpec
+    rank: Rank
+    output: list[int] = field(default_factory=list)
+    computed: int = 0
+    phase: Phase = "prefill"
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+
+    @property
+    def seq(self) -> str:
+        return self.request.seq
+
+    @property
+    def tokens(self) -> int:
+        return len(self.request.prompt) + len(self.output)
+
+    @property
+    def samples(self) -> bool:
+        """Whether any token is wanted at all; false where only the prompt is to be scored."""
+        return self.request.sampling.max_tokens > 0
+
+    def view(self, groups: int) -> SequenceView:
+        return SequenceView(self.request.seq, self.spec, self.tokens, self.computed, groups, self.phase)
+
+    def span(self, count: int) -> tuple[int, ...]:
+        """The next `count` tokens to run."""
+        prompt, start = self.request.prompt, self.computed
+        if start >= len(prompt):
+            first = start - len(prompt)
+            return tuple(self.output[first : first + count])
+        return prompt[start : start + count] + tuple(self.output[: max(0, start + count - len(prompt))])
+
+    def restart(self) -> None:
+        """Forget K and V: prompt and output will be run again, as one prompt (QL-09)."""
+        self.computed = 0
+        self.phase = "resume"
+        # Those of a prompt that has not been answered yet will come again, from the start.
+        self.prompt_logprobs.clear()
+
+    def finish(self) -> FinishReason | None:
+        """Whether the output is complete, judged after each new token. The token that stops it belongs to it."""
+        sampling, made = self.request.sampling, len(self.output)
+        if made and made >= sampling.min_tokens:
+            token = self.output[-1]
+            if token in sampling.stop_token_ids or (not sampling.ignore_eos and token in self.spec.eos_token_ids):
+                return "stop"
+        full = made >= sampling.max_tokens or self.tokens >= self.spec.max_model_len
+        return "length" if full else None
+
+
+class RankedQueue:
+    """Sequences in rank order. Adding and removing cost a binary search and a move of pointers."""
+
+    def __init__(self) -> None:
+        self._ranks: list[Rank] = []
+        self._members: dict[Rank, LiveSequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __iter__(self) -> Iterator[LiveSequence]:
+        return (self._members[rank] for rank in self._ranks)
+
+    def __contains__(self, live: LiveSequence) -> bool:
+        return live.rank in self._members
+
+    def head(self, count: int) -> list[LiveSequence]:
+        """The first `count` of them, or all."""
+        return [self._members[rank] for rank in self._ranks[: max(0, count)]]
+
+    def add(self, live: LiveSequence) -> None:
+        insort(self._ranks, live.rank)
+        self._members[live.rank] = live
+
+    def remove(self, live: LiveSequence) -> None:
+        """Raises KeyError if it is not a member."""
+        del self._members[live.rank]
+        del self._ranks[bisect_left(self._ranks, live.rank)]

@@ -1,0 +1,346 @@
+"""The driver of one device in this process: a thread that runs the engine, an agent behind a lock, streams to whoever asked.
+
+Contract: the engine is called from one thread only. The agent is called under the lock, which is never held while the
+engine works, so requests and aborts get through during a step. Each step's events reach each event loop in one call.
+A failing step ends its own sequences with an error; after `MAX_FAILURES` failed steps in a row, an EngineLost, or any defect of
+the control plane, the driver is dead: `alive` is false, `death` says why, every stream ends with an error and none hangs.
+It knows no HTTP, no text, and no tensors: the engine is passed in.
+
+The way of a request: open_stream -> Agent.add -> [loop: Agent.next_step -> Engine.execute -> Agent.finish_step -> _deliver] -> Stream
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+
+from runtime.agent.agent import Agent
+from runtime.agent.state import AgentState
+from runtime.cluster.streams import Inbox, Sink, Stream
+from runtime.config import BatchingConfig
+from runtime.trace import TraceSink
+from runtime.types import Engine, EngineLost, EngineMemory, ModelSpec, SequenceRequest, StepPlan, TokenEvent
+from zoo.errors import InUse, Unavailable, ZooError
+
+_log = logging.getLogger(__name__)
+
+#: Failed steps in a row that make a device count as dead: one may be a request's fault, three in a row hardly are.
+MAX_FAILURES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """Where a living sequence's events go."""
+
+    sink: Sink
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One stream's events of one step."""
+
+    sink: Sink
+    events: list[TokenEvent]
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Something to do on the engine's thread between two steps, and who waits for it."""
+
+    act: Callable[[], ModelSpec]
+    done: Future[ModelSpec]
+
+    def run(self) -> None:
+        try:
+            self.done.set_result(self.act())
+        except Exception as error:
+            self.done.set_exception(error)
+
+
+class LocalDriver:
+    """Runs one device until `shutdown`. Every method may be called from any thread; those that wait say so."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: BatchingConfig,
+        trace: TraceSink | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        device: str = "0",
+    ) -> None:
+        """Starts the engine's thread. Raises NotServable if a loaded model is too large for the engine's pages."""
+        self._engine = engine
+        self._clock = clock
+        self._agent = Agent(engine.models(), engine.page_capacity, config, trace, device, clock())
+        self._memory = engine.memory()
+        self._changed = threading.Condition()
+        self._routes: dict[str, _Route] = {}
+        self._jobs: deque[_Job] = deque()
+        self._draining = False
+        self._stopping = False
+        self._death: str | None = None
+        self._failures = 0
+        self._thread = threading.Thread(target=self._run, name=f"zoo-engine-{device}", daemon=True)
+        self._thread.start()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def open_stream(self, requests: Sequence[SequenceRequest]) -> Stream:
+        """Submit sequences; their events come out of the stream, refusals included. Call it on a running event loop.
+
+        Raises Unavailable while draining or dead; ValueError if two sequences have one name.
+        """
+        stream = Stream((one.seq for one in requests), asyncio.get_running_loop(), self.abort)
+        stream.push(self._submit(requests, stream))
+        return stream
+
+    def run(self, requests: Sequence[SequenceRequest]) -> Iterator[TokenEvent]:
+        """Submit sequences at once; iterate over their events in this thread. Leaving early aborts. Raises as `open_stream`."""
+        inbox = Inbox((one.seq for one in requests), self.abort)
+        inbox.push(self._submit(requests, inbox))
+        return inbox.drain()
+
+    def abort(self, seqs: Iterable[str]) -> None:
+        """End sequences; those that have ended already are nothing to do."""
+        with self._changed:
+            now = self._clock()
+            self._deliver([event for seq in seqs for event in self._agent.abort(seq, now)])
+
+    # -- models --------------------------------------------------------------------------------------------------------
+
+    def models(self) -> tuple[ModelSpec, ...]:
+        """Models that take requests. `max_model_len` is what this device can really hold."""
+        with self._changed:
+            return tuple(spec for spec in self._agent.models if self._agent.models.serving(spec.name))
+
+    def load(self, name: str) -> ModelSpec:
+        """Load a model between two steps; waits. Raises what Engine.load raises, NotServable, Unavailable."""
+        return self._on_engine_thread(lambda: self._load(name))
+
+    def unload(self, name: str, timeout: float = 60.0) -> None:
+        """Take no more requests for a model, wait for its running ones, drop it.
+
+        Raises NotFound; InUse if they have not ended after `timeout` seconds, and then it takes requests again; Unavailable.
+        """
+        with self._changed:
+            self._agent.models.close(name)
+            if not self._changed.wait_for(lambda: self._death is not None or not self._agent.in_use(name), timeout):
+                self._agent.models.reopen(name)
+                raise InUse(f"sequences of {name} still run after {timeout:g} s")
+        self._on_engine_thread(lambda: self._unload(name))
+
+    # -- looking in ----------------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine loop has ended, for whatever reason."""
+        return self._death is None
+
+    @property
+    def death(self) -> str | None:
+        """Why the engine loop has ended; None while it lives."""
+        return self._death
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    @property
+    def device(self) -> str:
+        return self._engine.device
+
+    def state(self) -> AgentState:
+        with self._changed:
+            return self._agent.state()
+
+    def memory(self) -> EngineMemory:
+        """Bytes as of the last load or unload; never waits for a step."""
+        return self._memory
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def drain(self, timeout: float) -> bool:
+        """Take no more requests and wait until the ones there are have ended; false if that takes over `timeout` seconds."""
+        with self._changed:
+            self._draining = True
+            return self._changed.wait_for(lambda: self._death is not None or not self._agent.busy, timeout)
+
+    def shutdown(self) -> None:
+        """Stop after the step under way; what is unfinished ends with an error. Waits for the thread. Again: nothing to do."""
+        with self._changed:
+            self._draining = self._stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> LocalDriver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.shutdown()
+
+    # -- inside: any thread --------------------------------------------------------------------------------------------
+
+    def _submit(self, requests: Sequence[SequenceRequest], sink: Sink) -> list[TokenEvent]:
+        """Hand sequences to the agent, all or none; returns the events of those that were refused."""
+        with self._changed:
+            self._require_open()
+            names = {one.seq for one in requests}
+            if len(names) < len(requests) or not names.isdisjoint(self._routes):
+                raise ValueError("two sequences have the same name")
+            now = self._clock()
+            refused = [event for one in requests for event in self._agent.add(one, now)]
+            self._routes.update((one.seq, _Route(sink, one.request)) for one in requests)
+            for event in refused:
+                del self._routes[event.seq]
+            self._changed.notify_all()
+            return refused
+
+    def _require_open(self) -> None:
+        if self._death is not None:
+            raise Unavailable(self._death)
+        if self._draining:
+            raise Unavailable("the server is shutting down")
+
+    def _on_engine_thread(self, act: Callable[[], ModelSpec]) -> ModelSpec:
+        """Have the engine's thread do something between two steps; wait for what comes of it."""
+        job = _Job(act, Future())
+        with self._changed:
+            if self._death is not None:
+                raise Unavailable(self._death)
+            self._jobs.append(job)
+            self._changed.notify_all()
+        return job.done.result()
+
+    def _deliver(self, events: list[TokenEvent]) -> None:
+        """Send events to their streams, in one call per event loop; wake who waits for sequences to end. The lock is held."""
+        by_sink: dict[Sink, list[TokenEvent]] = {}
+        for event in events:
+            route = self._routes.get(event.seq) if event.finish is None else self._routes.pop(event.seq, None)
+            if route is not None:
+                by_sink.setdefault(route.sink, []).append(event)
+        by_loop: dict[asyncio.AbstractEventLoop, list[_Part]] = {}
+        for sink, its_events in by_sink.items():
+            if sink.loop is None:
+                sink.push(its_events)
+            else:
+                by_loop.setdefault(sink.loop, []).append(_Part(sink, its_events))
+        for loop, parts in by_loop.items():
+            self._hand_over(loop, parts)
+        self._changed.notify_all()
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, parts: list[_Part]) -> None:
+        try:
+            loop.call_soon_threadsafe(_push_all, parts)
+        except RuntimeError:  # the loop was closed with streams still open: nobody will ever read them
+            for seq in [event.seq for part in parts for event in part.events if event.finish is None]:
+                del self._routes[seq]
+                self._agent.abort(seq, self._clock())
+
+    # -- inside: the engine's thread -----------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        reason = "the driver was shut down"
+        try:
+            self._loop()
+        except EngineLost as error:
+            _log.error("the engine is lost", exc_info=True)
+            reason = f"the engine is lost: {_public(error)}"
+        except BaseException as error:
+            _log.critical("the engine loop has died", exc_info=True)
+            reason = f"the engine loop has died: {_public(error)}"
+        self._die(reason)
+
+    def _loop(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._stopping or self._jobs or self._agent.busy)
+                if self._stopping:
+                    return
+                job = self._jobs.popleft() if self._jobs else None
+                plan = self._agent.next_step(self._clock()) if job is None else None
+            if job is not None:
+                job.run()
+            elif plan is not None:
+                self._step(plan)
+
+    def _step(self, plan: StepPlan) -> None:
+        try:
+            result = self._engine.execute(plan)
+            with self._changed:
+                self._deliver(self._agent.finish_step(result, self._clock()))
+            self._failures = 0
+        except EngineLost:
+            raise
+        except Exception as error:
+            _log.exception("step %d failed", plan.step)
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """End the sequences of the step. If it had been taken already, the defect is ours: the agent raises, and that is the end."""
+        with self._changed:
+            self._deliver(self._agent.fail_step(f"the engine failed: {_public(error)}", self._clock()))
+        self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            raise EngineLost(f"{self._failures} steps in a row failed, the last with {_public(error)}") from error
+
+    def _load(self, name: str) -> ModelSpec:
+        spec = self._engine.load(name)
+        with self._changed:
+            if spec.name in self._agent.models:
+                return self._agent.models[spec.name]
+            try:
+                loaded = self._agent.load_model(spec, self._clock())
+            except ZooError:
+                self._engine.unload(spec.name)
+                raise
+        self._memory = self._engine.memory()
+        return loaded
+
+    def _unload(self, name: str) -> ModelSpec:
+        with self._changed:
+            spec = self._agent.models[name]
+            plan = self._agent.flush()
+        if plan is not None:
+            self._step(plan)
+        try:
+            self._engine.unload(name)
+        except Exception:
+            self._agent.models.reopen(name)
+            raise
+        with self._changed:
+            self._agent.unload_model(name, self._clock())
+        self._memory = self._engine.memory()
+        return spec
+
+    def _die(self, reason: str) -> None:
+        """Nothing may wait for this thread any more: no stream, no job, no drain."""
+        with self._changed:
+            self._death = reason
+            try:
+                self._deliver(self._agent.end_all(reason, self._clock()))
+            except Exception:
+                _log.critical("the agent could not end its sequences", exc_info=True)
+            # A defect may have cost sequences their last event; their streams must end nevertheless.
+            lost = [TokenEvent(seq, route.request, 0, None, finish="error", error=reason) for seq, route in self._routes.items()]
+            self._deliver(lost)
+            for job in self._jobs:
+                job.done.set_exception(Unavailable(reason))
+            self._jobs.clear()
+
+
+def _push_all(parts: list[_Part]) -> None:
+    for part in parts:
+        part.sink.push(part.events)
+
+
+def _public(error: BaseException) -> str:
+    """What a client may read of an error: our own messages; of others only the kind, for they may hold addresses and paths."""
+    return str(error) if isinstance(error, ZooError | EngineLost) else type(error).__name__
