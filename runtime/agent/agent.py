@@ -18,10 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from runtime.agent.admission import refusal
+from runtime.agent.answers import sampled_by_seq
 from runtime.agent.events import end_event, refusal_event, token_event
 from runtime.agent.models import ModelTable
 from runtime.agent.narrator import Narrator
-from runtime.agent.sequences import LiveSequence, Rank, RankedQueue
+from runtime.agent.roster import Roster
+from runtime.agent.sequences import LiveSequence, Rank
 from runtime.agent.state import AgentState, Tally, block_loads, model_loads
 from runtime.config import BatchingConfig
 from runtime.kv.pages import PageBook
@@ -47,10 +49,7 @@ class Agent:
         self._tally = Tally()
         self._book = PageBook(page_capacity)
         self.models = ModelTable(page_capacity)
-        self._live: dict[str, LiveSequence] = {}
-        self._running = RankedQueue()
-        self._waiting = RankedQueue()
-        self._leaving: dict[str, LiveSequence] = {}  # aborted while the step that runs them is under way
+        self._roster = Roster()
         self._released: list[str] = []
         self._plan: StepPlan | None = None
         self._steps = 0
@@ -61,7 +60,7 @@ class Agent:
     @property
     def busy(self) -> bool:
         """Whether a step is under way or there is work for one."""
-        return self._plan is not None or bool(self._live)
+        return self._plan is not None or len(self._roster) > 0
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -70,7 +69,7 @@ class Agent:
 
         Raises ValueError if a sequence of that name is still alive: names are the caller's affair.
         """
-        if request.seq in self._live or request.seq in self._leaving:
+        if self._roster.holds(request.seq):
             raise ValueError(f"sequence {request.seq} exists already")
         self._tell.arrive(now, request)
         spec = self.models.serving(request.model)
@@ -78,14 +77,12 @@ class Agent:
         if spec is None or why is not None:
             return [self._refuse(request, why or "", now)]
         self._arrivals += 1
-        live = LiveSequence(request, spec, Rank(request.priority, request.arrival, self._arrivals))
-        self._live[request.seq] = live
-        self._waiting.add(live)
+        self._roster.enter(LiveSequence(request, spec, Rank(request.priority, request.arrival, self._arrivals)))
         return []
 
     def abort(self, seq: str, now: int) -> list[TokenEvent]:
         """End a sequence wherever it is. One that has ended already, or never was, is nothing to do."""
-        live = self._live.get(seq)
+        live = self._roster.get(seq)
         return [] if live is None else [self._end(live, "abort", now)]
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -94,14 +91,14 @@ class Agent:
         """The next iteration over all running sequences; None when there are none. Raises RuntimeError while one is under way."""
         if self._plan is not None:
             raise RuntimeError(f"step {self._plan.step} is still under way")
-        if not self._live:
+        if not len(self._roster):
             return None
         decision = decide(self._snapshot(), self._config)
         if not decision.shares:
             raise RuntimeError("no sequence can advance, though each was checked to fit the device")
         for seq in decision.preempted:
-            self._preempt(self._live[seq], now)
-        opened = tuple(self._admit(self._live[seq], now) for seq in decision.admitted)
+            self._preempt(self._roster[seq], now)
+        opened = tuple(self._admit(self._roster[seq], now) for seq in decision.admitted)
         return self._issue(tuple(self._row(share, now) for share in decision.shares), opened)
 
     def flush(self) -> StepPlan | None:
@@ -113,17 +110,17 @@ class Agent:
 
         Raises ValueError, and changes nothing, if the result does not answer the plan: then the step is to be failed.
         """
-        sampled = {one.seq: one for one in result.sampled}
-        plan = self._answered(result, sampled)
+        plan = self._under_way()
+        sampled = sampled_by_seq(plan, result)
         self._plan = None
         self._tally.step(plan, result)
         self._tell.segments(now, plan.step, result.segments)
         self._keep_prompt_logprobs(result)
         events = []
         for row in plan.rows:
-            live = self._live.get(row.seq)
+            live = self._roster.get(row.seq)
             if live is None:
-                self._let_go(self._leaving.pop(row.seq), now)
+                self._let_go(self._roster.settle(row.seq), now)
             elif (event := self._advance(live, row, sampled.get(row.seq), now)) is not None:
                 events.append(event)
         return events
@@ -140,9 +137,9 @@ class Agent:
         self._released.extend(plan.released)
         events = []
         for row in plan.rows:
-            live = self._live.get(row.seq)
+            live = self._roster.get(row.seq)
             if live is None:
-                self._let_go(self._leaving.pop(row.seq), now)
+                self._let_go(self._roster.settle(row.seq), now)
             else:
                 events.append(self._end(live, "error", now, error))
         return events
@@ -151,10 +148,9 @@ class Agent:
         """The engine is gone: every sequence ends with `error`, every page is free, a step under way will never end."""
         self._tell.fault(now, self._steps, error)
         self._plan = None
-        for live in self._leaving.values():
+        for live in self._roster.settle_all():
             self._let_go(live, now)
-        self._leaving.clear()
-        events = [self._end(live, "error", now, error) for live in list(self._live.values())]
+        events = [self._end(live, "error", now, error) for live in self._roster]
         self._released.clear()
         return events
 
@@ -168,7 +164,7 @@ class Agent:
 
     def in_use(self, name: str) -> bool:
         """Whether sequences of a model are alive here, or its pages still in a step."""
-        return any(live.spec.name == name for live in (*self._live.values(), *self._leaving.values()))
+        return self._roster.uses(name)
 
     def unload_model(self, name: str, now: int) -> None:
         """Forget a model. Raises NotFound, and InUse while sequences of it are alive."""
@@ -179,53 +175,43 @@ class Agent:
     # -- looking in ----------------------------------------------------------------------------------------------------
 
     def state(self) -> AgentState:
-        running = (live.spec.name for live in self._running)
-        waiting = (live.spec.name for live in self._waiting)
-        models = model_loads(self.models, running, waiting)
+        running, waiting = self._roster.running, self._roster.waiting
+        models = model_loads(self.models, (live.spec.name for live in running), (live.spec.name for live in waiting))
         instances = block_loads(self.models, models, self._config.max_sequences)
-        return AgentState(len(self._running), len(self._waiting), self._book.counts(), models, instances, self._tally.snapshot())
+        return AgentState(len(running), len(waiting), self._book.counts(), models, instances, self._tally.snapshot())
 
     def check(self) -> None:
         """Verify that pages, queues and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every event."""
         self._book.check()
-        queued = {live.seq for live in self._running} | {live.seq for live in self._waiting}
-        if queued != set(self._live) or len(self._running) + len(self._waiting) != len(self._live):
-            raise RuntimeError("the queues and the living sequences differ")
-        if any(self._book.pages_of(live.seq) for live in self._waiting):
-            raise RuntimeError("a waiting sequence holds pages")
-        held = sum(self._book.pages_of(live.seq) for live in (*self._running, *self._leaving.values()))
-        if held != self._book.capacity - self._book.free:
-            raise RuntimeError("pages are held by nobody")
+        self._roster.check(self._book)
 
     # -- inside: making a plan -----------------------------------------------------------------------------------------
 
     def _snapshot(self) -> DeviceSnapshot:
         # A step admits no more than there are places and tokens for: the rest of the queue is not worth a picture.
-        places = min(self._config.max_sequences - len(self._running), self._config.token_budget)
+        places = min(self._config.max_sequences - len(self._roster.running), self._config.token_budget)
         return DeviceSnapshot(
             self._book.capacity,
             self._book.free,
-            tuple(live.view(self._book.holds(live.seq)) for live in self._running),
-            tuple(live.view(0) for live in self._waiting.head(places)),
+            tuple(live.view(self._book.holds(live.seq)) for live in self._roster.running),
+            tuple(live.view(0) for live in self._roster.waiting.head(places)),
         )
 
     def _preempt(self, live: LiveSequence, now: int) -> None:
         self._tally.preemptions += 1
         self._tell.preempted(now, live.request, len(live.output))
-        self._running.remove(live)
         self._let_go(live, now)
         live.restart()
-        self._waiting.add(live)
+        self._roster.send_back(live)
 
     def _admit(self, live: LiveSequence, now: int) -> Opened:
-        self._waiting.remove(live)
-        self._running.add(live)
+        self._roster.admit(live)
         self._book.open(live.seq, live.spec)
         self._tell.inserted(now, live.request, live.phase, live.tokens)
         return Opened(live.request, tuple(live.output))
 
     def _row(self, share: Share, now: int) -> Row:
-        live = self._live[share.seq]
+        live = self._roster[share.seq]
         groups = self._book.extend(share.seq, share.tokens)
         if groups:
             self._tell.allocated(now, live.request, len(groups) * live.spec.kv_layers, self._book.free)
@@ -247,18 +233,9 @@ class Agent:
             raise RuntimeError("no step is under way")
         return self._plan
 
-    def _answered(self, result: StepResult, sampled: dict[str, Sampled]) -> StepPlan:
-        plan = self._under_way()
-        if result.step != plan.step:
-            raise ValueError(f"the engine answered step {result.step} instead of {plan.step}")
-        expected = {row.seq for row in plan.rows if row.sample}
-        if expected != sampled.keys() or len(result.sampled) != len(expected):
-            raise ValueError(f"step {plan.step}: the engine sampled {len(result.sampled)} rows instead of {len(expected)}")
-        return plan
-
     def _keep_prompt_logprobs(self, result: StepResult) -> None:
         for chunk in result.prompt_logprobs:
-            live = self._live.get(chunk.seq)
+            live = self._roster.get(chunk.seq)
             if live is not None and not live.output:  # with output they were told before a preemption
                 live.prompt_logprobs.append(chunk)
 
@@ -301,17 +278,14 @@ class Agent:
 
     def _leave(self, live: LiveSequence, reason: FinishReason, now: int) -> None:
         """A sequence has ended: out of its queue, its pages free unless a step may still be writing them."""
-        del self._live[live.seq]
         self._tally.finished[reason] += 1
-        if live in self._waiting:
-            self._waiting.remove(live)
-        else:
-            self._running.remove(live)
+        was_running = live in self._roster.running
+        mid_step = was_running and self._plan is not None and any(row.seq == live.seq for row in self._plan.rows)
+        self._roster.end(live, mid_step=mid_step)
+        if was_running:
             self._tell.removed(now, live.request, reason, len(live.output))
-            if self._plan is not None and any(row.seq == live.seq for row in self._plan.rows):
-                self._leaving[live.seq] = live
-            else:
-                self._let_go(live, now)
+        if was_running and not mid_step:
+            self._let_go(live, now)
         self._tell.ended(now, live.request, reason, len(live.output))
 
     def _let_go(self, live: LiveSequence, now: int) -> None:

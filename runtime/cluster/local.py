@@ -17,12 +17,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
 from types import TracebackType
 
 from runtime.agent.agent import Agent
 from runtime.agent.state import AgentState
+from runtime.cluster.jobs import Job
+from runtime.cluster.routes import Routes
 from runtime.cluster.streams import Inbox, Sink, Stream
 from runtime.config import BatchingConfig
 from runtime.trace import TraceSink
@@ -33,36 +33,6 @@ _log = logging.getLogger(__name__)
 
 #: Failed steps in a row that make a device count as dead: one may be a request's fault, three in a row hardly are.
 MAX_FAILURES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """Where a living sequence's events go."""
-
-    sink: Sink
-    request: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One stream's events of one step."""
-
-    sink: Sink
-    events: list[TokenEvent]
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """Something to do on the engine's thread between two steps, and who waits for it."""
-
-    act: Callable[[], ModelSpec]
-    done: Future[ModelSpec]
-
-    def run(self) -> None:
-        try:
-            self.done.set_result(self.act())
-        except Exception as error:
-            self.done.set_exception(error)
 
 
 class LocalDriver:
@@ -82,8 +52,8 @@ class LocalDriver:
         self._agent = Agent(engine.models(), engine.page_capacity, config, trace, device, clock())
         self._memory = engine.memory()
         self._changed = threading.Condition()
-        self._routes: dict[str, _Route] = {}
-        self._jobs: deque[_Job] = deque()
+        self._routes = Routes()
+        self._jobs: deque[Job] = deque()
         self._draining = False
         self._stopping = False
         self._death: str | None = None
@@ -193,13 +163,12 @@ class LocalDriver:
         with self._changed:
             self._require_open()
             names = {one.seq for one in requests}
-            if len(names) < len(requests) or not names.isdisjoint(self._routes):
+            if len(names) < len(requests) or self._routes.any_of(names):
                 raise ValueError("two sequences have the same name")
             now = self._clock()
             refused = [event for one in requests for event in self._agent.add(one, now)]
-            self._routes.update((one.seq, _Route(sink, one.request)) for one in requests)
-            for event in refused:
-                del self._routes[event.seq]
+            gone = {event.seq for event in refused}
+            self._routes.add((one for one in requests if one.seq not in gone), sink)
             self._changed.notify_all()
             return refused
 
@@ -211,38 +180,19 @@ class LocalDriver:
 
     def _on_engine_thread(self, act: Callable[[], ModelSpec]) -> ModelSpec:
         """Have the engine's thread do something between two steps; wait for what comes of it."""
-        job = _Job(act, Future())
+        job = Job(act)
         with self._changed:
             if self._death is not None:
                 raise Unavailable(self._death)
             self._jobs.append(job)
             self._changed.notify_all()
-        return job.done.result()
+        return job.wait()
 
     def _deliver(self, events: list[TokenEvent]) -> None:
-        """Send events to their streams, in one call per event loop; wake who waits for sequences to end. The lock is held."""
-        by_sink: dict[Sink, list[TokenEvent]] = {}
-        for event in events:
-            route = self._routes.get(event.seq) if event.finish is None else self._routes.pop(event.seq, None)
-            if route is not None:
-                by_sink.setdefault(route.sink, []).append(event)
-        by_loop: dict[asyncio.AbstractEventLoop, list[_Part]] = {}
-        for sink, its_events in by_sink.items():
-            if sink.loop is None:
-                sink.push(its_events)
-            else:
-                by_loop.setdefault(sink.loop, []).append(_Part(sink, its_events))
-        for loop, parts in by_loop.items():
-            self._hand_over(loop, parts)
+        """Send events to their streams, drop sequences nobody can hear of, wake who waits for an end. The lock is held."""
+        for seq in self._routes.deliver(events):
+            self._agent.abort(seq, self._clock())
         self._changed.notify_all()
-
-    def _hand_over(self, loop: asyncio.AbstractEventLoop, parts: list[_Part]) -> None:
-        try:
-            loop.call_soon_threadsafe(_push_all, parts)
-        except RuntimeError:  # the loop was closed with streams still open: nobody will ever read them
-            for seq in [event.seq for part in parts for event in part.events if event.finish is None]:
-                del self._routes[seq]
-                self._agent.abort(seq, self._clock())
 
     # -- inside: the engine's thread -----------------------------------------------------------------------------------
 
@@ -329,16 +279,10 @@ class LocalDriver:
             except Exception:
                 _log.critical("the agent could not end its sequences", exc_info=True)
             # A defect may have cost sequences their last event; their streams must end nevertheless.
-            lost = [TokenEvent(seq, route.request, 0, None, finish="error", error=reason) for seq, route in self._routes.items()]
-            self._deliver(lost)
+            self._routes.deliver(self._routes.ends(reason))
             for job in self._jobs:
-                job.done.set_exception(Unavailable(reason))
+                job.refuse(Unavailable(reason))
             self._jobs.clear()
-
-
-def _push_all(parts: list[_Part]) -> None:
-    for part in parts:
-        part.sink.push(part.events)
 
 
 def _public(error: BaseException) -> str:

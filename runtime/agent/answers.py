@@ -1,0 +1,16 @@
+"""Whether an engine's result answers the plan it was given. Checked before anything changes, so that a bad one can still be failed."""
+
+from __future__ import annotations
+
+from runtime.types import Sampled, StepPlan, StepResult
+
+
+def sampled_by_seq(plan: StepPlan, result: StepResult) -> dict[str, Sampled]:
+    """The sampled tokens by sequence: one for each row that was to sample, and no others. Raises ValueError."""
+    if result.step != plan.step:
+        raise ValueError(f"the engine answered step {result.step} instead of {plan.step}")
+    sampled = {one.seq: one for one in result.sampled}
+    expected = {row.seq for row in plan.rows if row.sample}
+    if sampled.keys() != expected or len(result.sampled) != len(expected):
+        raise ValueError(f"step {plan.step}: the engine sampled {len(result.sampled)} rows instead of {len(expected)}")
+    return sampled
