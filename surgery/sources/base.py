@@ -88,13 +88,16 @@ class FileTensor:
     begin: int
 
     def chunks(self, size: int) -> Iterator[bytes]:
-        """Raises MalformedCheckpoint when the file has become shorter since its header was read."""
+        """Raises MalformedCheckpoint when the file cannot be read, or has become shorter since its header was read."""
         left = self.nbytes
-        with self.path.open("rb", buffering=0) as file:
-            file.seek(self.begin)
-            while left:
-                chunk = file.read(min(size, left))
-                if not chunk:
-                    raise MalformedCheckpoint(f"{self.path.name} ends inside tensor {self.key!r}")
-                left -= len(chunk)
-                yield chunk
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                file.seek(self.begin)
+                while left:
+                    chunk = file.read(min(size, left))
+                    if not chunk:
+                        raise MalformedCheckpoint(f"{self.path.name} ends inside tensor {self.key!r}")
+                    left -= len(chunk)
+                    yield chunk
+        except OSError as error:
+            raise MalformedCheckpoint(f"{self.path} cannot be read: {error.strerror or error}") from error

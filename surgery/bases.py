@@ -1,0 +1,128 @@
+"""Which model another one was made from: as its maker says, or as shared weights show.
+
+It reads the catalogue and manifests; it knows nothing of files and bytes on disk.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo.catalog import ModelSummary, Reader
+from zoo.errors import AmbiguousName, NotFound, WrongBase
+from zoo.manifest import ModelKind, ModelManifest, Placed, TensorMeta
+
+#: Kinds that have all their weights themselves, so that others can be made from them.
+_WHOLE: frozenset[ModelKind] = frozenset({"foundation", "full", "bitfit"})
+
+
+def adapter_base(reader: Reader, config: Mapping[str, Any], given: str | None) -> ModelManifest:
+    """The base of an adapter: the one that is asked for, else the one that its config names.
+
+    A name in the config is looked for as a model's exact name, as the place that a model was ingested from (folder or hub
+    id), and as the unique ending of a name, in this order.
+
+    Raises:
+        WrongBase: the config names none that the zoo has, or the base is itself an adapter.
+        NotFound, AmbiguousName: `given` is no model, or several.
+    """
+    base = reader.model(reader.resolve(given) if given is not None else _named_base(reader, config))
+    if base.kind not in _WHOLE:
+        raise WrongBase(f"{base.name} is itself of kind {base.kind}: an adapter needs a base with weights of its own")
+    return base
+
+
+def _named_base(reader: Reader, config: Mapping[str, Any]) -> str:
+    text = config.get("base_model_name_or_path")
+    if not isinstance(text, str) or not text:
+        raise WrongBase("adapter_config.json names no base model: say which one with --base")
+    if text in reader.names():
+        return text
+    places = _places(text)
+    found = [model.name for model in reader.models() if model.source in places or model.source.split("@")[0] in places]
+    if len(found) > 1:
+        raise AmbiguousName(f"{', '.join(found)} were all ingested from {text!r}: say which is the base with --base")
+    try:
+        return found[0] if found else reader.resolve(text)
+    except NotFound:
+        raise WrongBase(
+            f"the adapter's base {text[:200]!r} is not in the zoo: ingest it first, or say which model it is with --base"
+        ) from None
+    except AmbiguousName as error:
+        raise AmbiguousName(f"{error}: say which is the adapter's base with --base") from None
+
+
+def _places(text: str) -> set[str]:
+    """The text itself and, read as a folder's path, the form in which sources are kept."""
+    try:
+        return {text, str(Path(text).expanduser().resolve())}
+    except (OSError, ValueError, RuntimeError):
+        return {text}
+
+
+@dataclass(frozen=True, slots=True)
+class Descent:
+    """What a full checkpoint is, and from which model it was made."""
+
+    kind: ModelKind
+    base: str | None
+
+
+def descent(reader: Reader, manifest: ModelManifest, given: str | None) -> Descent:
+    """Tell foundations, full fine-tunes and BitFit checkpoints apart.
+
+    The base is the one that is asked for, else the model of the same family that shares the most bytes; of equals, a
+    foundation and then the oldest. Only matrices count: norms and biases that training left at ones and zeros are equal
+    between models that have nothing to do with each other.
+
+    Args:
+        given: the base's exact name, or None.
+
+    Raises:
+        WrongBase: the base asked for is of another family, or an adapter.
+    """
+    base = given if given is not None else _most_shared(reader, manifest)
+    if base is None:
+        return Descent("foundation", None)
+    parent = reader.model(base)
+    if parent.family != manifest.family or parent.kind not in _WHOLE:
+        raise WrongBase(f"{base} ({parent.family}, {parent.kind}) cannot be the base of a full {manifest.family} checkpoint")
+    return Descent("bitfit" if only_biases_differ(manifest.components, parent.components) else "full", base)
+
+
+def _most_shared(reader: Reader, manifest: ModelManifest) -> str | None:
+    matrices = _matrices(manifest)
+    shared: dict[str, int] = defaultdict(int)
+    for digest, names in reader.users_of(matrices).items():
+        for name in names:
+            shared[name] += matrices[digest].nbytes
+    shared.pop(manifest.name, None)
+    if not shared:
+        return None
+    candidates = [model for model in reader.models() if model.name in shared and model.family == manifest.family and model.kind in _WHOLE]
+
+    def rank(model: ModelSummary) -> tuple[int, bool, float]:
+        return (shared[model.name], model.kind == "foundation", -model.created.timestamp())
+
+    return max(candidates, key=rank).name if candidates else None
+
+
+def _matrices(manifest: ModelManifest) -> dict[str, TensorMeta]:
+    named = {digest for placed in manifest.components for _, digest in placed.component.tensors}
+    return {tensor.digest: tensor for tensor in manifest.tensors if tensor.digest in named and len(tensor.shape) > 1}
+
+
+def only_biases_differ(mine: tuple[Placed, ...], others: tuple[Placed, ...]) -> bool:
+    """Whether two models have the same components with the same weights but for biases, and at least one bias differs."""
+    if [(p.component.kind, p.layer) for p in mine] != [(p.component.kind, p.layer) for p in others]:
+        return False
+    differing = {name for a, b in zip(mine, others, strict=True) for name in _differing(a, b)}
+    return bool(differing) and all(name.rsplit(".", 1)[-1] == "bias" for name in differing)
+
+
+def _differing(a: Placed, b: Placed) -> set[str]:
+    """Names of the tensors that one has and the other has not, or has otherwise."""
+    return {name for name, _ in set(a.component.tensors) ^ set(b.component.tensors)}

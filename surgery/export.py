@@ -1,0 +1,119 @@
+"""Export: a model's own files, byte for byte as they came. An adapter comes back as its PEFT folder.
+
+Weight files are their stored header followed by the tensors in file order, so that they are the files that were ingested
+(pickled and Meta checkpoints: the safetensors files that stand for them). It knows nothing of torch or of families.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from zoo.errors import DamagedObject, InputError, MalformedCheckpoint, StoreFull
+from zoo.manifest import ModelManifest, WeightFile
+from zoo.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class ExportReport:
+    """What was written; the fields of `zoo export --json`. `files` are sorted paths below the folder, `bytes` their sizes together."""
+
+    model: str
+    files: tuple[str, ...]
+    bytes: int
+
+
+def export(store: Store, name: str, folder: Path) -> ExportReport:
+    """Write a model's files into a folder that is new or empty. The folder appears whole or not at all.
+
+    Args:
+        name: the model's name or a unique ending of it.
+
+    Raises:
+        NotFound, AmbiguousName: no such model, or several.
+        InputError: the folder is not empty, or cannot be made.
+        DamagedObject: stored bytes do not match their digest; the message names the models they hurt.
+        StoreFull: no space left where the folder lies.
+    """
+    target = folder.expanduser().absolute()
+    with store.keeping():
+        with store.catalog.reading() as reader:
+            manifest = reader.model(reader.resolve(name))
+        with _appearing(target) as made:
+            sizes = {path: _write(made / path, chunks) for path, chunks in _files(store, manifest)}
+    return ExportReport(manifest.name, tuple(sorted(sizes)), sum(sizes.values()))
+
+
+def _files(store: Store, manifest: ModelManifest) -> Iterator[tuple[str, Iterable[bytes]]]:
+    """Path and content of each file, without what is inherited."""
+    for side in manifest.side_files:
+        if not side.inherited:
+            yield _checked(side.path), [store.read_blob(side.blob)]
+    for weights in manifest.weight_files:
+        yield _checked(weights.path), _weight_chunks(store, weights)
+
+
+def _weight_chunks(store: Store, weights: WeightFile) -> Iterator[bytes]:
+    yield store.read_blob(weights.header)
+    for _, digest in weights.entries:
+        try:
+            yield from store.objects.read(digest)
+        except DamagedObject as error:
+            raise store.blamed(digest, error) from error
+
+
+def _checked(path: str) -> str:
+    """A path from the catalogue, which may not be trusted to stay inside. Raises MalformedCheckpoint."""
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or "\\" in path or "\0" in path or any(part in ("..", ".") for part in path.split("/")):
+        raise MalformedCheckpoint(f"the catalogue holds the path {path[:100]!r}, which leaves the folder")
+    return path
+
+
+@contextmanager
+def _appearing(target: Path) -> Iterator[Path]:
+    """A new folder beside the target, which takes its place when all went well and is removed when not."""
+    _check_empty(target)
+    made = target.parent / f".{target.name}.{secrets.token_hex(6)}.part"
+    try:
+        try:
+            made.mkdir(parents=True)
+            yield made
+            made.replace(target)
+        except OSError as error:
+            raise _explained(error, target) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _check_empty(target: Path) -> None:
+    try:
+        taken = target.is_symlink() or (target.exists() and (not target.is_dir() or any(target.iterdir())))
+    except OSError as error:
+        raise _explained(error, target) from error
+    if taken:
+        raise InputError(f"{target} is there already and not an empty folder: exports go to a folder of their own")
+
+
+def _explained(error: OSError, target: Path) -> InputError | StoreFull:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return StoreFull(f"no space left to export to {target}")
+    return InputError(f"cannot export to {target}: {error.strerror or error}")
+
+
+def _write(path: Path, chunks: Iterable[bytes]) -> int:
+    """Write one file durably; its size."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = 0
+    with path.open("xb") as file:
+        for chunk in chunks:
+            size += file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return size

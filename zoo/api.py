@@ -1,0 +1,240 @@
+"""The facade: one import for everything that the zoo does with models.
+
+    from zoo import Zoo
+    with Zoo("zoo_store") as zoo:
+        zoo.ingest("meta-llama/Llama-2-7b")
+        model = zoo.model("7b").load()
+
+It stands above the package: nothing else in `zoo/` may import it, or surgery. torch and transformers are imported by what needs them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from zoo.audit import Audit, audit
+from zoo.catalog import ModelSummary
+from zoo.collect import Collected, collect
+from zoo.errors import MalformedCheckpoint
+from zoo.manifest import Component, ModelKind, ModelManifest
+from zoo.store import Store
+
+if TYPE_CHECKING:
+    from surgery.export import ExportReport
+    from surgery.ingest import IngestReport, Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block of a model's chain. `layers` [lo, hi): the layers it has a part in; empty for the embedding or the head alone.
+
+    `shared_with`: the other models whose chains have the same block.
+    """
+
+    digest: str
+    layers: tuple[int, int]
+    components: tuple[BlockComponent, ...]
+    shared_with: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockComponent:
+    """A component at its place in the model."""
+
+    layer: int | None
+    component: Component
+
+
+class ModelHandle:
+    """One model of the zoo, as it was when the handle was made. Nothing of its weights is read until `load` or `export`."""
+
+    def __init__(self, store: Store, manifest: ModelManifest) -> None:
+        """Use `Zoo.model`."""
+        self._store = store
+        self.manifest = manifest
+
+    @property
+    def name(self) -> str:
+        return self.manifest.name
+
+    @property
+    def kind(self) -> ModelKind:
+        return self.manifest.kind
+
+    @property
+    def base(self) -> str | None:
+        return self.manifest.base
+
+    @property
+    def family(self) -> str:
+        return self.manifest.family
+
+    @property
+    def chain(self) -> tuple[Block, ...]:
+        """The model's blocks, in order, as the catalogue has them now: a newcomer may have cut them finer. Raises NotFound when removed."""
+        with self._store.catalog.reading() as reader:
+            blocks = reader.chain(self.name)
+            users = reader.block_models([block.digest for block in blocks])
+        return tuple(
+            _block(block.digest, self.manifest, block.lo, block.hi, users.get(block.digest, ())) for block in blocks
+        )  # fmt: skip
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Its `config.json`; an adapter's is its base's unless it brought one. Raises MalformedCheckpoint when there is none."""
+        found = self._json("config.json")
+        if found is None:
+            raise MalformedCheckpoint(f"{self.name} has no config.json")
+        return found
+
+    @cached_property
+    def generation_config(self) -> dict[str, Any] | None:
+        """Its `generation_config.json`, when there is one."""
+        return self._json("generation_config.json")
+
+    def side_file(self, path: str) -> bytes | None:
+        """A file beside the weights, inherited ones included. Raises DamagedObject."""
+        for side in self.manifest.side_files:
+            if side.path == path:
+                return self._store.read_blob(side.blob)
+        return None
+
+    def tokenizer(self) -> Any:
+        """The model's tokenizer (`PreTrainedTokenizerBase`). Code from a checkpoint is never run.
+
+        Raises:
+            MalformedCheckpoint: it has no tokenizer, or transformers cannot read it.
+        """
+        from transformers import AutoTokenizer
+
+        with tempfile.TemporaryDirectory(prefix="zoo-tokenizer-") as folder:
+            self._lay_out(Path(folder))
+            try:
+                return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+                line = (str(error).splitlines() or [type(error).__name__])[0].replace(folder, self.name)
+                raise MalformedCheckpoint(f"{self.name} has no tokenizer that transformers can read: {line}") from error
+
+    def load(self, device: str = "cpu", dtype: str | None = None) -> Any:
+        """The model as a `PreTrainedModel` that Trainer, peft, `generate` and lm-eval work on.
+
+        Raises:
+            DamagedObject: stored bytes do not match their digest.
+            NotServable: no module can hold it exactly.
+        """
+        from surgery.load import load_model
+
+        return load_model(self._store, self.manifest, device=device, dtype=dtype)
+
+    def export(self, folder: str | os.PathLike[str]) -> ExportReport:
+        """Write its files, byte for byte as they came; see `surgery.export.export`."""
+        from surgery.export import export
+
+        return export(self._store, self.name, Path(folder))
+
+    def _json(self, path: str) -> dict[str, Any] | None:
+        data = self.side_file(path)
+        value = None if data is None else json.loads(data)
+        if value is not None and not isinstance(value, dict):
+            raise MalformedCheckpoint(f"{self.name}: {path} is not a JSON object")
+        return value
+
+    def _lay_out(self, folder: Path) -> None:
+        """Write the side files into a folder, for libraries that read folders."""
+        for side in self.manifest.side_files:
+            path = folder / side.path
+            if not path.resolve().is_relative_to(folder.resolve()):
+                raise MalformedCheckpoint(f"{self.name}: the catalogue holds the path {side.path!r}, which leaves the folder")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self._store.read_blob(side.blob))
+
+
+class Zoo:
+    """A store and what can be done with it. Safe for any number of processes; a context manager."""
+
+    def __init__(self, path: str | os.PathLike[str] = "zoo_store", database: str | None = None, create: bool = True) -> None:
+        """Open the store in a folder.
+
+        Args:
+            database: SQLAlchemy URL of the catalogue, instead of a SQLite file in the folder.
+            create: make a new store where there is none.
+
+        Raises:
+            StoreError: the folder or the database cannot be used, or there is no store and `create` is off.
+        """
+        self.store = Store.open(Path(path), database, create=create)
+
+    def ingest(
+        self,
+        source: str | os.PathLike[str],
+        name: str | None = None,
+        base: str | None = None,
+        revision: str | None = None,
+        allow_pickle: bool = False,
+        progress: Progress | None = None,
+    ) -> IngestReport:
+        """Put a checkpoint into the zoo.
+
+        Args:
+            source: a folder (Hugging Face, PEFT or Meta's layout) or a hub id.
+            name: what to call it; the hub id or the folder's name when None.
+            base: the model it was made from, where that cannot be found out.
+            revision: of a hub id.
+            allow_pickle: read `*.bin` weights through torch's restricted loader.
+            progress: called with (bytes done, bytes in all).
+
+        Raises:
+            zoo.errors.ZooError: see `surgery.ingest.ingest`; nothing is left in the store then.
+        """
+        from surgery.ingest import ingest
+        from surgery.sources import open_source
+
+        return ingest(self.store, open_source(os.fspath(source), revision, allow_pickle), name, base, progress)
+
+    def models(self) -> list[ModelSummary]:
+        """One line per model, sorted by name."""
+        with self.store.catalog.reading() as reader:
+            return reader.models()
+
+    def model(self, name: str) -> ModelHandle:
+        """A model by its name or a unique ending of it. Raises NotFound, AmbiguousName."""
+        with self.store.catalog.reading() as reader:
+            return ModelHandle(self.store, reader.model(reader.resolve(name)))
+
+    def remove(self, name: str) -> str:
+        """Remove a model; its full name. Raises NotFound, AmbiguousName, InUse."""
+        from surgery.remove import remove
+
+        return remove(self.store, name)
+
+    def gc(self, dry_run: bool = False) -> Collected:
+        """Remove what no model names. Raises StoreBusy, StoreError."""
+        return collect(self.store, dry_run)
+
+    def verify(self) -> Audit:
+        """Re-hash everything that is stored."""
+        return audit(self.store)
+
+    def close(self) -> None:
+        self.store.close()
+
+    def __enter__(self) -> Zoo:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def _block(digest: str, manifest: ModelManifest, lo: int, hi: int, users: tuple[str, ...]) -> Block:
+    placed = manifest.components[lo:hi]
+    layers = [each.layer for each in placed if each.layer is not None]
+    span = (min(layers), max(layers) + 1) if layers else (0, 0)
+    others = tuple(name for name in users if name != manifest.name)
+    return Block(digest, span, tuple(BlockComponent(each.layer, each.component) for each in placed), others)
