@@ -29,7 +29,10 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step added to a choice. `entries` only where logprobs were asked for; `tokens` are new answer tokens."""
+    """What one step added to a choice. `entries` only where logprobs were asked for; `tokens` are new answer tokens.
+
+    `cut`: a stop string ended the choice while its sequence runs on: abort it.
+    """
 
     choice: int
     text: str = ""
@@ -37,6 +40,7 @@ class Piece:
     entries: tuple[TokenEntry, ...] = ()
     finish: FinishReason | None = None
     error: str | None = None
+    cut: bool = False
 
 
 class Choice:
@@ -62,7 +66,7 @@ class Choice:
 
     def take(self, events: Iterable[TokenEvent]) -> Piece:
         """All events of one step that belong to this choice. After the end everything is ignored."""
-        text, tokens, entries, error = [], [], [], None
+        text, tokens, entries, error, cut = [], [], [], None, False
         for event in events:
             if self.finish is not None:
                 break
@@ -74,8 +78,9 @@ class Choice:
                 entries += self._entry(event)
             text.append(self._advance(event))
             error = event.error
+            cut = self._stops.stopped and event.finish is None
         self.tokens += len(tokens)
-        return Piece(self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error)
+        return Piece(self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error, cut)
 
     def _echoed(self, text: str | None, tokens: Sequence[int]) -> str:
         """The prompt as it was given; of token ids what is final, since the answer may complete a character."""

@@ -31,6 +31,15 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Receipt:
+    """When a request came and what it is called: `created` in Unix seconds, `arrival` in nanoseconds of the driver's clock."""
+
+    id: str
+    created: int = 0
+    arrival: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """Token ids, and the text they came from where they came from text."""
 
@@ -45,7 +54,7 @@ class Generation:
     `logprobs`: alternatives per token, None for no logprobs at all.
     """
 
-    id: str
+    receipt: Receipt
     chat: bool
     model: ServedModel
     prompts: tuple[Prompt, ...]
@@ -65,16 +74,16 @@ class Generation:
         return self.prompts[choice * len(self.prompts) // len(self.sequences)]
 
 
-def assemble_completion(body: CompletionBody, model: ServedModel, request_id: str, limits: Limits) -> Generation:
+def assemble_completion(body: CompletionBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
     """The sequences of a completion. Raises RequestError 400."""
     prompts = _completion_prompts(body, model)
     sampling = tuple(_completion_sampling(body, model, len(prompt.tokens)) for prompt in prompts)
     return Generation(
-        id=request_id,
+        receipt=receipt,
         chat=False,
         model=model,
         prompts=prompts,
-        sequences=_sequences(body, model, request_id, prompts, sampling, limits),
+        sequences=_sequences(body, model, receipt, prompts, sampling, limits),
         stops=body.stops,
         stream=bool(body.stream),
         usage_chunk=body.usage_chunk,
@@ -84,7 +93,7 @@ def assemble_completion(body: CompletionBody, model: ServedModel, request_id: st
     )
 
 
-def assemble_chat(body: ChatBody, model: ServedModel, request_id: str, limits: Limits) -> Generation:
+def assemble_chat(body: ChatBody, model: ServedModel, receipt: Receipt, limits: Limits) -> Generation:
     """The sequences of a chat completion. Raises RequestError 400."""
     logprobs = _chat_logprobs(body)
     tokens = model.tokenizer.encode_chat([_plain(message) for message in body.messages])
@@ -95,11 +104,11 @@ def assemble_chat(body: ChatBody, model: ServedModel, request_id: str, limits: L
     room = _room(wanted, len(prompt.tokens), model.spec.max_model_len, model.spec.max_model_len, "messages")
     sampling = _sampling(body, model, room, logprobs, None)
     return Generation(
-        id=request_id,
+        receipt=receipt,
         chat=True,
         model=model,
         prompts=(prompt,),
-        sequences=_sequences(body, model, request_id, (prompt,), (sampling,), limits),
+        sequences=_sequences(body, model, receipt, (prompt,), (sampling,), limits),
         stops=body.stops,
         stream=bool(body.stream),
         usage_chunk=body.usage_chunk,
@@ -200,7 +209,7 @@ def _biases(given: dict[str, float], vocab_size: int) -> tuple[tuple[int, float]
 def _sequences(
     body: CompletionBody | ChatBody,
     model: ServedModel,
-    request_id: str,
+    receipt: Receipt,
     prompts: Sequence[Prompt],
     sampling: Sequence[SamplingParams],
     limits: Limits,
@@ -212,14 +221,15 @@ def _sequences(
         raise RequestError(f"{n * len(prompts)} sequences in one request; at most {limits.max_sequences} are served", param="prompt")
     return tuple(
         SequenceRequest(
-            seq=f"{request_id}/{index * n + choice}",
-            request=request_id,
+            seq=f"{receipt.id}/{index * n + choice}",
+            request=receipt.id,
             model=model.name,
             prompt=prompt.tokens,
             sampling=_seeded(params, body.seed, choice),
             priority=body.priority or 0,
             slo_ms=body.slo_ms,
             adaptive=bool(body.adaptive),
+            arrival=receipt.arrival,
         )
         for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
         for choice in range(n)

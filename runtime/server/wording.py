@@ -50,23 +50,22 @@ class Wording(Protocol):
     def usage_chunk(self, generated: int) -> Document: ...
 
 
-def wording_for(generation: Generation, created: int) -> Wording:
-    return ChatWording(generation, created) if generation.chat else CompletionWording(generation, created)
+def wording_for(generation: Generation) -> Wording:
+    return ChatWording(generation) if generation.chat else CompletionWording(generation)
 
 
 class _Common:
     """What both share: the frame of a document, and the token counts."""
 
-    def __init__(self, generation: Generation, created: int, kind: str, chunk_kind: str) -> None:
+    def __init__(self, generation: Generation, kind: str, chunk_kind: str) -> None:
         self.generation = generation
         self._kind = kind
         self._chunk_kind = chunk_kind
-        self._created = created
 
     def frame(self, choices: Iterable[Document], chunk: bool) -> Document:
         kind = self._chunk_kind if chunk else self._kind
-        document: Document = {"id": self.generation.id, "object": kind, "created": self._created, "model": self.generation.model.name}
-        document["choices"] = list(choices)
+        receipt, model = self.generation.receipt, self.generation.model
+        document: Document = {"id": receipt.id, "object": kind, "created": receipt.created, "model": model.name, "choices": list(choices)}
         if chunk and self.generation.usage_chunk:
             document["usage"] = None
         return document
@@ -85,8 +84,8 @@ class _Common:
 class CompletionWording(_Common):
     """POST /v1/completions."""
 
-    def __init__(self, generation: Generation, created: int) -> None:
-        super().__init__(generation, created, "text_completion", "text_completion")
+    def __init__(self, generation: Generation) -> None:
+        super().__init__(generation, "text_completion", "text_completion")
 
     def whole(self, choices: Sequence[Finished]) -> Document:
         worded = [self._choice(c.index, "".join(c.text), c.entries, c.tokens, c.finish, whole=True) for c in choices]
@@ -130,8 +129,8 @@ class CompletionWording(_Common):
 class ChatWording(_Common):
     """POST /v1/chat/completions."""
 
-    def __init__(self, generation: Generation, created: int) -> None:
-        super().__init__(generation, created, "chat.completion", "chat.completion.chunk")
+    def __init__(self, generation: Generation) -> None:
+        super().__init__(generation, "chat.completion", "chat.completion.chunk")
 
     def whole(self, choices: Sequence[Finished]) -> Document:
         document = {**self.frame(map(self._choice, choices), chunk=False), "usage": self.usage(sum(len(c.tokens) for c in choices))}

@@ -1,0 +1,64 @@
+"""The application: one explicit table of routes, errors in OpenAI's shape, the key before everything.
+
+Pages that describe the interface (/docs, /openapi.json) are off: they would be routes beside the key, and the interface is OpenAI's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from runtime.config import ServerConfig
+from runtime.frontend.bodies import ChatBody, CompletionBody
+from runtime.frontend.served import ServedModel, ServedModels
+from runtime.server.driver import Driver, ModelSource
+from runtime.server.generate import Generate
+from runtime.server.guard import Guard
+from runtime.server.replies import handle
+from runtime.server.routes import Routes
+from runtime.server.service import Service, make_service
+from runtime.trace import Trace
+from zoo.errors import ZooError
+
+
+def build_app(
+    driver: Driver, models: Iterable[ServedModel], source: ModelSource, config: ServerConfig, trace: Trace | None = None
+) -> FastAPI:
+    """The server over a driver that runs already. `app.state.service` is what its routes share; the driver stays the caller's."""
+    service = make_service(driver, ServedModels(models), source, config, trace)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan)
+    app.state.service = service
+    app.router.routes[:] = _routes(service)
+    for kind in (ZooError, HTTPException, Exception):
+        app.add_exception_handler(kind, handle)
+    app.add_middleware(Guard, api_key=config.api_key)
+    return app
+
+
+def _routes(service: Service) -> list[Route]:
+    routes = Routes(service)
+    # Names may hold slashes ("meta-llama/Llama-2-7b"), so they take the rest of the path.
+    return [
+        Route("/v1/completions", Generate(service, CompletionBody), methods=["POST"]),
+        Route("/v1/chat/completions", Generate(service, ChatBody), methods=["POST"]),
+        Route("/v1/models", routes.list_models, methods=["GET"]),
+        Route("/v1/models/{name:path}", routes.show_model, methods=["GET"]),
+        Route("/health", routes.health, methods=["GET"]),
+        Route("/live", routes.live, methods=["GET"]),
+        Route("/metrics", routes.metrics, methods=["GET"]),
+        Route("/zoo/models", routes.zoo_models, methods=["GET"]),
+        Route("/zoo/state", routes.zoo_state, methods=["GET"]),
+        Route("/zoo/trace", routes.zoo_trace, methods=["GET"]),
+        Route("/zoo/models/{name:path}/load", routes.load, methods=["POST"]),
+        Route("/zoo/models/{name:path}/unload", routes.unload, methods=["POST"]),
+    ]
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    app.state.service.workers.shutdown(wait=False, cancel_futures=True)

@@ -1,0 +1,67 @@
+"""What the server needs of whoever runs sequences, and of whoever knows models. Drivers live in `runtime.cluster`; the zoo is wired in
+by the command line. Nothing here is implemented.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from runtime.agent.state import AgentState
+from runtime.frontend.served import ServedModel
+from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
+
+
+class EventStream(Protocol):
+    """All events of some sequences, in lists. Closing aborts what is unfinished."""
+
+    def __aiter__(self) -> AsyncIterator[list[TokenEvent]]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Driver(Protocol):
+    """Runs sequences. `open_stream` and `abort` are quick and called on the event loop; `load`, `unload` and `drain` wait."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def death(self) -> str | None: ...
+
+    @property
+    def device(self) -> str: ...
+
+    def open_stream(self, requests: Sequence[SequenceRequest]) -> EventStream:
+        """Raises zoo.errors.Unavailable."""
+        ...
+
+    def abort(self, seqs: Iterable[str]) -> None: ...
+
+    def models(self) -> tuple[ModelSpec, ...]: ...
+
+    def load(self, name: str) -> ModelSpec: ...
+
+    def unload(self, name: str) -> None: ...
+
+    def state(self) -> AgentState: ...
+
+    def memory(self) -> EngineMemory: ...
+
+    def drain(self, timeout: float) -> bool: ...
+
+
+class ModelSource(Protocol):
+    """The catalogue, as far as the server looks into it. Methods may read disks: call them from worker threads."""
+
+    def resolve(self, name: str) -> str:
+        """The full name. Raises NotFound or AmbiguousName."""
+        ...
+
+    def listing(self) -> list[Mapping[str, Any]]:
+        """Every model of the store: at least `name`, `kind`, `base`, `family`."""
+        ...
+
+    def served(self, spec: ModelSpec) -> ServedModel:
+        """Tokenizer and defaults beside a loaded model's spec."""
+        ...

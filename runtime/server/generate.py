@@ -1,0 +1,120 @@
+"""The two generating routes: read, prepare, run, answer whole or as server-sent events.
+
+The client's leaving ends everything at any point: its sequences are aborted and its places given back. An error before the
+first token has its status; one in mid-stream becomes an error event, and the stream ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from runtime.frontend.bodies import ChatBody, CompletionBody
+from runtime.frontend.choices import Piece
+from runtime.frontend.errors import RequestError
+from runtime.frontend.requests import Receipt
+from runtime.server.connection import read_body, while_connected
+from runtime.server.replies import as_request_error, dump
+from runtime.server.running import Prepared, prepare, run
+from runtime.server.service import Service
+from runtime.server.wording import Finished, Wording, wording_for
+from zoo.errors import ZooError
+
+_log = logging.getLogger("blockzoo.server")
+
+#: A client that sends its body slower than this holds a place for nothing.
+READ_SECONDS = 60.0
+_SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+
+
+class Generate:
+    """An ASGI application for one route and one kind of body."""
+
+    def __init__(self, service: Service, kind: type[CompletionBody] | type[ChatBody]) -> None:
+        self._service = service
+        self._kind = kind
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        receipt = Receipt(self._name(request), int(time.time()), time.monotonic_ns())
+        try:
+            with self._service.gate.place() as place:
+                raw = await self._read(request)
+                async with while_connected(receive):
+                    prepared = await self._service.in_worker(lambda: prepare(self._service, self._kind, raw, receipt))
+                    place.grow(len(prepared.choices))
+                    await self._answer(prepared, scope, receive, send)
+        except ClientDisconnect:
+            return
+
+    def _name(self, request: Request) -> str:
+        return ("chatcmpl-" if self._kind is ChatBody else "cmpl-") + str(request.state.request_id)
+
+    async def _read(self, request: Request) -> bytes:
+        try:
+            async with asyncio.timeout(READ_SECONDS):
+                return await read_body(request, self._service.config.max_body_bytes)
+        except TimeoutError:
+            raise RequestError("The body did not arrive in time.", status=408) from None
+
+    async def _answer(self, prepared: Prepared, scope: Scope, receive: Receive, send: Send) -> None:
+        wording = wording_for(prepared.generation)
+        async with aclosing(run(self._service, prepared)) as steps:
+            if prepared.generation.stream:
+                await _stream(prepared, wording, steps, send)
+            else:
+                body = await self._whole(prepared, wording, steps)
+                await Response(body, media_type="application/json")(scope, receive, send)
+
+    async def _whole(self, prepared: Prepared, wording: Wording, steps: AsyncIterator[list[Piece]]) -> bytes:
+        finished = [Finished(choice.index) for choice in prepared.choices]
+        async for pieces in steps:
+            for piece in pieces:
+                finished[piece.choice].add(piece)
+        return await self._service.in_worker(lambda: dump(wording.whole(finished)))
+
+
+async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[list[Piece]], send: Send) -> None:
+    """Headers go out with the first step, so that what fails before it still has its status."""
+    first = await anext(aiter(steps))
+    await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
+    await _send_events(send, [*_openings(prepared, wording), *_chunks(prepared, wording, first)])
+    try:
+        async for pieces in steps:
+            await _send_events(send, _chunks(prepared, wording, pieces))
+        if prepared.generation.usage_chunk:
+            await _send_events(send, [dump(wording.usage_chunk(sum(choice.tokens for choice in prepared.choices)))])
+    except Exception as error:
+        if not isinstance(error, ZooError):
+            _log.exception("a stream broke")
+        await _send_events(send, [dump(as_request_error(error).body())])
+    await _send_events(send, [b"[DONE]"], more=False)
+
+
+def _openings(prepared: Prepared, wording: Wording) -> list[bytes]:
+    opened = (wording.opening(choice.index) for choice in prepared.choices)
+    return [dump(document) for document in opened if document is not None]
+
+
+def _chunks(prepared: Prepared, wording: Wording, pieces: Iterable[Piece]) -> list[bytes]:
+    """One event per piece that says something; tokens whose text is held back say nothing yet."""
+    token_ids = prepared.generation.return_token_ids
+    return [
+        dump(wording.chunk(piece))
+        for piece in pieces
+        if piece.text or piece.entries or piece.finish is not None or (token_ids and piece.tokens)
+    ]
+
+
+async def _send_events(send: Send, events: list[bytes], more: bool = True) -> None:
+    """All events of a step in one write."""
+    if events or not more:
+        body = b"".join(b"data: " + event + b"\n\n" for event in events)
+        await send({"type": "http.response.body", "body": body, "more_body": more})

@@ -1,0 +1,146 @@
+"""Prometheus metrics of one server: vLLM's names where the meaning is the same, `blockzoo:` for what only a zoo has.
+
+Two kinds: what the frontend sees happen (latencies, tokens by model), counted as it happens; and what the driver knows (queues,
+pages, weights), asked for when a scraper comes. One registry per server, so several may live in one process.
+The page pool belongs to the device and not to a model; its usage is repeated under every model's name, so that
+dashboards made for vLLM, which filter by `model_name`, show it. Preemptions are counted per device, without that label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from runtime.agent.state import AgentState
+from runtime.server.driver import Driver
+from runtime.types import FinishReason
+
+# Bounds in seconds. Decode steps lie between 1 ms and 1 s; a first token, or a whole answer, may wait minutes in a queue.
+_STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+_FIRST_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0)
+_WHOLE_SECONDS = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 240.0, 480.0, 960.0)
+_TOKENS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
+
+
+class ModelMetrics:
+    """One model's instruments, looked up once per request rather than once per token."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self._finished = metrics.finished
+        self._model = model
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.generated_tokens = metrics.generated_tokens.labels(model)
+        self.first_token = metrics.first_token.labels(model)
+        self.between_tokens = metrics.between_tokens.labels(model)
+        self.per_token = metrics.per_token.labels(model)
+        self.whole = metrics.whole.labels(model)
+        self.request_prompt = metrics.request_prompt.labels(model)
+        self.request_generated = metrics.request_generated.labels(model)
+
+    def finish(self, reason: FinishReason) -> None:
+        self._finished.labels(self._model, reason).inc()
+
+
+class Metrics:
+    """Everything `/metrics` shows."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.registry = CollectorRegistry(auto_describe=True)
+        label = ["model_name"]
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of prompts whose first answer token came.", label)
+        self.generated_tokens = self._counter("vllm:generation_tokens", "Tokens generated.", label)
+        self.finished = self._counter("vllm:request_success", "Sequences that ended, by reason.", [*label, "finished_reason"])
+        self.first_token = self._histogram("vllm:time_to_first_token_seconds", "From a request to its first token.", _FIRST_SECONDS)
+        self.between_tokens = self._histogram("vllm:inter_token_latency_seconds", "Between two tokens of a sequence.", _STEP_SECONDS)
+        self.per_token = self._histogram(
+            "vllm:request_time_per_output_token_seconds", "Mean time between a sequence's tokens.", _STEP_SECONDS
+        )
+        self.whole = self._histogram("vllm:e2e_request_latency_seconds", "From a request to its last token.", _WHOLE_SECONDS)
+        self.request_prompt = self._histogram("vllm:request_prompt_tokens", "Prompt tokens per request.", _TOKENS)
+        self.request_generated = self._histogram("vllm:request_generation_tokens", "Generated tokens per sequence.", _TOKENS)
+        self.registry.register(_DriverCollector(driver))
+        self._models: dict[str, ModelMetrics] = {}
+
+    def of(self, model: str) -> ModelMetrics:
+        """A served model's instruments. Names come from the served models only, so clients cannot add labels."""
+        if model not in self._models:
+            self._models[model] = ModelMetrics(self, model)
+        return self._models[model]
+
+    def text(self) -> bytes:
+        """The page in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, documentation: str, labels: list[str]) -> Counter:
+        return Counter(name, documentation, labels, registry=self.registry)
+
+    def _histogram(self, name: str, documentation: str, buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, documentation, ["model_name"], buckets=buckets, registry=self.registry)
+
+
+class _DriverCollector(Collector):
+    """Asks the driver once per scrape."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def describe(self) -> list[Metric]:
+        """Nothing: registering must not ask the driver."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        state = self._driver.state()
+        yield from self._queues(state)
+        yield from self._pages(state)
+        yield from self._work(state)
+        yield from self._blocks(state)
+        yield from self._memory()
+
+    def _queues(self, state: AgentState) -> Iterator[Metric]:
+        running = GaugeMetricFamily("vllm:num_requests_running", "Sequences in the running batch.", labels=["model_name"])
+        waiting = GaugeMetricFamily("vllm:num_requests_waiting", "Sequences that wait for a place.", labels=["model_name"])
+        usage = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the device's pages in use, 0 to 1.", labels=["model_name"])
+        pages = state.pages
+        for load in state.models:
+            running.add_metric([load.model], load.running)
+            waiting.add_metric([load.model], load.waiting)
+            usage.add_metric([load.model], 1.0 - pages.free / pages.capacity if pages.capacity else 0.0)
+        yield from (running, waiting, usage)
+
+    def _pages(self, state: AgentState) -> Iterator[Metric]:
+        metric = GaugeMetricFamily("blockzoo:pages", "KV pages of the device by state.", labels=["device", "state"])
+        pages = state.pages
+        for name in ("free", "local", "lent", "reserved", "in_flight"):
+            metric.add_metric([self._driver.device, name], getattr(pages, name))
+        yield metric
+
+    def _work(self, state: AgentState) -> Iterator[Metric]:
+        counters = state.counters
+        yield CounterMetricFamily("vllm:num_preemptions", "Sequences preempted, to be recomputed.", value=counters.preemptions)
+        yield CounterMetricFamily("blockzoo:resumed_tokens", "Tokens run again after preemptions.", value=counters.resumed_tokens)
+        yield CounterMetricFamily("blockzoo:steps", "Steps that the engine ran.", value=counters.steps)
+        yield CounterMetricFamily("blockzoo:failed_steps", "Steps in which the engine failed.", value=counters.failed_steps)
+        yield CounterMetricFamily("blockzoo:segments", "Segments run, where the engine reports them.", value=counters.segments)
+        yield CounterMetricFamily("blockzoo:step_seconds", "Time the engine spent in steps.", value=counters.busy / 1e9)
+
+    def _blocks(self, state: AgentState) -> Iterator[Metric]:
+        batch = GaugeMetricFamily("blockzoo:block_batch_size", "Sequences of all models in a block's batch.", labels=["block"])
+        queue = GaugeMetricFamily("blockzoo:block_queue_length", "Sequences of all models that wait for a block.", labels=["block"])
+        for load in state.instances:
+            batch.add_metric([load.block], load.batch)
+            queue.add_metric([load.block], load.queue)
+        yield from (batch, queue)
+
+    def _memory(self) -> Iterator[Metric]:
+        memory, device = self._driver.memory(), self._driver.device
+        for name, documentation, value in (
+            ("blockzoo:weight_bytes", "Resident weights, each distinct tensor once.", memory.weights),
+            ("blockzoo:weight_bytes_unshared", "What the same models would take without sharing.", memory.weights_unshared),
+            ("blockzoo:kv_pool_bytes", "The page pool.", memory.kv_pool),
+        ):
+            metric = GaugeMetricFamily(name, documentation, labels=["device"])
+            metric.add_metric([device], value)
+            yield metric

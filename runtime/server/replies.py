@@ -1,0 +1,73 @@
+"""Responses and errors in OpenAI's shape, whatever went wrong.
+
+The one table from our errors to HTTP statuses is here. What is not expected becomes a 500 whose text tells nothing of the inside.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.frontend.errors import RequestError
+from zoo.errors import AmbiguousName, InputError, InUse, NotFound, StoreError, Unavailable, ZooError
+
+#: First match wins: subclasses before their bases.
+_STATUS: tuple[tuple[type[ZooError], int, str], ...] = (
+    (NotFound, 404, "model_not_found"),
+    (AmbiguousName, 404, "model_not_found"),
+    (InUse, 409, "in_use"),
+    (Unavailable, 503, "unavailable"),
+    (StoreError, 500, "store_error"),
+    (InputError, 400, "invalid_input"),
+)
+_PHRASES = {404: "There is no such route.", 405: "This route does not take this method."}
+
+
+def dump(document: Any) -> bytes:
+    """Compact JSON in UTF-8. NaN and infinity are refused: they are no JSON."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+
+
+def reply(document: Any, status: int = 200) -> Response:
+    return Response(dump(document), status, media_type="application/json")
+
+
+def error_reply(error: RequestError) -> Response:
+    response = reply(error.body(), error.status)
+    if error.retry_after is not None:
+        response.headers["Retry-After"] = str(error.retry_after)
+    if error.status == 413:  # the rest of the body is not going to be read
+        response.headers["Connection"] = "close"
+    if error.status == 401:
+        response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """Any error as one that can be sent."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, HTTPException):
+        message = _PHRASES.get(error.status_code, str(error.detail))
+        return RequestError(message, status=error.status_code, code="not_found" if error.status_code == 404 else None)
+    for kind, status, code in _STATUS:
+        if isinstance(error, kind):
+            retry = 5 if status == 503 else None
+            return RequestError(str(error), status=status, kind=_kind(status), code=code, retry_after=retry)
+    return RequestError("The server failed on this request.", status=500, kind=_kind(500))
+
+
+def _kind(status: int) -> str:
+    return "invalid_request_error" if status < 500 else "service_unavailable" if status == 503 else "server_error"
+
+
+async def handle(request: Request, error: Exception) -> Response:
+    """FastAPI's exception handler for everything."""
+    response = error_reply(as_request_error(error))
+    if isinstance(error, HTTPException) and error.headers:
+        response.headers.update(error.headers)
+    return response

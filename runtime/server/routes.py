@@ -1,0 +1,150 @@
+"""The routes beside generation: models, health, metrics, and the zoo's own under /zoo. Each is one small function of the service."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from runtime.agent.state import AgentState
+from runtime.frontend.errors import RequestError
+from runtime.frontend.served import ServedModel
+from runtime.server.replies import reply
+from runtime.server.service import Service
+from runtime.trace import Trace
+from zoo.errors import ZooError
+
+_LINES_PER_WRITE = 512
+
+
+class Routes:
+    """Handlers for `app`; their names are the routes'."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    # -- OpenAI --------------------------------------------------------------------------------------------------------
+
+    async def list_models(self, request: Request) -> Response:
+        return reply({"object": "list", "data": [_card(model) for model in self._service.models.all()]})
+
+    async def show_model(self, request: Request) -> Response:
+        return reply(_card(self._service.models.find(request.path_params["name"])))
+
+    # -- is it well? ---------------------------------------------------------------------------------------------------
+
+    async def live(self, request: Request) -> Response:
+        """The process answers."""
+        return reply({"status": "live"})
+
+    async def health(self, request: Request) -> Response:
+        """200 only while the engine's loop lives and requests are taken."""
+        if not self._service.driver.alive:
+            return reply({"status": "dead", "reason": self._service.driver.death}, 503)
+        if self._service.gate.closed:
+            return reply({"status": "draining"}, 503)
+        return reply({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        text = await run_in_threadpool(self._service.metrics.text)
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # -- the zoo -------------------------------------------------------------------------------------------------------
+
+    async def zoo_models(self, request: Request) -> Response:
+        """Every model of the store, and which of them are served."""
+        listing = await run_in_threadpool(self._service.source.listing)
+        served = {model.name for model in self._service.models.all()}
+        return reply({"models": [{**row, "loaded": row["name"] in served} for row in listing]})
+
+    async def zoo_state(self, request: Request) -> Response:
+        return reply(_state(self._service, await run_in_threadpool(self._service.driver.state)))
+
+    async def zoo_trace(self, request: Request) -> Response:
+        """The latest events, one JSON object per line; `?limit=` bounds how many."""
+        trace = self._service.trace
+        if trace is None:
+            raise RequestError("No trace is kept; start the server with --trace FILE.", status=404, code="trace_off")
+        limit = request.query_params.get("limit")
+        if limit is not None and not (limit.isascii() and limit.isdigit() and len(limit) < 10):
+            raise RequestError("limit must be a whole number", param="limit")
+        return StreamingResponse(_lines(trace, None if limit is None else int(limit)), media_type="application/jsonl")
+
+    async def load(self, request: Request) -> Response:
+        """Load a model of the store and serve it. One that is served already is nothing to do."""
+        async with self._service.changing:
+            name = await run_in_threadpool(self._service.source.resolve, request.path_params["name"])
+            if name not in {model.name for model in self._service.models.all()}:
+                self._service.models.add(await run_in_threadpool(self._load, name))
+            return reply(_card(self._service.models.find(name)))
+
+    async def unload(self, request: Request) -> Response:
+        """Stop serving a model and free what only it used. Waits for its running requests; 409 when they take too long."""
+        async with self._service.changing:
+            model = self._service.models.find(request.path_params["name"])
+            self._service.models.remove(model.name)
+            try:
+                await run_in_threadpool(self._service.driver.unload, model.name)
+            except ZooError:
+                self._service.models.add(model)
+                raise
+            return reply({"unloaded": model.name})
+
+    def _load(self, name: str) -> ServedModel:
+        driver = self._service.driver
+        loaded = driver.load(name)
+        try:
+            # The driver's own spec: its context is what the device can hold.
+            spec = next((spec for spec in driver.models() if spec.name == loaded.name), loaded)
+            return self._service.source.served(spec)
+        except Exception:
+            driver.unload(loaded.name)
+            raise
+
+
+def _card(model: ServedModel) -> dict[str, Any]:
+    """OpenAI's model object with vLLM's additions."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "blockzoo",
+        "root": model.spec.base or model.name,
+        "parent": model.spec.base,
+        "max_model_len": model.spec.max_model_len,
+    }
+
+
+def _state(service: Service, state: AgentState) -> dict[str, Any]:
+    """One agent today; the shape has room for many."""
+    agent = {
+        "id": "0",
+        "pid": os.getpid(),
+        "device": service.driver.device,
+        "alive": service.driver.alive,
+        "instances": [asdict(instance) for instance in state.instances],
+        "pages": asdict(state.pages),
+        "memory": asdict(service.driver.memory()),
+        "counters": asdict(state.counters),
+    }
+    specs = {model.name: model.spec for model in service.models.all()}
+    models = [_model_state(load, specs.get(load["model"])) for load in map(asdict, state.models)]
+    return {"agents": [agent], "models": models, "running": state.running, "waiting": state.waiting, "draining": service.gate.closed}
+
+
+def _model_state(load: dict[str, Any], spec: Any) -> dict[str, Any]:
+    known = {} if spec is None else {"kind": spec.kind, "base": spec.base, "blocks": list(spec.blocks), "max_model_len": spec.max_model_len}
+    return {"name": load["model"], "running": load["running"], "waiting": load["waiting"], **known}
+
+
+def _lines(trace: Trace, limit: int | None) -> Iterator[str]:
+    """Lines in lumps: each item of a streamed response costs a hop to a thread and back."""
+    lines = iter(trace.lines(limit))
+    while lump := "".join(islice(lines, _LINES_PER_WRITE)):
+        yield lump

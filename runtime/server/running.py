@@ -1,0 +1,125 @@
+"""Runs one request: events in from the driver, pieces out for whoever words them; measures on the way.
+
+One pass per step over the choices that got something. A choice that a stop string has ended is aborted in the driver at once, and
+whatever is left when the consumer goes is aborted too, so its pages come back. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from runtime.frontend.bodies import ChatBody, CompletionBody, parse
+from runtime.frontend.choices import Choice, Piece
+from runtime.frontend.errors import RequestError, unavailable
+from runtime.frontend.requests import Generation, Limits, Receipt, assemble_chat, assemble_completion
+from runtime.server.metrics import ModelMetrics
+from runtime.server.service import Service
+from runtime.types import TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that was read and understood."""
+
+    generation: Generation
+    choices: tuple[Choice, ...]
+
+
+def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: bytes, receipt: Receipt) -> Prepared:
+    """Parse, tokenise, check. For a worker thread. Raises RequestError."""
+    limits = Limits(service.config.max_choices, service.config.max_queued)
+    if kind is ChatBody:
+        chat = parse(ChatBody, raw)
+        generation = assemble_chat(chat, service.models.find(chat.model), receipt, limits)
+    else:
+        completion = parse(CompletionBody, raw)
+        generation = assemble_completion(completion, service.models.find(completion.model), receipt, limits)
+    return Prepared(generation, tuple(Choice(generation, index) for index in range(len(generation.sequences))))
+
+
+class Meter:
+    """One request's times, in seconds of the monotonic clock, and its counts."""
+
+    def __init__(self, metrics: ModelMetrics, prepared: Prepared) -> None:
+        self._metrics = metrics
+        self._prompt_tokens = prepared.generation.prompt_tokens
+        self._began = prepared.generation.receipt.arrival / 1e9
+        self._choices = prepared.choices
+        self._first: dict[int, float] = {}
+        self._last: dict[int, float] = {}
+        metrics.request_prompt.observe(self._prompt_tokens)
+
+    def step(self, pieces: Iterable[Piece]) -> None:
+        now = time.monotonic()
+        for piece in pieces:
+            if piece.tokens:
+                self._tokens(piece, now)
+            if piece.finish is not None:
+                self._end(piece, now)
+
+    def left(self) -> None:
+        """The consumer has gone: what is unfinished counts as aborted."""
+        for choice in self._choices:
+            if choice.finish is None:
+                self._metrics.finish("abort")
+
+    def _tokens(self, piece: Piece, now: float) -> None:
+        if not self._first:
+            self._metrics.prompt_tokens.inc(self._prompt_tokens)
+        if piece.choice not in self._first:
+            self._first[piece.choice] = now
+            self._metrics.first_token.observe(now - self._began)
+        else:
+            self._metrics.between_tokens.observe((now - self._last[piece.choice]) / len(piece.tokens))
+        self._last[piece.choice] = now
+        self._metrics.generated_tokens.inc(len(piece.tokens))
+
+    def _end(self, piece: Piece, now: float) -> None:
+        generated = self._choices[piece.choice].tokens
+        self._metrics.finish(piece.finish or "error")
+        self._metrics.whole.observe(now - self._began)
+        self._metrics.request_generated.observe(generated)
+        if generated > 1:
+            self._metrics.per_token.observe((now - self._first[piece.choice]) / (generated - 1))
+
+
+async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[Piece], None]:
+    """Pieces step by step until every choice has ended. Close it (`aclosing`) to abort.
+
+    Raises zoo.errors.Unavailable at the start; RequestError 500 or 503 when a sequence fails.
+    """
+    generation = prepared.generation
+    choices = {choice.seq: choice for choice in prepared.choices}
+    meter = Meter(service.metrics.of(generation.model.name), prepared)
+    # Echoed prompts with log-probabilities are worded token by token: long ones must not hold up the event loop.
+    heavy = generation.echo and generation.logprobs is not None
+    async with aclosing(service.driver.open_stream(generation.sequences)) as stream:
+        try:
+            async for events in stream:
+                pieces = await service.in_worker(lambda e=events: advance(choices, e)) if heavy else advance(choices, events)  # type: ignore[misc]
+                meter.step(pieces)
+                service.driver.abort([prepared.choices[piece.choice].seq for piece in pieces if piece.cut])
+                _raise_failure(service, pieces)
+                yield pieces
+                if all(choice.finish is not None for choice in prepared.choices):
+                    return
+        finally:
+            meter.left()
+
+
+def advance(choices: dict[str, Choice], events: Iterable[TokenEvent]) -> list[Piece]:
+    """What a step's events add, by choice. Choices that have ended get nothing more."""
+    by_seq: dict[str, list[TokenEvent]] = {}
+    for event in events:
+        by_seq.setdefault(event.seq, []).append(event)
+    return [choices[seq].take(its) for seq, its in by_seq.items() if choices[seq].finish is None]
+
+
+def _raise_failure(service: Service, pieces: Iterable[Piece]) -> None:
+    for piece in pieces:
+        if piece.finish in ("error", "abort"):
+            message = piece.error or "the sequence was aborted"
+            raise RequestError(message, status=500, kind="server_error") if service.driver.alive else unavailable(message)

@@ -1,0 +1,51 @@
+"""What the routes of one server share, put together once. No globals: several servers may live in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from runtime.config import ServerConfig
+from runtime.frontend.served import ServedModels
+from runtime.server.driver import Driver, ModelSource
+from runtime.server.gate import Gate
+from runtime.server.metrics import Metrics
+from runtime.trace import Trace
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Service:
+    """`workers`: few threads for tokenising and wording, so that a flood of long prompts queues there and not on the event loop."""
+
+    driver: Driver
+    models: ServedModels
+    source: ModelSource
+    config: ServerConfig
+    gate: Gate
+    metrics: Metrics
+    workers: ThreadPoolExecutor
+    trace: Trace | None = None
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def in_worker(self, work: Callable[[], T]) -> T:
+        """Run something that takes the processor for a while."""
+        return await asyncio.get_running_loop().run_in_executor(self.workers, work)
+
+
+def make_service(driver: Driver, models: ServedModels, source: ModelSource, config: ServerConfig, trace: Trace | None) -> Service:
+    return Service(
+        driver=driver,
+        models=models,
+        source=source,
+        config=config,
+        gate=Gate(config.max_queued),
+        metrics=Metrics(driver),
+        workers=ThreadPoolExecutor(max_workers=min(4, os.cpu_count() or 1), thread_name_prefix="zoo-frontend"),
+        trace=trace,
+    )

@@ -1,0 +1,89 @@
+"""Runs an application on uvicorn: the address on standard output once ready, a drain on SIGTERM, exit code 0 after it.
+
+On the first SIGTERM or SIGINT the server stops listening, answers new requests on open connections with 503, and lets running ones
+finish for up to `drain_seconds`; a second SIGINT ends it at once.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from runtime.config import ServerConfig
+from runtime.server.gate import Gate
+from zoo.errors import InputError
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet, so that a taken port is known before any model is loaded. Raises InputError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"cannot listen on {host}:{port}: {error}") from None
+    return bound
+
+
+def address_of(bound: socket.socket) -> str:
+    """`http://host:port` of a bound socket; the port is the real one where 0 was asked for."""
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with a word when it is ready and a gate that closes when it is told to stop."""
+
+    def __init__(self, config: uvicorn.Config, gate: Gate, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._gate = gate
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._gate.closed = True
+        super().handle_exit(sig, frame)
+
+
+def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -> Server:
+    settings = uvicorn.Config(
+        app,
+        lifespan="on",
+        ws="none",
+        access_log=False,  # the guard writes one line per request, without query strings
+        log_config=None,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
+    )
+    return Server(settings, app.state.service.gate, ready)
+
+
+def serve(app: FastAPI, config: ServerConfig, bound: socket.socket, ready: Callable[[], None]) -> None:
+    """Serve until told to stop; returns after the drain."""
+    server = make_server(app, config, ready)
+    with _outlived_signals(server):
+        server.run(sockets=[bound])
+
+
+@contextmanager
+def _outlived_signals(server: Server) -> Iterator[None]:
+    """uvicorn raises the signals that ended it once more when it is done, for the handlers from before. Those would end the process
+    with the signal's code: a drained server ends with 0."""
+    before = {sig: signal.signal(sig, server.handle_exit) for sig in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for sig, handler in before.items():
+            signal.signal(sig, handler)
