@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A block of a model's chain. `layers` [lo, hi): the layers it has a part in; empty for the embedding or the head alone.
+    """A block of a model's chain. `layers` [lo, hi): the layers it has a part in, an empty range for the embedding
+    or the head alone.
 
     `shared_with`: the other models whose chains have the same block.
     """
@@ -234,7 +235,15 @@ class Zoo:
 
 def _block(digest: str, manifest: ModelManifest, lo: int, hi: int, users: tuple[str, ...]) -> Block:
     placed = manifest.components[lo:hi]
-    layers = [each.layer for each in placed if each.layer is not None]
-    span = (min(layers), max(layers) + 1) if layers else (0, 0)
     others = tuple(name for name in users if name != manifest.name)
-    return Block(digest, span, tuple(BlockComponent(each.layer, each.component) for each in placed), others)
+    return Block(digest, _layers(manifest, lo, hi), tuple(BlockComponent(each.layer, each.component) for each in placed), others)
+
+
+def _layers(manifest: ModelManifest, lo: int, hi: int) -> tuple[int, int]:
+    """Layers that components [lo, hi) have a part in; for the embedding or the head alone, the empty range where it stands."""
+    inside = [each.layer for each in manifest.components[lo:hi] if each.layer is not None]
+    if inside:
+        return (min(inside), max(inside) + 1)
+    before = [each.layer for each in manifest.components[:lo] if each.layer is not None]
+    at = max(before) + 1 if before else 0
+    return (at, at)
