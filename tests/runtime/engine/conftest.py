@@ -1,0 +1,46 @@
+"""Checkpoints in a store, made once per module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from surgery.ingest import ingest
+from surgery.sources import open_source
+from tests import checkpoints
+from zoo.store import Store
+
+
+class Bench:
+    """A store and the folders that its models came from."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.store = Store.open(root / "store")
+        self.folders: dict[str, Path] = {}
+
+    def add(self, name: str, folder: Path, base: str | None = None) -> str:
+        ingest(self.store, open_source(str(folder)), name=name, base=base)
+        self.folders[name] = folder
+        return name
+
+    def family(self, family: str, name: str | None = None, **options) -> str:
+        name = name or family
+        return self.add(name, checkpoints.make(family, self.root / "hf" / name, tokenizer=False, **options))
+
+    def lora(self, base: str, name: str, **options) -> str:
+        folder = checkpoints.make_lora(self.folders[base], self.root / "hf" / name, **options)
+        return self.add(name, folder, base=base)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = Bench(tmp_path_factory.mktemp("bench"))
+    yield made
+    made.store.close()
+    torch.set_num_threads(threads)

@@ -1,0 +1,48 @@
+"""The real agent over a real engine, step by step and without threads: what the server does, made repeatable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from runtime.agent.agent import Agent
+from runtime.config import BatchingConfig
+from runtime.types import Engine, SequenceRequest, StepResult, TokenEvent
+
+
+@dataclass
+class Drive:
+    """What came out: events by sequence, and every step's result."""
+
+    events: dict[str, list[TokenEvent]] = field(default_factory=dict)
+    steps: list[StepResult] = field(default_factory=list)
+    preemptions: int = 0
+
+    def tokens(self, seq: str) -> list[int]:
+        return [event.token for event in self.events[seq] if event.token is not None]
+
+
+def drive(engine: Engine, arrivals: Mapping[int, Iterable[SequenceRequest]], config: BatchingConfig | None = None) -> Drive:
+    """Run until all is done. `arrivals`: step number -> requests that arrive before it."""
+    agent = Agent(engine.models(), engine.page_capacity, config or BatchingConfig())
+    out, step, last = Drive(), 0, max(arrivals)
+    while agent.busy or step <= last:
+        for request in arrivals.get(step, ()):
+            _take(out, agent.add(request, step))
+        plan = agent.next_step(step)
+        if plan is not None:
+            result = engine.execute(plan)
+            out.steps.append(result)
+            _take(out, agent.finish_step(result, step))
+            agent.check()
+        step += 1
+    plan = agent.flush()
+    if plan is not None:
+        agent.finish_step(engine.execute(plan), step)
+    out.preemptions = agent.state().counters.preemptions
+    return out
+
+
+def _take(out: Drive, events: Iterable[TokenEvent]) -> None:
+    for event in events:
+        out.events.setdefault(event.seq, []).append(event)

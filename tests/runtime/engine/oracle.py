@@ -1,0 +1,54 @@
+"""transformers' own tokens, and the one licence a token has to differ: a tie within rounding.
+
+`same_tokens` demands equality. Where a token differs, the reference's own two best logits there must be closer than the dtype rounds;
+then both continuations are legitimate and the rest of that sequence proves nothing, so the caller is told where it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+#: Largest gap between the two best logits that rounding may turn over, relative to their size.
+ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-6}
+
+
+def reference(folder: Path) -> Any:
+    """The checkpoint in stock transformers. Gemma 2 runs eager: its soft cap is ignored by the fused kernels."""
+    from transformers import AutoConfig
+
+    eager = AutoConfig.from_pretrained(folder).model_type == "gemma2"
+    return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager" if eager else "sdpa").eval()
+
+
+@torch.inference_mode()
+def greedy(model: Any, prompt: Sequence[int], count: int, **options: Any) -> list[int]:
+    """`generate`'s tokens for one prompt alone, without sampling."""
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False, pad_token_id=0, **options
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+@torch.inference_mode()
+def gap(model: Any, tokens: Sequence[int]) -> float:
+    """Distance of the two best logits after `tokens`, relative to the best's size."""
+    logits = model(torch.tensor([list(tokens)])).logits[0, -1].float()
+    best, second = torch.topk(logits, 2).values.tolist()
+    return (best - second) / max(abs(best), 1.0)
+
+
+def same_tokens(model: Any, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int]) -> int:
+    """Number of tokens that agree; all of them unless a tie within rounding comes first. Fails otherwise."""
+    for index, (want, have) in enumerate(zip(expected, got, strict=False)):
+        if want != have:
+            margin, allowed = gap(model, [*prompt, *expected[:index]]), ROUNDING[next(model.parameters()).dtype]
+            assert margin <= allowed, f"token {index}: {have} for {want}, though the reference's margin is {margin:.2e} > {allowed:.2e}"
+            return index
+    assert len(expected) == len(got), f"{len(got)} tokens for {len(expected)}"
+    return len(expected)

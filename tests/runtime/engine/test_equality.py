@@ -1,0 +1,70 @@
+"""The engine's greedy tokens are transformers' own: alone, mixed, arriving late, in chunks, preempted; for every served family."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from runtime.config import BatchingConfig, EngineConfig
+from runtime.engine.paged import PagedEngine
+from runtime.types import SamplingParams, SequenceRequest
+from tests import checkpoints
+from tests.runtime.engine.drive import drive
+from tests.runtime.engine.oracle import greedy, reference, same_tokens
+
+COUNT = 20
+FAMILIES = [*checkpoints.SERVED, *checkpoints.VARIANTS]
+
+
+def prompts(seed: int, lengths: tuple[int, ...]) -> list[tuple[int, ...]]:
+    rng = random.Random(seed)
+    return [tuple(rng.randrange(3, checkpoints.VOCAB) for _ in range(length)) for length in lengths]
+
+
+def ask(model: str, prompt: tuple[int, ...], seq: str, **params) -> SequenceRequest:
+    return SequenceRequest(seq, seq, model, prompt, SamplingParams(max_tokens=COUNT, **params))
+
+
+def engine(bench, *names: str, pages: int | None = None, page_tokens: int = 4) -> PagedEngine:
+    made = PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=page_tokens), names)
+    if pages is None:
+        return made
+    size = made.memory().kv_pool // made.page_capacity
+    return PagedEngine(bench.store, EngineConfig(kv_bytes=pages * size, page_tokens=page_tokens), names)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_alone(bench, family):
+    name = bench.family(family, shards="60KB")
+    model, made = reference(bench.folders[name]), engine(bench, name)
+    for number, prompt in enumerate(prompts(1, (1, 7, 33))):
+        got = drive(made, {0: [ask(name, prompt, f"{number}")]}).tokens(f"{number}")
+        assert same_tokens(model, prompt, greedy(model, prompt, COUNT), got) == len(got)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_with_late_arrivals_chunks_and_preemption(bench, family):
+    """A pool that cannot hold all sequences at once, prompts cut into chunks of at most six tokens, arrivals in mid-flight."""
+    name = f"{family}-mixed"
+    bench.family(family, name, seed=3)
+    model = reference(bench.folders[name])
+    wanted = prompts(2, (9, 2, 21, 13, 1, 17, 30, 6))
+    made = engine(bench, name, pages=3 * 15)
+    arrivals = {3 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}
+    out = drive(made, arrivals, BatchingConfig(token_budget=6, max_sequences=6))
+    assert out.preemptions > 0, "the pool was to be too small"
+    for i, prompt in enumerate(wanted):
+        assert same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16(bench, family):
+    """Half precision: tokens may part only at ties within rounding, and most sequences never do."""
+    name = f"{family}-bf16"
+    bench.family(family, name, dtype="bfloat16")
+    model = reference(bench.folders[name])
+    wanted = prompts(4, (1, 8, 19, 30))
+    out = drive(engine(bench, name), {2 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}, BatchingConfig(token_budget=8))
+    agreed = [same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) for i, prompt in enumerate(wanted)]
+    assert sum(agreed) >= COUNT, "hardly a token agrees"
