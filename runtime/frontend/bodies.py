@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from runtime.frontend.errors import RequestError, unsupported
 
@@ -28,7 +28,7 @@ _EXPECTED = {
 
 _Count = Annotated[int, Field(ge=0, lt=_INT64)]
 _Id = Annotated[int, Field(ge=0, lt=2**31)]
-_Ids = Annotated[list[_Id], FailFast()]
+_Ids = Annotated[list[_Id], Field(fail_fast=True)]
 _Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 _Stop = Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]
 
@@ -51,7 +51,7 @@ class _Generation(_Body):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, lt=_INT64)] | None = None
     seed: Annotated[int, Field(ge=-_INT64, lt=_INT64)] | None = None
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS), FailFast()] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
     max_tokens: _Count | None = None
     temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
@@ -85,7 +85,7 @@ class _Generation(_Body):
 class CompletionBody(_Generation):
     """POST /v1/completions."""
 
-    prompt: str | _Ids | Annotated[list[str], FailFast()] | Annotated[list[_Ids], FailFast()]
+    prompt: str | _Ids | Annotated[list[str], Field(fail_fast=True)] | Annotated[list[_Ids], Field(fail_fast=True)]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: _Count | None = None

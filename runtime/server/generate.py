@@ -18,10 +18,10 @@ from starlette.types import Receive, Scope, Send
 
 from runtime.frontend.bodies import ChatBody, CompletionBody
 from runtime.frontend.choices import Piece
-from runtime.frontend.errors import RequestError
+from runtime.frontend.errors import RequestError, unavailable
 from runtime.frontend.requests import Receipt
 from runtime.server.connection import read_body, while_connected
-from runtime.server.replies import as_request_error, dump
+from runtime.server.replies import as_request_error, dump, error_reply
 from runtime.server.running import Prepared, prepare, run
 from runtime.server.service import Service
 from runtime.server.wording import Finished, Wording, wording_for
@@ -69,9 +69,14 @@ class Generate:
         async with aclosing(run(self._service, prepared)) as steps:
             if prepared.generation.stream:
                 await _stream(prepared, wording, steps, send)
-            else:
-                body = await self._whole(prepared, wording, steps)
-                await Response(body, media_type="application/json")(scope, receive, send)
+                return
+            try:
+                response = Response(await self._whole(prepared, wording, steps), media_type="application/json")
+                await response(scope, receive, send)
+            except asyncio.CancelledError:
+                if self._service.gate.closed:
+                    await error_reply(_cut_off())(scope, receive, send)
+                raise
 
     async def _whole(self, prepared: Prepared, wording: Wording, steps: AsyncIterator[list[Piece]]) -> bytes:
         finished = [Finished(choice.index) for choice in prepared.choices]
@@ -91,11 +96,19 @@ async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[lis
             await _send_events(send, _chunks(prepared, wording, pieces))
         if prepared.generation.usage_chunk:
             await _send_events(send, [dump(wording.usage_chunk(sum(choice.tokens for choice in prepared.choices)))])
+    except asyncio.CancelledError:
+        await _send_events(send, [dump(_cut_off().body())], more=False)
+        raise
     except Exception as error:
         if not isinstance(error, ZooError):
             _log.exception("a stream broke")
         await _send_events(send, [dump(as_request_error(error).body())])
     await _send_events(send, [b"[DONE]"], more=False)
+
+
+def _cut_off() -> RequestError:
+    """For clients that still wait when the drain's time is over. To one that has left, sending is nothing."""
+    return unavailable("The server is shutting down.")
 
 
 def _openings(prepared: Prepared, wording: Wording) -> list[bytes]:

@@ -1,0 +1,114 @@
+"""A real server on a free loopback port: uvicorn in a thread, the real driver, the engine that can be worked out by hand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import httpx
+import openai
+
+from runtime.cluster.local import LocalDriver
+from runtime.config import BatchingConfig, ServerConfig
+from runtime.engine.fake import FakeEngine
+from runtime.frontend.served import SamplingDefaults, ServedModel
+from runtime.frontend.tokenizer import Tokenizer
+from runtime.server.app import build_app
+from runtime.server.gate import Gate
+from runtime.server.serving import address_of, bind, make_server
+from runtime.trace import Trace
+from runtime.types import ModelSpec
+from zoo.errors import AmbiguousName, NotFound
+
+BASE = ModelSpec("org/base", 2, 16, 256, 320, eos_token_ids=(), blocks=("shared", "own-base"), kind="foundation")
+FINE = ModelSpec("org/fine", 2, 16, 256, 320, eos_token_ids=(), blocks=("shared", "own-fine"), kind="full", base="org/base")
+SPARE = ModelSpec("org/spare", 2, 16, 256, 320, blocks=("shared", "own-spare"), kind="lora", base="org/base")
+
+
+class FakeSource:
+    """A catalogue of three models that share one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._specs = {spec.name: spec for spec in (BASE, FINE, SPARE)}
+
+    def resolve(self, name: str) -> str:
+        found = [known for known in self._specs if known.endswith(name)]
+        if len(found) > 1:
+            raise AmbiguousName(f"{name} could be {', '.join(found)}")
+        if not found:
+            raise NotFound(f"no model named {name!r}")
+        return found[0]
+
+    def listing(self) -> list[Mapping[str, Any]]:
+        return [{"name": spec.name, "kind": spec.kind, "base": spec.base, "family": "llama"} for spec in self._specs.values()]
+
+    def served(self, spec: ModelSpec) -> ServedModel:
+        return ServedModel(spec, self._tokenizer, SamplingDefaults(), created=1_700_000_000)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server under test."""
+
+    address: str
+    driver: LocalDriver
+    gate: Gate
+    api_key: str | None
+
+    def client(self, key: str | None = None) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.address}/v1", api_key=key or self.api_key or "none", max_retries=0, timeout=20)
+
+    def http(self, **options: Any) -> httpx.Client:
+        headers = {b"Authorization": f"Bearer {self.api_key}".encode()} if self.api_key else {}
+        return httpx.Client(base_url=self.address, headers=headers, timeout=20, trust_env=False, **options)
+
+    def state(self) -> dict[str, Any]:
+        with self.http() as client:
+            return dict(client.get("/zoo/state").json())
+
+
+@contextmanager
+def running(
+    tokenizer: Tokenizer,
+    *,
+    specs: Sequence[ModelSpec] = (BASE, FINE),
+    pages: int = 512,
+    pace: Callable[[int], None] | None = None,
+    fail_at: Sequence[int] = (),
+    trace: bool = False,
+    config: ServerConfig | None = None,
+) -> Iterator[Running]:
+    """Serve until the block ends. `pace` slows each step down, for tests that must meet a sequence half-way."""
+    config = config or ServerConfig()
+    engine = FakeEngine(specs, pages, available=(SPARE,), pace=pace, fail_at=fail_at, segments=True)
+    source = FakeSource(tokenizer)
+    kept = Trace() if trace else None
+    with LocalDriver(engine, BatchingConfig(token_budget=64, max_sequences=16), trace=kept) as driver:
+        app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace=kept)
+        bound = bind("127.0.0.1", 0)
+        ready = threading.Event()
+        server = make_server(app, replace(config, drain_seconds=2), ready.set)
+        thread = threading.Thread(target=lambda: server.run(sockets=[bound]), daemon=True)
+        thread.start()
+        if not ready.wait(10):
+            raise RuntimeError("the server did not start")
+        try:
+            yield Running(address_of(bound), driver, app.state.service.gate, config.api_key)
+        finally:
+            server.should_exit = True
+            thread.join(10)
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    """Whether a condition comes true in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return condition()
