@@ -191,7 +191,8 @@ class Skeleton:
         self.rotary = _real_rotary(self.stem, self.config)
 
     def layer(self, index: int) -> nn.Module:
-        return self.stem.get_submodule(f"{self.family.stack}.{index}")
+        layer: nn.Module = self.stem.get_submodule(f"{self.family.stack}.{index}")
+        return layer
 
     def part(self, kind: ComponentKind, layer: int | None) -> nn.Module:
         """The runnable module of one component, its parameters still on meta."""
@@ -231,9 +232,9 @@ class Skeleton:
         if self.family.name == "opt":
             return _opt_half(layer, kind)
         half = _HALVES[self.family.name][0 if kind == "attention" else 1]
-        modules = [None if name is None else layer.get_submodule(name) for name in (half.pre, half.post)]
+        pre, post = (None if name is None else layer.get_submodule(name) for name in (half.pre, half.post))
         shape = AttentionHalf if kind == "attention" else ResidualHalf
-        return shape(layer.get_submodule(half.body), *modules, None)
+        return shape(layer.get_submodule(half.body), pre, post, None)
 
 
 def _opt_half(layer: Any, kind: ComponentKind) -> nn.Module:

@@ -38,7 +38,7 @@ def map_tensor(opened: Opened) -> torch.Tensor:
         return torch.empty(meta.shape, dtype=dtype)
     size = opened.offset + meta.nbytes
     storage = torch.UntypedStorage.from_file(str(opened.path), shared=False, nbytes=size)
-    whole = torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
+    whole = torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
     return whole[opened.offset :].view(dtype).view(meta.shape)
 
 

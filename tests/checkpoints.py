@@ -86,7 +86,9 @@ def build(name: str, *, seed: int = 0, dtype: str = "float32", **overrides: Any)
     return model.to(getattr(torch, dtype)).eval()
 
 
-def make(name: str, folder: Path, *, seed: int = 0, dtype: str = "float32", shards: str = "5GB", tokenizer: bool = True, **overrides: Any) -> Path:
+def make(
+    name: str, folder: Path, *, seed: int = 0, dtype: str = "float32", shards: str = "5GB", tokenizer: bool = True, **overrides: Any
+) -> Path:
     """Save a tiny checkpoint of a family or variant; `shards` is transformers' max_shard_size (`60KB` gives several)."""
     model = build(name, seed=seed, dtype=dtype, **overrides)
     model.save_pretrained(folder, max_shard_size=shards)
@@ -143,7 +145,9 @@ def tokenizer_files(folder: Path) -> None:
     """A byte-level BPE of VOCAB tokens with pad 0, bos 1, eos 2 and a chat template."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(_tokenizer_json())
-    template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    template = (
+        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": "<pad>",

@@ -144,7 +144,9 @@ class StepRun:
 
     def _run_head(self, unit: Unit, segment: Segment, batches: Sequence[ModelBatch], hidden: Tensor) -> None:
         """The head runs over the rows that need logits, not over every token."""
-        picks, counts, base = [], [], 0
+        picks: list[int] = []
+        counts: list[int] = []
+        base = 0
         for batch in batches:
             own = batch.picks
             picks.extend(base + index for index in own)
@@ -176,7 +178,8 @@ class StepRun:
 
     def _plain_frame(self, models: tuple[str, ...]) -> Frame:
         batches = [self._batches[name] for name in models]
-        spans, base = [], 0
+        spans: list[RowSpan] = []
+        base = 0
         for batch in batches:
             spans.extend(RowSpan(s.lo + base, s.hi + base, s.start) for s in batch.spans)
             base += batch.tokens

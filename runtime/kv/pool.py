@@ -112,7 +112,7 @@ class PagePool:
             tokens = self.page_tokens(geometry)
             used = tokens * geometry.token_bytes // geometry.dtype.itemsize
             shape = (self.pages + 1, tokens, geometry.kv_heads, geometry.head_dim)
-            k, v = (half.view(geometry.dtype)[:, :used].unflatten(1, shape[1:]) for half in (self._k, self._v))
+            k, v = (half.view(geometry.dtype)[:, :used].view(shape) for half in (self._k, self._v))
             self._views[geometry] = PageView(k, v, tokens, geometry)
         return self._views[geometry]
 

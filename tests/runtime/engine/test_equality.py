@@ -65,6 +65,8 @@ def test_bfloat16(bench, family):
     bench.family(family, name, dtype="bfloat16")
     model = reference(bench.folders[name])
     wanted = prompts(4, (1, 8, 19, 30))
-    out = drive(engine(bench, name), {2 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}, BatchingConfig(token_budget=8))
+    out = drive(
+        engine(bench, name), {2 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}, BatchingConfig(token_budget=8)
+    )
     agreed = [same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) for i, prompt in enumerate(wanted)]
     assert sum(agreed) >= COUNT, "hardly a token agrees"

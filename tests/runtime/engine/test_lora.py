@@ -84,7 +84,13 @@ def test_rows_of_adapters_share_the_base_product(bench):
     for step in out.steps:
         assert len(step.segments) == 1 and step.segments[0].models == names
     alone = sum(t.nbytes for t in made._models[base].manifest.tensors)
-    adapters = sum(t.numel() * t.element_size() for u in made._units.units.values() for m in u.targets.values() for p in m.adapters.values() for t in (p.a, p.b))
+    adapters = sum(
+        t.numel() * t.element_size()
+        for u in made._units.units.values()
+        for m in u.targets.values()
+        for p in m.adapters.values()
+        for t in (p.a, p.b)
+    )
     assert made.memory().weights == alone + adapters
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,7 +37,7 @@ def test_every_chain_runs_once_and_in_order(chains):
 @given(_CHAINS)
 def test_neighbouring_segments_could_not_be_fused(chains):
     segments = plan_segments(chains)
-    for a, b in zip(segments, segments[1:], strict=False):
+    for a, b in itertools.pairwise(segments):
         follows = tuple(start + len(a.units) for start in a.starts) == b.starts
         assert not (a.models == b.models and follows)
 
