@@ -129,7 +129,7 @@ class _Placing:
         }
 
     def _check_supported(self, module: str, spot: Spot, tensors: Mapping[str, OfferedTensor]) -> None:
-        if not self._config.targeted(module):
+        if not any(self._config.targeted(each) for each in self._tied_together(module)):
             raise MalformedCheckpoint(f"the adapter holds a LoRA for {module}, which its target_modules do not name")
         if self._family.name == "mixtral" and spot.kind == "ffn":
             raise UnsupportedAdapter(f"a LoRA on the experts or the router of a {self._family.name} model is not supported ({module})")
@@ -144,11 +144,17 @@ class _Placing:
         expected = self._base_shape(spot, f"{part.module}.{part.leaf}")
         if tensor.shape != expected:
             raise WrongBase(f"{key!r} has shape {list(tensor.shape)}, but {self._base.name} has {list(expected)} there")
-        in_place = part.wrapped or not (part.copied or self._config.saved(part.module))
+        copied = part.copied or any(self._config.saved(each) for each in self._tied_together(part.module))
+        in_place = part.wrapped or not copied
         for each in (spot, *self._partners(spot, in_place)):
             whole = self._touched.setdefault((each.kind, each.layer), _Touched()).whole
             if whole.setdefault(each.name, tensor.digest) != tensor.digest:
                 raise MalformedCheckpoint(f"two different tensors stand for {part.module}.{part.leaf}")
+
+    def _tied_together(self, module: str) -> tuple[str, ...]:
+        """The modules that count as one in peft's lists: with `ensure_weight_tying`, head and embedding of a tied base."""
+        pair = ("lm_head", self._family.prefix + self._family.embedding[0])
+        return pair if self._config.keeps_ties and self._base.tied and module in pair else (module,)
 
     def _partners(self, spot: Spot, in_place: bool) -> tuple[Spot, ...]:
         """The other side of a tied pair, when the tensor that both share is changed in place."""

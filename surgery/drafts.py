@@ -25,6 +25,10 @@ from zoo.manifest import ModelManifest, Placed, SideFile, canonical_json
 from zoo.store import Store
 
 
+#: Stands for every digest while none is known: what is checked before bytes are read does not depend on their being equal.
+_UNKNOWN = "0" * 64
+
+
 @dataclass(frozen=True)
 class Draft:
     """A checked source. `place` gives its components from the digests of its keys; `base` is set for adapters only."""
@@ -49,7 +53,7 @@ def draft(store: Store, source: Source, base: str | None) -> Draft:
     _check_generation_config(source)
     try:
         made = _adapter(store, source, base) if source.adapter is not None else _full(source)
-        made.place({tensor.key: tensor.key for tensor in source.tensors()})
+        made.place({tensor.key: _UNKNOWN for tensor in source.tensors()})
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
         raise MalformedCheckpoint(f"a value in the configs is not of the kind that belongs there: {str(error)[:200]}") from error
     return made
@@ -62,7 +66,7 @@ def _full(source: Source) -> Draft:
     family = _known_family(config)
     shapes = {tensor.key: tensor.shape for tensor in source.tensors()}
     place = _Cut(config)
-    place({key: key for key in shapes})
+    place(dict.fromkeys(shapes, _UNKNOWN))
     check_shapes(config, shapes)
     return Draft(family, place, None, (), (*source.notes, *_notes(config, family)))
 

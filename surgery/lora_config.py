@@ -44,6 +44,7 @@ class LoraConfig:
     rank_stabilised: bool
     dora: bool
     bias: bool
+    keeps_ties: bool
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
     targets: tuple[str, ...] | None
@@ -65,6 +66,7 @@ class LoraConfig:
             rank_stabilised=bool(config.get("use_rslora")),
             dora=bool(config.get("use_dora")),
             bias=bool(config.get("lora_bias")),
+            keeps_ties=bool(config.get("ensure_weight_tying")),
             ranks={key: _rank(value, "rank_pattern") for key, value in _patterns(config, "rank_pattern").items()},
             alphas={key: _number(value, "alpha_pattern") for key, value in _patterns(config, "alpha_pattern").items()},
             targets=_targets(config.get("target_modules")),
