@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from runtime.types import ModelSpec
+from runtime.types import EngineLost, ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +17,12 @@ class Job:
     _done: Future[ModelSpec] = field(default_factory=Future)
 
     def run(self) -> None:
+        """Raises EngineLost if `act` did: that concerns more than who waits here."""
         try:
             self._done.set_result(self.act())
+        except EngineLost as error:
+            self._done.set_exception(error)
+            raise
         except Exception as error:
             self._done.set_exception(error)
 

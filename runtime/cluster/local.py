@@ -92,7 +92,7 @@ class LocalDriver:
             return tuple(spec for spec in self._agent.models if self._agent.models.serving(spec.name))
 
     def load(self, name: str) -> ModelSpec:
-        """Load a model between two steps; waits. Raises what Engine.load raises, NotServable, Unavailable."""
+        """Load a model between two steps, which wait as long; one that is there is nothing to do. Raises what Engine.load raises, NotServable, Unavailable."""
         return self._on_engine_thread(lambda: self._load(name))
 
     def unload(self, name: str, timeout: float = 60.0) -> None:
@@ -138,17 +138,21 @@ class LocalDriver:
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def drain(self, timeout: float) -> bool:
-        """Take no more requests and wait until the ones there are have ended; false if that takes over `timeout` seconds."""
+        """Take no more requests, wait until the ones there are have ended (or died); false if that takes over `timeout` seconds."""
         with self._changed:
             self._draining = True
             return self._changed.wait_for(lambda: self._death is not None or not self._agent.busy, timeout)
 
-    def shutdown(self) -> None:
-        """Stop after the step under way; what is unfinished ends with an error. Waits for the thread. Again: nothing to do."""
+    def shutdown(self, timeout: float | None = None) -> bool:
+        """Stop after the step under way; what is unfinished ends with an error. Again: nothing to do.
+
+        Waits for the engine's thread, for `timeout` seconds at most; false if it is still in its step then.
+        """
         with self._changed:
             self._draining = self._stopping = True
             self._changed.notify_all()
-        self._thread.join()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
 
     def __enter__(self) -> LocalDriver:
         return self
@@ -176,7 +180,7 @@ class LocalDriver:
         if self._death is not None:
             raise Unavailable(self._death)
         if self._draining:
-            raise Unavailable("the server is shutting down")
+            raise Unavailable("the engine takes no more requests: it is shutting down")
 
     def _on_engine_thread(self, act: Callable[[], ModelSpec]) -> ModelSpec:
         """Have the engine's thread do something between two steps; wait for what comes of it."""
@@ -263,7 +267,8 @@ class LocalDriver:
         try:
             self._engine.unload(name)
         except Exception:
-            self._agent.models.reopen(name)
+            with self._changed:
+                self._agent.models.reopen(name)
             raise
         with self._changed:
             self._agent.unload_model(name, self._clock())

@@ -210,13 +210,16 @@ class PageBook:
                 self._free.append(page)
 
     def _move(self, group: Group, to: PageState) -> None:
-        """Change pages' state. Raises PageBookDamaged for a change that the life of a page does not have."""
+        """Change the state of pages that have one state in common, if it is another.
+
+        Raises PageBookDamaged for a change that the life of a page does not have.
+        """
+        now = self._state[group[0]]
+        if now == to:
+            return
+        if to not in _NEXT[PageState(now)]:
+            raise PageBookDamaged(f"page {group[0]} cannot go from {PageState(now).name.lower()} to {to.name.lower()}")
+        self._in_state[now] -= len(group)
+        self._in_state[to] += len(group)
         for page in group:
-            state = PageState(self._state[page])
-            if state is to:
-                continue
-            if to not in _NEXT[state]:
-                raise PageBookDamaged(f"page {page} cannot go from {state.name.lower()} to {to.name.lower()}")
-            self._in_state[state] -= 1
-            self._in_state[to] += 1
             self._state[page] = to

@@ -92,7 +92,7 @@ class _Step:
         self._max_sequences = config.max_sequences
         self._watermark = math.ceil(config.watermark * snapshot.capacity)
         self._short_of_pages = False
-        self._tokens: dict[str, int] = {}
+        self._shares: dict[str, Share] = {}
         self._admitted: list[SequenceView] = []
         self._preempted: list[str] = []
 
@@ -108,11 +108,12 @@ class _Step:
         for view in self._running:
             if view.phase == "decode":
                 continue
-            wanted = min(view.tokens - view.computed, self._tokens.get(view.seq, 0) + self._budget)
+            given = self._given(view)
+            wanted = min(view.tokens - view.computed, given + self._budget)
             chunk = min(wanted, self._affordable(view))
             if chunk < wanted:
                 self._short_of_pages = True
-            if chunk > self._tokens.get(view.seq, 0):
+            if chunk > given:
                 self._grant(view, chunk)
 
     def admit(self) -> None:
@@ -130,12 +131,8 @@ class _Step:
             owed += self._still_owed(view)
 
     def decision(self) -> BatchDecision:
-        ran = (view for view in (*self._running, *self._admitted) if view.seq in self._tokens)
-        return BatchDecision(
-            shares=tuple(Share(view.seq, self._tokens[view.seq], self._granted_groups(view), view.phase) for view in ran),
-            admitted=tuple(view.seq for view in self._admitted),
-            preempted=tuple(self._preempted),
-        )
+        admitted = tuple(view.seq for view in self._admitted)
+        return BatchDecision(tuple(self._shares.values()), admitted, tuple(self._preempted))
 
     def _make_room(self, view: SequenceView, place: int) -> bool:
         """Preempt from the end of the ranks until one more token of `view` fits; false if it had to go itself."""
@@ -151,19 +148,23 @@ class _Step:
 
     def _grant(self, view: SequenceView, tokens: int) -> None:
         """Set the share of `view` to `tokens`, and take what that needs beyond its share so far."""
-        before = self._granted_groups(view)
-        self._budget -= tokens - self._tokens.get(view.seq, 0)
-        self._tokens[view.seq] = tokens
-        self._free -= (self._granted_groups(view) - before) * view.spec.kv_layers
+        groups = max(0, groups_for(view.spec, view.computed + tokens) - view.groups)
+        self._budget -= tokens - self._given(view)
+        self._free -= (groups - self._given_groups(view)) * view.spec.kv_layers
+        self._shares[view.seq] = Share(view.seq, tokens, groups, view.phase)
 
-    def _granted_groups(self, view: SequenceView) -> int:
-        tokens = self._tokens.get(view.seq, 0)
-        return max(0, groups_for(view.spec, view.computed + tokens) - view.groups) if tokens else 0
+    def _given(self, view: SequenceView) -> int:
+        share = self._shares.get(view.seq)
+        return 0 if share is None else share.tokens
+
+    def _given_groups(self, view: SequenceView) -> int:
+        share = self._shares.get(view.seq)
+        return 0 if share is None else share.groups
 
     def _affordable(self, view: SequenceView) -> int:
         """Tokens of `view` that fit the pages it has, those granted in this step, and, in turn, the free ones."""
         spare = 0 if self._short_of_pages else self._free // view.spec.kv_layers
-        return (view.groups + self._granted_groups(view) + spare) * view.spec.page_tokens - view.computed
+        return (view.groups + self._given_groups(view) + spare) * view.spec.page_tokens - view.computed
 
     def _pages_missing(self, view: SequenceView, tokens: int) -> int:
         """Pages that a context of `tokens` tokens needs beyond those held."""
@@ -171,4 +172,4 @@ class _Step:
 
     def _still_owed(self, view: SequenceView) -> int:
         """Pages that the rest of a context will need after this step."""
-        return self._pages_missing(view, view.tokens) - self._granted_groups(view) * view.spec.kv_layers
+        return self._pages_missing(view, view.tokens) - self._given_groups(view) * view.spec.kv_layers

@@ -66,14 +66,15 @@ class Told:
 class Virtual:
     """Drives one agent. `arrive` and `abort` schedule, `run` plays until nothing is left."""
 
-    def __init__(self, engine: FakeEngine, config: BatchingConfig | None = None, check: bool = True) -> None:
+    def __init__(self, engine: FakeEngine, config: BatchingConfig | None = None, *, watched: bool = True) -> None:
+        """`watched`: keep the trace and check everything after every event."""
         self.trace = ListTrace()
         self.engine: Engine = engine
-        self.agent = Agent(engine.models(), engine.page_capacity, config or BatchingConfig(), self.trace)
+        self.agent = Agent(engine.models(), engine.page_capacity, config or BatchingConfig(), self.trace if watched else None)
         self.told: dict[str, Told] = {}
         self.plans: list[StepPlan] = []
         self.now = 0
-        self._check = check
+        self._watched = watched
         self._heap: list[tuple[int, int, str, object]] = []
         self._scheduled = 0
         self._plan: StepPlan | None = None
@@ -129,5 +130,5 @@ class Virtual:
         self._verify()
 
     def _verify(self) -> None:
-        if self._check:
+        if self._watched:
             self.agent.check()

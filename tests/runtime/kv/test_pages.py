@@ -1,0 +1,172 @@
+"""The page book: conservation of pages under anything that can happen to sequences."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from runtime.kv.pages import OutOfPages, PageBook, PageBookDamaged, groups_for, pages_for, tokens_within
+from runtime.types import ModelSpec
+from tests.runtime.virtual import spec
+
+NARROW = spec("narrow", kv_layers=1, page_tokens=8)
+WIDE = spec("wide", kv_layers=3, page_tokens=2)
+
+
+def test_arithmetic_of_groups_and_pages() -> None:
+    assert [groups_for(NARROW, tokens) for tokens in (0, 1, 8, 9)] == [0, 1, 1, 2]
+    assert [pages_for(WIDE, tokens) for tokens in (0, 1, 2, 3)] == [0, 3, 3, 6]
+    assert tokens_within(WIDE, 8) == 4
+    assert tokens_within(WIDE, 2) == 0
+
+
+def test_extend_gives_whole_groups_and_only_when_needed() -> None:
+    book = PageBook(10)
+    book.open("a", WIDE)
+    assert book.extend("a", 3) == ((0, 1, 2), (3, 4, 5))
+    book.fill("a", 3)
+    assert book.extend("a", 1) == ()
+    book.fill("a", 1)
+    assert book.extend("a", 1) == ((6, 7, 8),)
+    assert book.holds("a") == 3
+    assert book.pages_of("a") == 9
+    book.check()
+
+
+def test_states_follow_what_is_written() -> None:
+    book = PageBook(10)
+    book.open("a", WIDE)
+    book.extend("a", 3)
+    assert (book.counts().free, book.counts().reserved, book.counts().local) == (4, 6, 0)
+    book.fill("a", 1)
+    assert (book.counts().reserved, book.counts().local) == (3, 3)
+    book.fill("a", 2)
+    assert (book.counts().reserved, book.counts().local) == (0, 6)
+    book.check()
+
+
+def test_extend_is_all_or_nothing() -> None:
+    book = PageBook(5)
+    book.open("a", WIDE)
+    with pytest.raises(OutOfPages):
+        book.extend("a", 4)
+    assert book.free == 5
+    assert book.holds("a") == 0
+    assert len(book.extend("a", 2)) == 1
+
+
+def test_release_returns_the_pages_and_the_latest_go_out_first() -> None:
+    book = PageBook(9)
+    for seq in "ab":
+        book.open(seq, WIDE)
+    book.extend("a", 2)
+    (group,) = book.extend("b", 2)
+    assert book.release("b") == 3
+    assert book.release("b") == 0
+    assert book.extend("a", 4)[0] == group
+    book.check()
+
+
+def test_misuse_is_refused() -> None:
+    book = PageBook(9)
+    book.open("a", WIDE)
+    with pytest.raises(ValueError, match="already"):
+        book.open("a", WIDE)
+    with pytest.raises(ValueError, match="do not fit"):
+        book.fill("a", 1)
+    with pytest.raises(KeyError):
+        book.extend("b", 1)
+    with pytest.raises(ValueError, match="at least one page"):
+        PageBook(0)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda book: book._free.append(book._free[-1]),
+        lambda book: book._free.pop(),
+        lambda book: book._refs.__setitem__(0, 2),
+        lambda book: book._state.__setitem__(0, 0),
+        lambda book: book._in_state.__setitem__(0, 1),
+        lambda book: book._tables["a"].groups.append((0, 1, 2)),
+        lambda book: setattr(book._tables["a"], "tokens", 99),
+        lambda book: book._tables.pop("a"),
+    ],
+)
+def test_check_finds_damage(damage) -> None:
+    book = PageBook(9)
+    book.open("a", WIDE)
+    book.extend("a", 2)
+    book.fill("a", 1)
+    book.check()
+    damage(book)
+    with pytest.raises(PageBookDamaged):
+        book.check()
+
+
+class Pages(RuleBasedStateMachine):
+    """Random sequences of two shapes that grow, stall and go, beside a model of how many pages each must hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = PageBook(40)
+        self.specs: dict[str, ModelSpec] = {}
+        self.tokens: dict[str, int] = {}
+        self.promised: dict[str, int] = {}
+        self.count = 0
+
+    @rule(which=st.sampled_from([NARROW, WIDE]))
+    def open(self, which: ModelSpec) -> None:
+        seq = f"s{self.count}"
+        self.count += 1
+        self.book.open(seq, which)
+        self.specs[seq], self.tokens[seq], self.promised[seq] = which, 0, 0
+
+    @precondition(lambda self: self.specs)
+    @rule(data=st.data(), tokens=st.integers(1, 20))
+    def extend(self, data: st.DataObject, tokens: int) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.specs)))
+        wanted = pages_for(self.specs[seq], self.tokens[seq] + tokens) - self.book.pages_of(seq)
+        free = self.book.free
+        if wanted > free:
+            with pytest.raises(OutOfPages):
+                self.book.extend(seq, tokens)
+            assert self.book.free == free
+            return
+        added = self.book.extend(seq, tokens)
+        assert sum(len(group) for group in added) == max(wanted, 0)
+        self.promised[seq] = max(self.promised[seq], self.tokens[seq] + tokens)
+
+    @precondition(lambda self: self.specs)
+    @rule(data=st.data())
+    def fill(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.specs)))
+        count = data.draw(st.integers(0, max(self.promised[seq] - self.tokens[seq], 0)))
+        self.book.fill(seq, count)
+        self.tokens[seq] += count
+
+    @precondition(lambda self: self.specs)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.specs)))
+        held = self.book.pages_of(seq)
+        assert self.book.release(seq) == held
+        del self.specs[seq], self.tokens[seq], self.promised[seq]
+
+    @invariant()
+    def conserved(self) -> None:
+        self.book.check()
+        held = sum(pages_for(which, self.promised[seq]) for seq, which in self.specs.items())
+        assert self.book.free == 40 - held
+
+    def teardown(self) -> None:
+        for seq in self.specs:
+            self.book.release(seq)
+        assert self.book.free == 40
+        self.book.check()
+
+
+Pages.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPages = Pages.TestCase
