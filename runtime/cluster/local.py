@@ -92,7 +92,10 @@ class LocalDriver:
             return tuple(spec for spec in self._agent.models if self._agent.models.serving(spec.name))
 
     def load(self, name: str) -> ModelSpec:
-        """Load a model between two steps, which wait as long; one that is there is nothing to do. Raises what Engine.load raises, NotServable, Unavailable."""
+        """Load a model between two steps, which wait as long; one that is there is nothing to do.
+
+        Raises what Engine.load raises, NotServable, Unavailable.
+        """
         return self._on_engine_thread(lambda: self._load(name))
 
     def unload(self, name: str, timeout: float = 60.0) -> None:
