@@ -1,0 +1,144 @@
+"""What a demo family is, as data: shapes, slices, schedules. Same recipe and same corpus, same models.
+
+Knows nothing of torch, files or the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from cli.demo.corpus import EVERYTHING, PROSE
+from zoo.manifest import digest_of
+
+MemberKind = Literal["foundation", "full", "lora"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A Llama's dimensions. `hidden` is a multiple of `heads`, `heads` of `kv_heads`."""
+
+    hidden: int
+    layers: int
+    ffn: int
+    heads: int
+    kv_heads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long and how fast: `steps` of `batch` windows; learning rates of matrices and of everything else.
+
+    `rate` belongs to AdamW (embedding, head, norms, LoRA), `matrix_rate` to the orthogonalised updates of the layers' matrices.
+    """
+
+    steps: int
+    batch: int
+    rate: float
+    matrix_rate: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One model of the family. `base` names the foundation it grows from; `frozen` are its layers that stay untouched.
+
+    A member with frozen layers keeps its base's embedding too. `rank` is a LoRA's.
+    """
+
+    name: str
+    kind: MemberKind
+    subject: str
+    schedule: Schedule
+    prompt: str
+    shape: Shape | None = None
+    base: str | None = None
+    frozen: tuple[int, ...] = ()
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A whole family. A member's base stands before it. `max_bytes` bounds each subject's text (None: all of it)."""
+
+    size: str
+    vocabulary: int
+    context: int
+    members: tuple[Member, ...]
+    max_bytes: int | None = None
+    seed: int = 20
+
+    def member(self, name: str) -> Member:
+        return next(member for member in self.members if member.name == name)
+
+    def key(self, member: Member, corpus_digest: str) -> str:
+        """Digest of all that decides a member's weights; changes when its base's does."""
+        base = None if member.base is None else self.key(self.member(member.base), corpus_digest)
+        described = {field: value for field, value in asdict(member).items() if field != "prompt"}
+        return digest_of([described, base, self.vocabulary, self.context, self.seed, corpus_digest])
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """The numbers in which two sizes differ."""
+
+    foundation: Schedule
+    wide: Schedule
+    partial: Schedule
+    whole: Schedule
+    lora: Schedule
+
+
+def _family(size: str, narrow: Shape, wide: Shape, frozen: int, rank: int, pace: _Pace) -> tuple[Member, ...]:
+    base = f"{size}-base"
+    return (
+        Member(base, "foundation", EVERYTHING, pace.foundation, "def __init__(self, ", shape=narrow),
+        Member(f"{size}-wide", "foundation", EVERYTHING, pace.wide, "class ", shape=wide),
+        Member(f"{size}-concurrency", "full", "concurrency", pace.partial, "    async def ", base=base, frozen=tuple(range(frozen))),
+        Member(f"{size}-prose", "full", PROSE, pace.whole, "Return the ", base=base),
+        Member(f"{size}-mail", "lora", "mail", pace.lora, "    def get_", base=base, rank=rank),
+        Member(f"{size}-maths", "lora", "maths", pace.lora, "    def __add__(", base=base, rank=rank),
+    )
+
+
+TINY = Recipe(
+    size="tiny",
+    vocabulary=2048,
+    context=256,
+    members=_family(
+        "tiny",
+        Shape(hidden=192, layers=6, ffn=384, heads=6, kv_heads=2),
+        Shape(hidden=256, layers=4, ffn=512, heads=8, kv_heads=2),
+        frozen=4,
+        rank=8,
+        pace=_Pace(
+            foundation=Schedule(520, 4, 6e-3, 1e-2),
+            wide=Schedule(260, 4, 6e-3, 1e-2),
+            partial=Schedule(110, 4, 2e-3, 3e-3),
+            whole=Schedule(110, 4, 2e-3, 3e-3),
+            lora=Schedule(90, 4, 5e-3),
+        ),
+    ),
+)
+
+SMALL = Recipe(
+    size="small",
+    vocabulary=4096,
+    context=512,
+    members=_family(
+        "small",
+        Shape(hidden=320, layers=8, ffn=832, heads=10, kv_heads=2),
+        Shape(hidden=448, layers=6, ffn=1152, heads=14, kv_heads=2),
+        frozen=5,
+        rank=16,
+        pace=_Pace(
+            foundation=Schedule(800, 4, 4e-3, 8e-3),
+            wide=Schedule(420, 4, 4e-3, 8e-3),
+            partial=Schedule(200, 4, 1e-3, 2e-3),
+            whole=Schedule(200, 4, 1e-3, 2e-3),
+            lora=Schedule(200, 4, 3e-3),
+        ),
+    ),
+)
+
+RECIPES: Mapping[str, Recipe] = {"tiny": TINY, "small": SMALL}
