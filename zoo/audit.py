@@ -1,4 +1,4 @@
-"""Audit: re-hash every object and blob, and name the models that damage or loss hurts. It repairs and removes nothing.
+"""Audit: re-hash every object, blob and manifest, and name the models that damage or loss hurts. It repairs and removes nothing.
 
 Ingests may go on meanwhile; a collection may not. This file knows nothing of how models are read.
 """
@@ -10,13 +10,16 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
+from zoo.catalog import Reader
 from zoo.publish import Shelf
 from zoo.store import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """An object or a blob whose bytes do not match its digest or are missing, and the models that need it."""
+    """What does not match its digest or is missing, and the models that need it: an object, a blob, or (by its fingerprint) a
+    model's own manifest in the catalogue.
+    """
 
     digest: str
     models: tuple[str, ...]
@@ -67,7 +70,14 @@ def audit(store: Store, progress: Callable[[int, int], None] | None = None) -> A
                 progress(done, len(items))
         with store.catalog.reading() as reader:
             users = reader.users_of(bad)
-        return Audit(len(items), nbytes, tuple(Damaged(digest, users.get(digest, ())) for digest in sorted(bad)))
+            damaged = [Damaged(digest, users.get(digest, ())) for digest in bad] + _changed_manifests(reader)
+        return Audit(len(items), nbytes, tuple(sorted(damaged, key=lambda found: found.digest)))
+
+
+def _changed_manifests(reader: Reader) -> list[Damaged]:
+    """Models that the catalogue no longer tells as they were put."""
+    stored = reader.fingerprints()
+    return [Damaged(digest, (name,)) for name, digest in stored.items() if reader.model(name).fingerprint != digest]
 
 
 def _items(store: Store) -> Iterator[_Item]:

@@ -29,9 +29,9 @@ from zoo.manifest import TensorMeta, canonical_json
 from zoo.publish import Shelf, discard
 
 #: Largest tensor that is held in memory whole; each worker of `put_many` may hold one.
-BUFFER_BYTES = 16 << 20
+BUFFER_BYTES = 8 << 20
 #: Bytes read at a time of anything larger.
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 2 << 20
 #: Data begins at a multiple of this in an object's file: mapped, it can be viewed as any dtype.
 ALIGNMENT = 64
 #: Concurrent fsyncs share journal commits: with 8 writers a disk takes 3 to 10 times what one writer gets.
@@ -183,7 +183,7 @@ class ObjectStore:
             raise MalformedCheckpoint(f"a {source.dtype} tensor of shape {list(source.shape)} does not take {source.nbytes} bytes")
         if source.nbytes > BUFFER_BYTES:
             return self._stage_large(source, header)
-        data = b"".join(_measured(source))
+        data = b"".join(_measured(source, BUFFER_BYTES))
         hasher = _hasher(source.dtype, source.shape)
         hasher.update(data)
         tensor = TensorMeta(hasher.hexdigest(), source.dtype, source.shape)
@@ -246,10 +246,10 @@ def _hasher(dtype: str, shape: tuple[int, ...]) -> blake3:
     return blake3(canonical_json([dtype, list(shape)]).encode() + b"\0")
 
 
-def _measured(source: ByteSource) -> Iterator[bytes | memoryview]:
+def _measured(source: ByteSource, size: int = CHUNK_BYTES) -> Iterator[bytes | memoryview]:
     """The source's chunks; raises MalformedCheckpoint as soon as they are more, or at the end fewer, than it promised."""
     seen = 0
-    for chunk in source.chunks(CHUNK_BYTES):
+    for chunk in source.chunks(size):
         seen += memoryview(chunk).nbytes
         if seen > source.nbytes:
             break

@@ -58,8 +58,9 @@ class Shelf:
     def stage(self, chunks: Iterable[bytes | memoryview]) -> Path:
         """Write the chunks to a temporary file, durable and read-only. Raises StoreFull; on any error nothing is left."""
         path = self._temporary / uuid.uuid4().hex
+        file = self._created(path)
         try:
-            with self._created(path) as file:
+            with file:
                 for chunk in chunks:  # outside `_writing`: a source that cannot be read is not a store that cannot be written
                     with self._writing():
                         _write_all(file.fileno(), chunk)

@@ -57,6 +57,10 @@ class Reader:
         """One line per model, sorted by name."""
         return summaries(self._connection)
 
+    def fingerprints(self) -> dict[str, str]:
+        """Name -> the fingerprint that the model was put with."""
+        return {row.name: row.fingerprint for row in self._connection.execute(select(t.Model.name, t.Model.fingerprint))}
+
     def chain(self, name: str) -> tuple[ChainBlock, ...]:
         """The model's blocks, in order. Raises NotFound."""
         self._model_row(name)
