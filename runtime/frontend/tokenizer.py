@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from runtime.frontend.errors import RequestError
+from zoo.errors import InputError
 
 REPLACEMENT = "\ufffd"
 
@@ -117,11 +118,14 @@ class TransformersTokenizer:
 
 
 def adapt(tokenizer: Any | None) -> Tokenizer:
-    """The adapter for what transformers loaded. Raises RequestError for tokenizers without a Rust core."""
+    """The adapter for what transformers loaded. Raises InputError for tokenizers without a Rust core, or without a vocabulary."""
     if tokenizer is None:
         return NoTokenizer()
-    if getattr(tokenizer, "backend_tokenizer", None) is None:
-        raise RequestError(f"{type(tokenizer).__name__} has no fast form (tokenizer.json); convert the tokenizer first")
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if inner is None:
+        raise InputError(f"{type(tokenizer).__name__} has no fast form (tokenizer.json); convert the tokenizer first")
+    if inner.get_vocab_size() == 0:
+        raise InputError("the tokenizer has no vocabulary")
     return TransformersTokenizer(tokenizer)
 
 

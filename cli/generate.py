@@ -1,0 +1,132 @@
+"""`zoo generate`: one prompt through one model, with the same engine and the same rules as the server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json
+from zoo.errors import InputError, NotServable, ZooError
+
+if TYPE_CHECKING:
+    from runtime.cluster.local import LocalDriver
+    from runtime.frontend.choices import Piece
+    from runtime.frontend.requests import Generation
+    from runtime.frontend.served import ServedModel
+    from runtime.types import FinishReason
+    from zoo.api import Zoo
+
+Executor = Literal["auto", "paged", "dense"]
+
+
+def generate(
+    name: Annotated[str, typer.Argument(help="The model, or a unique ending of its name.")],
+    prompt: Annotated[str | None, typer.Argument(help="The text to continue.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Length of the answer in tokens.")] = 64,
+    temperature: Annotated[float, typer.Option(help="0 always takes the likeliest token.")] = 0.0,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the likeliest tokens with this much probability.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from this many of the likeliest tokens; 0 from all.")] = None,
+    min_p: Annotated[float | None, typer.Option(help="Draw from tokens at least this likely beside the likeliest.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Makes drawing repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    token_ids: Annotated[str | None, typer.Option(help='The prompt as token ids, "1,2,3", instead of text.')] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.")] = False,
+    executor: Annotated[Executor, typer.Option(help="How layers are run.")] = "auto",
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the model's own")] = None,
+    kv_bytes: Annotated[str, typer.Option(help="Size of the page pool.")] = "1GiB",
+    store: StoreOption = DEFAULT_STORE,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a prompt with one model of the zoo."""
+    from cli.serve_options import gather
+    from zoo.api import Zoo
+
+    if executor == "dense":
+        raise NotServable("the dense executor is not built yet; use --executor paged")
+    body = {
+        "model": name, "prompt": _prompt(prompt, token_ids), "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p,
+        "top_k": top_k, "min_p": min_p, "seed": seed, "stop": stop or None, "ignore_eos": ignore_eos,
+    }  # fmt: skip
+    options = gather(None, {"device": device, "dtype": dtype, "kv_bytes": kv_bytes})
+    with Zoo(store, database, create=False) as zoo, _started(zoo, name, options.engine()) as (driver, model):
+        generation = _assemble(body, model)
+        _print(driver, generation, as_json)
+
+
+def _prompt(text: str | None, token_ids: str | None) -> str | list[int]:
+    """Exactly one of the two. Raises InputError."""
+    if (text is None) == (token_ids is None):
+        raise InputError("give the prompt either as text or as --token-ids")
+    if text is not None:
+        return text
+    try:
+        return [int(part) for part in (token_ids or "").split(",") if part.strip()]
+    except ValueError:
+        raise InputError("--token-ids takes whole numbers with commas between them") from None
+
+
+@contextmanager
+def _started(zoo: Zoo, name: str, config: Any) -> Iterator[tuple[LocalDriver, ServedModel]]:
+    """One model on a device, ready to run."""
+    from cli.wiring import ZooSource, check_device, choose
+    from runtime.cluster.local import LocalDriver
+    from runtime.config import BatchingConfig
+    from runtime.engine.paged import PagedEngine
+
+    check_device(config.device)
+    engine = PagedEngine(zoo.store, config, choose(zoo, [name]).names)
+    with LocalDriver(engine, BatchingConfig()) as driver:
+        yield driver, ZooSource(zoo).served(driver.models()[0])
+
+
+def _assemble(body: dict[str, Any], model: ServedModel) -> Generation:
+    """The same parsing and bounds as a request over HTTP. Raises InputError."""
+    from runtime.frontend.bodies import CompletionBody, parse
+    from runtime.frontend.requests import Limits, Receipt, assemble_completion
+
+    try:
+        raw = json.dumps(body, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InputError("the prompt is no valid UTF-8") from None
+    return assemble_completion(parse(CompletionBody, raw), model, Receipt("generate"), Limits())
+
+
+def _pieces(driver: LocalDriver, generation: Generation) -> Iterator[Piece]:
+    """What each token adds, until the choice has ended. Raises ZooError when it failed."""
+    from runtime.frontend.choices import Choice
+
+    choice = Choice(generation, 0)
+    for event in driver.run(generation.sequences):
+        piece = choice.take([event])
+        if piece.finish in ("error", "abort"):
+            raise ZooError(piece.error or "the sequence was aborted")
+        yield piece
+        if piece.finish is not None:
+            return
+
+
+def _print(driver: LocalDriver, generation: Generation, as_json: bool) -> None:
+    live = not as_json and sys.stdout.isatty()
+    text: list[str] = []
+    tokens: list[int] = []
+    finish: FinishReason | None = None
+    for piece in _pieces(driver, generation):
+        text.append(piece.text)
+        tokens += piece.tokens
+        finish = piece.finish
+        if live:
+            print(piece.text, end="", flush=True)
+    if not as_json:
+        print("" if live else "".join(text))
+        return
+    prompt = generation.prompt_tokens
+    usage = {"prompt_tokens": prompt, "completion_tokens": len(tokens), "total_tokens": prompt + len(tokens)}
+    name = generation.model.name
+    print_json({"model": name, "text": "".join(text), "token_ids": tokens, "finish_reason": finish, "usage": usage})

@@ -1,0 +1,100 @@
+"""`zoo serve`: models of the store behind OpenAI's HTTP interface.
+
+Standard output gets exactly one line, the address, once requests are answered; all else goes to standard error.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.output import DEFAULT_STORE, DatabaseOption, StoreOption, say
+from cli.serve_options import ServeOptions, gather
+from zoo.errors import InputError
+
+if TYPE_CHECKING:
+    from runtime.trace import Trace
+    from zoo.api import Zoo
+
+_LOCAL = ("127.", "::1", "localhost")
+
+
+def serve(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models to serve; all when none is named.")] = None,
+    models: Annotated[list[str] | None, typer.Option("--models", help="The same, as an option: --models A B.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.", show_default="8000")] = None,
+    api_key: Annotated[str | None, typer.Option(envvar="ZOO_API_KEY", help="Key that every request must bring.")] = None,
+    trace: Annotated[str | None, typer.Option(help="Write every event to this file (JSON lines), and keep /zoo/trace.")] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1.", show_default="cpu")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="each model's own")] = None,
+    kv_bytes: Annotated[str | None, typer.Option(help="Size of the page pool of all models.", show_default="1GiB")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Cap on every model's context, in tokens.")] = None,
+    token_budget: Annotated[int | None, typer.Option(help="Tokens per step.", show_default="512")] = None,
+    max_sequences: Annotated[int | None, typer.Option(help="Sequences per step.", show_default="256")] = None,
+    max_queued: Annotated[int | None, typer.Option(help="Sequences in the server at once; more get 429.", show_default="4096")] = None,
+    drain_seconds: Annotated[float | None, typer.Option(help="Patience with running requests on SIGTERM.", show_default="30")] = None,
+    agents: Annotated[int | None, typer.Option(help="Agents; one today.", show_default="1")] = None,
+    backend: Annotated[str | None, typer.Option(help="Where agents run; local today.", show_default="local")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML or JSON file with the same options.", dir_okay=False)] = None,
+    store: StoreOption = DEFAULT_STORE,
+    database: DatabaseOption = None,
+) -> None:
+    """Serve models over HTTP as OpenAI does: their shared blocks once in memory, one batch for all of them."""
+    wanted = [*(models or ()), *(names or ())]
+    given: dict[str, Any] = {
+        "host": host, "port": port, "models": wanted or None, "api_key": api_key, "trace": trace, "device": device, "dtype": dtype,
+        "kv_bytes": kv_bytes, "max_model_len": max_model_len, "token_budget": token_budget, "max_sequences": max_sequences,
+        "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend,
+    }  # fmt: skip
+    options = gather(config, given)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    from zoo.api import Zoo
+
+    with Zoo(store, database, create=False) as zoo:
+        _run(zoo, options)
+
+
+def _run(zoo: Zoo, options: ServeOptions) -> None:
+    from cli.wiring import ZooSource, check_device, choose
+    from runtime.cluster.local import LocalDriver
+    from runtime.engine.paged import PagedEngine
+    from runtime.server.app import build_app
+    from runtime.server.serving import address_of, bind, serve
+
+    settings, engine_config, batching = options.server(), options.engine(), options.batching()
+    with ExitStack() as stack:
+        bound = stack.enter_context(bind(settings.host, settings.port))
+        check_device(options.device)
+        chosen = choose(zoo, options.models)
+        for reason in chosen.skipped:
+            say(f"warning: left out: {reason}")
+        if settings.api_key is None and not settings.host.startswith(_LOCAL):
+            say("warning: no API key is set, and the server can be reached from other machines")
+        trace = _open_trace(settings.trace, stack)
+        say(f"loading {len(chosen.names)} of the store's models")
+        engine = PagedEngine(zoo.store, engine_config, chosen.names)
+        driver = stack.enter_context(LocalDriver(engine, batching, trace))
+        source = ZooSource(zoo)
+        served = [source.served(spec) for spec in driver.models()]
+        app = build_app(driver, served, source, settings, trace)
+        serve(app, settings, bound, ready=lambda: print(address_of(bound), flush=True))
+
+
+def _open_trace(path: str | None, stack: ExitStack) -> Trace | None:
+    if path is None:
+        return None
+    from runtime.trace import Trace
+
+    try:
+        trace = Trace(Path(path))
+    except OSError as error:
+        raise InputError(f"the trace cannot be written to {path}: {error.strerror}") from None
+    stack.callback(trace.close)
+    return trace

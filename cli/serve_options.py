@@ -1,0 +1,140 @@
+"""The settings of `zoo serve`: defaults, then a TOML or JSON file, then the command line. Unknown keys and wrong types are refused.
+
+Knows nothing of serving; it turns text into three frozen configurations.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from runtime.config import BatchingConfig, EngineConfig, ServerConfig
+from zoo.errors import InputError
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """One field per option. Sizes are numbers of bytes, or text such as `4GiB`."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    models: tuple[str, ...] = ()
+    api_key: str | None = None
+    trace: str | None = None
+    device: str = "cpu"
+    dtype: str | None = None
+    kv_bytes: int | str = 1 << 30
+    max_model_len: int | None = None
+    token_budget: int = 512
+    max_sequences: int = 256
+    max_queued: int = 4096
+    drain_seconds: float = 30.0
+    agents: int = 1
+    backend: str = "local"
+
+    def engine(self) -> EngineConfig:
+        """Raises InputError."""
+        if self.dtype not in (None, "float32", "bfloat16", "float16"):
+            raise InputError(f"dtype must be float32, bfloat16 or float16, not {self.dtype!r}")
+        return _built(
+            EngineConfig,
+            device=self.device,
+            dtype=self.dtype,
+            kv_bytes=size_of(self.kv_bytes),
+            max_model_len=self.max_model_len,
+            trace_segments=self.trace is not None,
+        )
+
+    def batching(self) -> BatchingConfig:
+        """Raises InputError."""
+        return _built(BatchingConfig, token_budget=self.token_budget, max_sequences=self.max_sequences)
+
+    def server(self) -> ServerConfig:
+        return ServerConfig(
+            host=self.host,
+            port=self.port,
+            api_key=self.api_key,
+            max_queued=self.max_queued,
+            drain_seconds=self.drain_seconds,
+            trace=self.trace,
+        )
+
+
+def gather(file: Path | None, given: Mapping[str, Any]) -> ServeOptions:
+    """Options from a file overlaid by those given on the command line (None: not given). Raises InputError."""
+    options = ServeOptions()
+    for source, values in ((str(file), _read(file) if file else {}), ("command line", given)):
+        options = replace(options, **_checked(source, {key: value for key, value in values.items() if value is not None}))
+    _check(options)
+    return options
+
+
+def size_of(text: int | str) -> int:
+    """`1024`, `512MB` (decimal) or `4GiB` (binary) in bytes. Raises InputError."""
+    match = re.fullmatch(r"\s*(\d{1,15})\s*([kmgt]i?)?b?\s*", str(text), re.IGNORECASE)
+    if match is None:
+        raise InputError(f"{text!r} is no size in bytes; write a number, 512MB or 4GiB")
+    return int(match[1]) * _UNITS[(match[2] or "").lower()]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise InputError(f"{path} is neither TOML nor JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} holds no table of options")
+    return {key.replace("-", "_"): value for key, value in values.items()}
+
+
+def _checked(source: str, values: dict[str, Any]) -> dict[str, Any]:
+    types = get_type_hints(ServeOptions)
+    unknown = sorted(set(values) - set(types))
+    if unknown:
+        raise InputError(f"{source}: unknown option {unknown[0]!r}; known are {', '.join(field.name for field in fields(ServeOptions))}")
+    return {key: _typed(source, key, types[key], value) for key, value in values.items()}
+
+
+def _typed(source: str, key: str, kind: Any, value: Any) -> Any:
+    if get_origin(kind) is tuple:
+        if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+            return tuple(value)
+        raise InputError(f"{source}: {key} must be a list of names")
+    allowed = tuple(one for one in get_args(kind) if one is not type(None)) if get_origin(kind) in (UnionType,) else (kind,)
+    if float in allowed:
+        allowed += (int,)
+    if isinstance(value, bool) or not isinstance(value, allowed):
+        raise InputError(f"{source}: {key} must be {' or '.join(one.__name__ for one in allowed)}, not {value!r}")
+    return value
+
+
+def _check(options: ServeOptions) -> None:
+    if options.agents != 1 or options.backend != "local":
+        raise InputError("several agents, and backends other than `local`, are not built yet: leave --agents 1 and --backend local")
+    if options.api_key == "" or os.environ.get("ZOO_API_KEY") == "":
+        raise InputError("the API key is empty; leave it out to serve without one")
+    if not 0 <= options.port <= 65535:
+        raise InputError(f"{options.port} is no port")
+    if options.max_queued < 1 or not 0 < options.drain_seconds < 86400:
+        raise InputError("max_queued and drain_seconds must be positive")
+
+
+def _built(kind: type[C], **values: Any) -> C:
+    try:
+        return kind(**values)
+    except ValueError as error:
+        raise InputError(str(error)) from None

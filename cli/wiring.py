@@ -1,0 +1,116 @@
+"""Puts the parts of serving together for the verbs: which models can be served, their tokenizers, the catalogue as the server sees it.
+
+Imports torch and transformers only when called, through the engine and the facade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cli.output import say
+from runtime.frontend.served import ServedModel, defaults_from
+from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt
+from runtime.types import ModelSpec
+from zoo.errors import InputError, NotServable, StoreError
+
+if TYPE_CHECKING:
+    from zoo.api import ModelHandle, Zoo
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Full names of the models to serve, and why others are left out."""
+
+    names: tuple[str, ...]
+    skipped: tuple[NotServable, ...]
+
+
+def choose(zoo: Zoo, wanted: Sequence[str]) -> Chosen:
+    """The wanted models, or all that can be served.
+
+    Raises NotFound, AmbiguousName; NotServable for a wanted model that no executor runs; InputError when nothing is left.
+    """
+    if wanted:
+        full = tuple(dict.fromkeys(zoo.model(name).name for name in wanted))
+        for name in full:
+            _check(zoo, name)
+        return Chosen(full, ())
+    names: list[str] = []
+    skipped: list[NotServable] = []
+    for summary in zoo.models():
+        try:
+            _check(zoo, summary.name)
+            names.append(summary.name)
+        except NotServable as error:
+            skipped.append(error)
+    if not names:
+        raise InputError("the store holds no model that can be served; put one in with `zoo ingest`")
+    return Chosen(tuple(names), tuple(skipped))
+
+
+def check_device(device: str) -> None:
+    """Raises InputError for a device that torch does not know or cannot reach."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"device {device!r} cannot be used: {reason}") from None
+
+
+def tokenizer_of(model: ModelHandle) -> Tokenizer:
+    """The model's tokenizer; a note and none where it brought none that can be used: token ids still work then."""
+    try:
+        return adapt(model.tokenizer())
+    except StoreError:
+        raise
+    except InputError as error:
+        say(f"note: {model.name} takes token ids only: {error}")
+        return NoTokenizer()
+
+
+class ZooSource:
+    """The catalogue as `runtime.server.driver.ModelSource`."""
+
+    def __init__(self, zoo: Zoo) -> None:
+        self._zoo = zoo
+
+    def resolve(self, name: str) -> str:
+        return self._zoo.model(name).name
+
+    def listing(self) -> list[Mapping[str, Any]]:
+        return [
+            {
+                "name": model.name,
+                "kind": model.kind,
+                "base": model.base,
+                "family": model.family,
+                "params": model.params,
+                "blocks": model.blocks,
+                "bytes": model.bytes,
+                "bytes_own": model.bytes_own,
+            }
+            for model in self._zoo.models()
+        ]
+
+    def served(self, spec: ModelSpec) -> ServedModel:
+        model = self._zoo.model(spec.name)
+        created = next((summary.created for summary in self._zoo.models() if summary.name == spec.name), None)
+        return ServedModel(
+            spec=spec,
+            tokenizer=tokenizer_of(model),
+            defaults=defaults_from(model.generation_config),
+            created=int(created.timestamp()) if created is not None else 0,
+        )
+
+
+def _check(zoo: Zoo, name: str) -> None:
+    """Raises NotServable. Looks at the model's settings only."""
+    from runtime.engine.loading import check_servable, geometry_of
+
+    model = zoo.model(name)
+    check_servable(model.config, name)
+    geometry_of(model.config, model.manifest, None)
