@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from surgery.sources.hub import wanted
+from tests.checkpoints import build
+from tests.surgery import meta_twin
 from tests.surgery.fake_hub import COMMIT, FakeHub, serving
 from zoo.errors import InputError, UnsafeCheckpoint
 
@@ -25,6 +28,8 @@ except ZooError as error:
     print(type(error).__name__, error, sep=": ", file=sys.stderr)
     sys.exit(2)
 """
+
+CLI = "import sys; from cli.app import main; main(sys.argv[1:])"
 
 
 @pytest.fixture
@@ -136,3 +141,29 @@ def test_wanted_files_of_each_kind_of_repository() -> None:
         wanted(["pytorch_model-00001-of-00001.bin", "config.json"], "x")
     with pytest.raises(InputError, match="no weights"):
         wanted(["config.json", "model.gguf"], "x")
+
+
+def zoo_command(tmp_path: Path, url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", CLI, *arguments, "--store", str(tmp_path / "store"), "--json"]
+    return subprocess.run(command, env=environment(tmp_path, url), cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_the_command_of_the_card_ingests_metas_repository(tmp_path: Path, hub: FakeHub) -> None:
+    """`zoo ingest meta-llama/Llama-2-7b` names a repository in Meta's layout; the model is then found as `7b`."""
+    model = build("llama", intermediate_size=192, vocab_size=600, rms_norm_eps=1e-5, dtype="bfloat16")
+    hub.repositories["meta-llama/Llama-2-7b"] = meta_twin.write_meta(model, tmp_path / "repo", shards=2)
+    done = zoo_command(tmp_path, hub.url, "ingest", "meta-llama/Llama-2-7b")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["model"], report["kind"], report["family"]) == ("meta-llama/Llama-2-7b", "foundation", "llama")
+    assert report["tensors"]["new"] == report["tensors"]["total"] == len(model.state_dict())
+    shown = zoo_command(tmp_path, hub.url, "show", "7b")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["name"] == "meta-llama/Llama-2-7b"
+
+
+def test_the_command_fails_with_one_line(tmp_path: Path, hub: FakeHub) -> None:
+    done = zoo_command(tmp_path, hub.url, "ingest", "meta-llama/Llama-9-7b")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert [line for line in done.stderr.splitlines() if line.startswith("zoo: ")] == done.stderr.splitlines()[-1:]
+    assert "no repository on the hub has this name" in done.stderr

@@ -359,3 +359,38 @@ def test_safetensors_beside_metas_files_are_taken_first(tmp_path: Path) -> None:
     source = open_source(str(folder))
     assert source.weights[0].path == "model.safetensors"
     assert source.side("original/params.json") is None
+
+
+def test_the_twin_shares_everything_with_metas_checkpoint(tmp_path: Path) -> None:
+    """Equal down to the components: whichever comes second adds nothing, and both load as the same model."""
+    from zoo import Zoo
+
+    model = twin(dtype="bfloat16")
+    model.save_pretrained(tmp_path / "twin")
+    meta_twin.write_meta(model, tmp_path / "meta", shards=2)
+    with Zoo(tmp_path / "store") as zoo:
+        zoo.ingest(str(tmp_path / "twin"), name="hf")
+        report = zoo.ingest(str(tmp_path / "meta"), name="meta")
+        assert (report.tensors.new, report.bytes.new) == (0, 0)
+        components = [[placed.component.digest for placed in zoo.model(name).manifest.components] for name in ("hf", "meta")]
+        assert components[0] == components[1]
+        loaded = zoo.model("meta").load()
+        prompt = zoo.model("meta").tokenizer()("def f(x):", return_tensors="pt")
+        options = {"max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+        assert torch.equal(loaded.generate(**prompt, **options), model.generate(**prompt, **options))
+        again = zoo.ingest(str(tmp_path / "meta"), name="meta")
+        assert again.tensors.new == 0
+        zoo.model("meta").export(tmp_path / "export")
+    assert all(same_bits(tensor, model.state_dict()[key]) for key, tensor in held(tmp_path / "export").items())
+
+
+def test_a_refused_checkpoint_leaves_nothing(tmp_path: Path) -> None:
+    from zoo import Zoo
+
+    folder = meta_twin.write_meta(twin(), tmp_path / "meta", shards=2)
+    edit_state(folder, lambda state: state.pop("norm.weight"), 1)
+    with Zoo(tmp_path / "store") as zoo:
+        with pytest.raises(MalformedCheckpoint):
+            zoo.ingest(str(folder))
+        assert not list(zoo.models())
+        assert zoo.gc().objects_removed == 0

@@ -1,0 +1,100 @@
+"""Checkpoints that share tensors, folders compared byte by byte, and stores checked file by file."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zoo import Zoo
+from zoo.headers import read_header
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass
+class Nursery:
+    """The parent's end of `tests.faults.nursery`."""
+
+    process: subprocess.Popen[str]
+
+    def start(self, verb: str, *arguments: object) -> int:
+        """Begin a job; returns the pid of its process."""
+        self._say(" ".join([verb, *map(str, arguments)]))
+        return int(self._answer("pid"))
+
+    def wait(self) -> int:
+        """The exit code of the job; minus the signal's number when it was killed."""
+        self._say("reap")
+        return int(self._answer("exit"))
+
+    def _say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+
+    def _answer(self, word: str) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline().split()
+        assert line[:1] == [word], line
+        return line[-1]
+
+
+@contextmanager
+def nursery() -> Iterator[Nursery]:
+    """A running nursery; it is gone when the context ends."""
+    command = [sys.executable, "-m", "tests.faults.nursery"]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        running = Nursery(process)
+        running._answer("ready")
+        try:
+            yield running
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait(timeout=60)
+
+
+def fine_tune(base: Path, folder: Path, layers: Collection[int], shift: int) -> Path:
+    """A copy of a checkpoint in which the tensors of some layers differ; another `shift` gives other bytes."""
+    shutil.copytree(base, folder)
+    path = folder / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    for entry in read_header(path).entries:
+        if any(f".layers.{layer}." in entry.key for layer in layers):
+            data[entry.begin] = (data[entry.begin] + shift) % 256
+    path.write_bytes(data)
+    return folder
+
+
+def same_folders(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same files, byte for byte."""
+
+    def contents(folder: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    return contents(one) == contents(other)
+
+
+def exported(zoo: Zoo, name: str, folder: Path) -> Path:
+    zoo.model(name).export(folder)
+    return folder
+
+
+def unowned(zoo: Zoo) -> set[str]:
+    """Files of the store that no model needs: objects and blobs without a user, and temporary files."""
+    with zoo.store.catalog.reading() as reader:
+        live: set[Any] = reader.live_tensors() | reader.live_blobs()
+    shelves = [zoo.store.root / "objects", zoo.store.root / "files"]
+    return {str(path) for shelf in shelves for path in shelf.rglob("*") if path.is_file() and path.name not in live}
+
+
+def missing(zoo: Zoo) -> set[str]:
+    """What models name and the store does not hold."""
+    with zoo.store.catalog.reading() as reader:
+        return (reader.live_tensors() - set(zoo.store.objects.digests())) | (reader.live_blobs() - set(zoo.store.blobs.digests()))
