@@ -24,7 +24,6 @@ from zoo.errors import MalformedCheckpoint, UnknownFamily, UnsafeCheckpoint, Wro
 from zoo.manifest import ModelManifest, Placed, SideFile, canonical_json
 from zoo.store import Store
 
-
 #: Stands for every digest while none is known: what is checked before bytes are read does not depend on their being equal.
 _UNKNOWN = "0" * 64
 

@@ -135,7 +135,7 @@ def _walk(root: Path, below: PurePosixPath) -> Iterator[tuple[str, bool]]:
         if entry.is_dir(follow_symlinks=False):
             if _enters(path):
                 yield from _walk(root, path)
-        elif entry.is_symlink() and entry.is_dir():
+        elif entry.is_symlink() and (root / path).is_dir():
             if not (root / path).resolve().is_relative_to(root):
                 raise UnsafeCheckpoint(f"{path} is a link that leaves the checkpoint's folder")
         else:
