@@ -227,6 +227,10 @@ def _nbytes(puts: Iterable[Put]) -> int:
 
 
 def _peak_rss() -> int:
-    """This process's largest resident size so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    """This process's largest resident size so far, in bytes. `ru_maxrss` would also count what ran before an exec: the parent's size."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration, ValueError):
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
