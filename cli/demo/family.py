@@ -1,0 +1,170 @@
+"""The whole family on disk: what is missing is trained, what is there with the same recipe and corpus is reused.
+
+    DIR/models/<name>/            a Hugging Face checkpoint, or a PEFT folder
+    DIR/training/<name>.json      its stamp: the key it was made under, and what its training came to
+
+A model is trained into a hidden folder beside its place and renamed when whole; the stamp is written last. So an interrupted
+run leaves no half-written model that counts, and the next run goes on with the first model that has no valid stamp.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cli.demo.corpus import EVERYTHING, Corpus
+from cli.demo.progress import Advance, Progress
+from cli.demo.recipe import Member, Recipe
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from cli.demo.members import Learned, Streams
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A member on disk. `reused`: it was there already; the figures are those of the run that made it.
+
+    Perplexities are per token on held-out files of the member's subject; `perplexity_before` is its base's.
+    """
+
+    name: str
+    kind: str
+    base: str | None
+    subject: str
+    folder: str
+    seconds: float
+    tokens: int
+    train_loss: float
+    perplexity: float
+    perplexity_before: float | None
+    reused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a demo keeps its things."""
+
+    root: Path
+
+    def model(self, name: str) -> Path:
+        return self.root / "models" / name
+
+    def stamp(self, name: str) -> Path:
+        return self.root / "training" / f"{name}.json"
+
+
+@dataclass(frozen=True)
+class _Lessons:
+    """Tokenizer and token streams, made only when something has to be trained."""
+
+    recipe: Recipe
+    corpus: Corpus
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        from cli.demo.tokenizer import train_tokenizer
+
+        return train_tokenizer(self.corpus.slice(EVERYTHING).train, self.recipe.vocabulary)
+
+    def streams(self, subject: str) -> Streams:
+        from cli.demo.members import Streams
+        from cli.demo.train import stream_of
+
+        texts = self.corpus.slice(subject)
+        return Streams(stream_of(self.tokenizer, texts.train), stream_of(self.tokenizer, texts.held_out))
+
+
+def build_family(recipe: Recipe, corpus: Corpus, root: Path, progress: Progress) -> tuple[Trained, ...]:
+    """Train what is missing below `root`, in the recipe's order."""
+    return tuple(_members(recipe, corpus, Places(root), progress))
+
+
+def _members(recipe: Recipe, corpus: Corpus, places: Places, progress: Progress) -> Iterator[Trained]:
+    lessons = _Lessons(recipe, corpus)
+    for member in recipe.members:
+        key = recipe.key(member, corpus.digest)
+        found = _reusable(member, key, places)
+        if found is None:
+            found = _made(member, key, lessons, places, progress)
+        progress.note(_line(found))
+        yield found
+
+
+def _line(trained: Trained) -> str:
+    how = "already there" if trained.reused else f"trained in {trained.seconds:.0f} s"
+    before = "" if trained.perplexity_before is None else f" (its base: {trained.perplexity_before:.1f})"
+    return f"  {trained.name:<18} {how}, held-out perplexity on {trained.subject} {trained.perplexity:.1f}{before}"
+
+
+def _reusable(member: Member, key: str, places: Places) -> Trained | None:
+    """What the stamp says, if it was made under this key and the model is there."""
+    try:
+        stamp = json.loads(places.stamp(member.name).read_text())
+        if stamp["key"] != key or not places.model(member.name).is_dir():
+            return None
+        return _trained(member, places, stamp["seconds"], stamp["learned"], reused=True)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _made(member: Member, key: str, lessons: _Lessons, places: Places, progress: Progress) -> Trained:
+    from cli.demo.members import learn
+
+    started = time.monotonic()
+    folder = places.model(member.name)
+    base = None if member.base is None else places.model(member.base)
+    places.stamp(member.name).unlink(missing_ok=True)
+    with progress.bar(member.name, member.schedule.steps) as advance:
+        streams = lessons.streams(member.subject)
+        on_step = _remark(advance)
+        learned = _written(folder, lambda partial: learn(member, lessons.recipe, lessons.tokenizer, streams, partial, base, on_step))
+    seconds = round(time.monotonic() - started, 2)
+    _write_stamp(places.stamp(member.name), {"key": key, "seconds": seconds, "learned": asdict(learned)})
+    return _trained(member, places, seconds, asdict(learned), reused=False)
+
+
+def _remark(advance: Advance) -> Callable[[int, float], None]:
+    return lambda done, loss: advance(done, f"loss {loss:.2f}")
+
+
+def _written(folder: Path, write: Callable[[Path], Learned]) -> Learned:
+    """Let `write` fill a hidden folder, then put it in place of the old one."""
+    partial = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    learned = write(partial)
+    shutil.rmtree(folder, ignore_errors=True)
+    partial.rename(folder)
+    return learned
+
+
+def _write_stamp(path: Path, stamp: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(stamp, indent=2) + "\n")
+    os.replace(partial, path)
+
+
+def _trained(member: Member, places: Places, seconds: float, learned: Mapping[str, Any], *, reused: bool) -> Trained:
+    return Trained(
+        name=member.name,
+        kind=member.kind,
+        base=member.base,
+        subject=member.subject,
+        folder=str(places.model(member.name)),
+        seconds=seconds,
+        tokens=learned["tokens"],
+        train_loss=learned["train_loss"],
+        perplexity=learned["perplexity"],
+        perplexity_before=learned["before"],
+        reused=reused,
+    )

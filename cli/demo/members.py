@@ -1,0 +1,126 @@
+"""One member of the family, from its base to the folder that transformers or peft loads.
+
+Knows recipes and models; what is already there and what is reused is decided in `family`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from cli.demo.recipe import Member, Recipe
+from cli.demo.tokenizer import BOS, EOS, PAD, save_tokenizer
+from cli.demo.train import perplexity, train_
+
+#: Layers are few and narrow: transformers' default of 0.02 would leave them almost silent for the first hundred steps.
+_INITIAL_RANGE = 0.04
+_LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Tokens of one slice: to learn from, and to measure on. Both `[tokens]` int64."""
+
+    train: Tensor
+    held_out: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a training came to. Perplexities per token on held-out files of the member's subject; `before` is its base's."""
+
+    perplexity: float
+    before: float | None
+    train_loss: float
+    tokens: int
+
+
+def learn(
+    member: Member, recipe: Recipe, tokenizer: Tokenizer, streams: Streams, folder: Path, base: Path | None, on_step: Callable[[int, float], None]
+) -> Learned:
+    """Train a member and save it into `folder`: weights, config and tokenizer, or a PEFT folder.
+
+    Args:
+        base: the folder of its foundation, where it has one.
+    """
+    quiet_transformers()
+    seed = _seed(recipe, member)
+    torch.manual_seed(seed)
+    model = _foundation(member, recipe) if base is None else _prepared(member, base)
+    before = None if base is None else perplexity(model, streams.held_out, recipe.context)
+    loss = train_(model, streams.train, member.schedule, recipe.context, seed, on_step)
+    after = perplexity(model, streams.held_out, recipe.context)
+    model.save_pretrained(folder)
+    if member.kind != "lora":
+        save_tokenizer(tokenizer, folder, recipe.context)
+    return Learned(after, before, loss, member.schedule.steps * member.schedule.batch * recipe.context)
+
+
+def _foundation(member: Member, recipe: Recipe) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if member.shape is None:
+        raise ValueError(f"{member.name} has neither a shape nor a base")
+    shape = member.shape
+    config = LlamaConfig(
+        vocab_size=recipe.vocabulary,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.ffn,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        max_position_embeddings=recipe.context,
+        initializer_range=_INITIAL_RANGE,
+        tie_word_embeddings=False,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        pad_token_id=PAD,
+    )
+    return LlamaForCausalLM(config)
+
+
+def _prepared(member: Member, base: Path) -> Any:
+    """The base's weights, with what this member may change set to learn."""
+    from transformers import LlamaForCausalLM
+
+    model: Any = LlamaForCausalLM.from_pretrained(base, dtype=torch.float32)
+    if member.kind == "lora":
+        return _with_lora(model, member, base)
+    freeze_(model, member.frozen)
+    return model
+
+
+def freeze_(model: Any, layers: tuple[int, ...]) -> None:
+    """Leave these layers, and the embedding before them, bit for bit as they are."""
+    if layers:
+        model.model.embed_tokens.requires_grad_(False)
+    for layer in layers:
+        model.model.layers[layer].requires_grad_(False)
+
+
+def _with_lora(model: Any, member: Member, base: Path) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(task_type="CAUSAL_LM", r=member.rank, lora_alpha=2 * member.rank, target_modules=list(_LORA_TARGETS))
+    adapted = get_peft_model(model, config)
+    adapted.peft_config["default"].base_model_name_or_path = str(base.resolve())
+    return adapted
+
+
+def _seed(recipe: Recipe, member: Member) -> int:
+    return int.from_bytes(hashlib.sha256(f"{recipe.seed} {member.name}".encode()).digest()[:4], "big")
+
+
+def quiet_transformers() -> None:
+    """No bars and no advice from transformers: the demo has its own."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()

@@ -1,0 +1,63 @@
+"""What a long run says on standard error while it lasts: a bar on a terminal, a line now and then elsewhere, nothing when silent.
+
+Knows nothing of what is being done.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cli.output import say
+
+#: Called with (steps done, a short remark).
+Advance = Callable[[int, str], None]
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where progress goes. `silent` drops all of it (tests)."""
+
+    silent: bool = False
+
+    def note(self, line: str) -> None:
+        if not self.silent:
+            say(line)
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Advance]:
+        """One piece of work of `total` steps."""
+        if self.silent:
+            yield lambda done, remark: None
+        elif sys.stderr.isatty():
+            with _terminal_bar(label, total) as advance:
+                yield advance
+        else:
+            yield _plain_lines(label, total)
+
+
+@contextmanager
+def _terminal_bar(label: str, total: int) -> Iterator[Advance]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (TextColumn("  {task.description:<26}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[remark]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(label, total=total, remark="")
+        yield lambda done, remark: bars.update(task, completed=done, remark=remark)
+
+
+def _plain_lines(label: str, total: int) -> Advance:
+    last = time.monotonic()
+
+    def advance(done: int, remark: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= _SECONDS_BETWEEN_LINES and done < total:
+            last = time.monotonic()
+            say(f"  {label}: {done} of {total} steps, {remark}")
+
+    return advance
