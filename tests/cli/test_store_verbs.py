@@ -8,21 +8,28 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import cli
-from cli.app import VERBS
+import cli.app
 from tests.checkpoints import make, make_lora
 from tests.surgery.helpers import edit_weights, files_of
 
 MINE = ("ingest", "ls", "show", "rm", "export", "verify", "gc")
-#: The application with these verbs only: a start takes a fraction of a second, and other verbs have tests of their own.
-_START = "import cli.app as app; app.VERBS = {{k: v for k, v in app.VERBS.items() if k in {mine!r}}}; app.main()"
 
-Result = subprocess.CompletedProcess[str]
+
+@dataclass(frozen=True)
+class Result:
+    """What one run of the command left: its exit code and what it printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
 Runner = Callable[..., Result]
 
 
@@ -38,12 +45,17 @@ def family(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def zoo(tmp_path: Path) -> Runner:
+def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Runner:
+    """The command in this process, with these verbs only: others have tests of their own. Its working folder is `tmp_path`."""
+    monkeypatch.setattr(cli.app, "VERBS", {verb: cli.app.VERBS[verb] for verb in MINE})
+    monkeypatch.chdir(tmp_path)
+
     def run(*arguments: str | Path, store: bool = True) -> Result:
-        command = [sys.executable, "-c", _START.format(mine=MINE), *map(str, arguments)]
-        command += ["--store", str(tmp_path / "zoo_store")] if store else []
-        environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1])}
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.app.main([*map(str, arguments), *(["--store", str(tmp_path / "zoo_store")] if store else [])])
+        printed = capsys.readouterr()
+        return Result(int(ended.value.code or 0), printed.out, printed.err)
 
     return run
 
@@ -54,7 +66,22 @@ def _json(result: Result) -> Any:
 
 
 def test_every_verb_is_in_the_table_of_verbs():
-    assert {verb: VERBS[verb] for verb in MINE} == {verb: f"cli.{verb}" for verb in MINE}
+    assert {verb: cli.app.VERBS[verb] for verb in MINE} == {verb: f"cli.{verb}" for verb in MINE}
+
+
+def test_as_a_process_it_has_the_same_exit_codes_and_little_memory(family, tmp_path):
+    start = f"import cli.app as app; app.VERBS = {{verb: app.VERBS[verb] for verb in {MINE!r}}}; app.main()"
+    environment = {**os.environ, "PYTHONPATH": str(Path(cli.__file__).parents[1]), "ZOO_STORE": str(tmp_path / "zoo_store")}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", start, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+
+    report = json.loads(run("ingest", str(family / "base"), "--json").stdout)
+    assert 20e6 < report["peak_rss_bytes"] < 300e6, "neither torch nor the process that started this one counts"
+    refused = run("show", "nobody")
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr == "zoo: no model 'nobody'; the zoo has base\n"
 
 
 def test_a_family_goes_in_is_shown_and_comes_out(zoo, family, tmp_path):
@@ -64,7 +91,6 @@ def test_a_family_goes_in_is_shown_and_comes_out(zoo, family, tmp_path):
     assert (base["components"], base["blocks"]) == (8, 1)
     assert base["tensors"] == {"total": 24, "new": 24}
     assert base["bytes"]["total"] == base["bytes"]["new"] > 0
-    assert base["peak_rss_bytes"] < 300e6
     tuned = _json(zoo("ingest", family / "tuned", "--json"))
     assert (tuned["kind"], tuned["base"], tuned["blocks"]) == ("full", "org/base-7b", 3)
     lora = _json(zoo("ingest", family / "lora", "--json"))
