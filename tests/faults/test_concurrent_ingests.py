@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.checkpoints import make
-from tests.faults.helpers import exported, fine_tune, missing, nursery, same_folders, unowned
+from tests.faults.helpers import exported, fine_tune, missing, nursery, same_folders, torn_chains, unowned
 from zoo import Zoo
 
 ROUNDS = 3
@@ -34,6 +34,7 @@ def test_two_ingests_and_a_collector(tmp_path: Path) -> None:
     with Zoo(store) as zoo:
         assert {model.name for model in zoo.models()} == {*one, *two}
         assert not missing(zoo)
+        assert not torn_chains(zoo)
         assert not zoo.verify().damaged
         for name, folder in {**one, **two}.items():
             assert same_folders(exported(zoo, name, tmp_path / f"export-{name}"), folder)

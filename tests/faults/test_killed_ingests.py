@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.checkpoints import make
-from tests.faults.helpers import Nursery, exported, fine_tune, missing, nursery, same_folders, unowned
+from tests.faults.helpers import Nursery, exported, fine_tune, missing, nursery, same_folders, torn_chains, unowned
 from zoo import Zoo
 
 KILLS = 50
@@ -54,6 +54,7 @@ def check_after_kill(store: Path, folder: Path, kept: dict[str, Path], scratch: 
         names = {model.name for model in zoo.models()}
         assert names - {"victim"} == set(kept)
         assert not missing(zoo)
+        assert not torn_chains(zoo)
         assert not zoo.verify().damaged
         zoo.ingest(folder, name="victim")
         for name, original in {**kept, "victim": folder}.items():
@@ -61,6 +62,7 @@ def check_after_kill(store: Path, folder: Path, kept: dict[str, Path], scratch: 
         zoo.gc()
         assert not unowned(zoo)
         assert not missing(zoo)
+        assert not torn_chains(zoo)
 
 
 @dataclass(frozen=True)
