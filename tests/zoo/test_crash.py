@@ -52,7 +52,7 @@ def test_kill_at_any_moment(tmp_path: Path) -> None:
     """Two processes ingest and are killed, again and again. A model is there whole or not at all."""
     chance = random.Random(7)
     left_over = 0
-    for turn in range(10):
+    for turn in range(6):
         with child("ingest", tmp_path, 2 * turn) as first, child("ingest", tmp_path, 2 * turn + 1) as second:
             time.sleep(chance.uniform(0, 0.25))
             for process in (first, second):

@@ -154,7 +154,7 @@ def test_damage_names_the_models_it_hurts(store: Store) -> None:
 
 
 def test_damage_that_hurts_nobody(store: Store) -> None:
-    with pytest.raises(DamagedObject, match="missing from the store$"):
+    with pytest.raises(DamagedObject, match=r"missing from the store$"):
         store.open_tensor("0" * 64)
 
 

@@ -9,6 +9,8 @@ from zoo.errors import AmbiguousName, NotFound
 
 #: Names shown in one error line.
 _SHOWN = 8
+#: Characters of a wrong name that are compared with the others: comparing takes time in their square.
+_COMPARED = 255
 
 
 def resolve(name: str, names: Sequence[str]) -> str:
@@ -32,9 +34,9 @@ def not_found(name: str, names: Sequence[str]) -> NotFound:
     """The error for a name that no model has."""
     if not names:
         return NotFound(f"no model {name[:80]!r}: the zoo is empty")
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(name[:_COMPARED], names, n=3, cutoff=0.5)
     if close:
-        return NotFound(f"no model {name[:80]!r}; did you mean {_listed(close)}?")
+        return NotFound(f"no model {name[:80]!r}; did you mean {', '.join(close)}?")
     return NotFound(f"no model {name[:80]!r}; the zoo has {_listed(names)}")
 
 

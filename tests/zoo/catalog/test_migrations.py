@@ -1,0 +1,88 @@
+"""Migrations: an empty database and an older one come to the newest version, which is what the schema says; newer ones are refused."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import create_engine, inspect, text
+
+from tests.zoo.factory import manifest_of
+from zoo.catalog import Catalog, migrations
+from zoo.catalog.schema import Base
+from zoo.errors import StoreError
+from zoo.manifest import TensorMeta
+
+MANIFEST = manifest_of("a", [TensorMeta("a" * 64, "F32", (2,))])
+
+
+def test_the_newest_version_is_the_last_migration() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent))
+    assert ScriptDirectory.from_config(config).get_heads() == [migrations.HEAD]
+
+
+def test_an_empty_database_gets_the_tables_of_the_schema(database_url: str) -> None:
+    Catalog(database_url).close()
+    engine = create_engine(database_url)
+    with engine.connect() as connection:
+        options = {"version_table": migrations.VERSION_TABLE, "compare_type": True}
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata) == []
+        assert connection.execute(text(f"SELECT version_num FROM {migrations.VERSION_TABLE}")).scalar() == migrations.HEAD  # noqa: S608
+    engine.dispose()
+
+
+def test_an_existing_database_keeps_what_it_holds(database_url: str) -> None:
+    for _ in range(2):
+        catalog = Catalog(database_url)
+        with catalog.writing() as writer:
+            writer.put_model(MANIFEST)
+            assert writer.names() == ["a"]
+        catalog.close()
+
+
+def test_a_half_made_database_is_made_whole(database_url: str) -> None:
+    """A version table without a row is what an interrupted first opening may leave on databases without transactional DDL."""
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text(f"CREATE TABLE {migrations.VERSION_TABLE} (version_num VARCHAR(32) NOT NULL)"))
+    catalog = Catalog(database_url)
+    with catalog.reading() as reader:
+        assert reader.names() == []
+    catalog.close()
+    engine.dispose()
+
+
+def test_a_newer_database_is_refused(database_url: str) -> None:
+    Catalog(database_url).close()
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {migrations.VERSION_TABLE} SET version_num = '9999'"))  # noqa: S608
+    with pytest.raises(StoreError, match="'9999', which this software does not know"):
+        Catalog(database_url)
+    engine.dispose()
+
+
+def test_someone_elses_database_is_left_alone(database_url: str) -> None:
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE models (id INTEGER)"))
+    with pytest.raises(StoreError, match="already exists"):
+        Catalog(database_url)
+    assert inspect(engine).get_table_names() == ["models"]
+    engine.dispose()
+
+
+def test_several_processes_migrate_at_once(database_url: str) -> None:
+    code = "import sys; from zoo.catalog import Catalog; Catalog(sys.argv[1]).close()"
+    children = [subprocess.Popen([sys.executable, "-c", code, database_url], stderr=subprocess.PIPE) for _ in range(4)]
+    for child in children:
+        _, errors = child.communicate(timeout=60)
+        assert (child.returncode, errors) == (0, b"")
+    test_an_empty_database_gets_the_tables_of_the_schema(database_url)
