@@ -1,0 +1,36 @@
+"""`zoo demo`: train a small family of models without network, put it into a zoo, show what is shared, serve it, ask it.
+
+This file is the command; the steps are in `steps`, what they come to in `report`, each part in a file of its own.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.output import DEFAULT_STORE, JsonOption, StoreOption
+
+
+class Size(StrEnum):
+    """The families there are recipes for."""
+
+    tiny = "tiny"
+    small = "small"
+
+
+def demo(
+    size: Annotated[Size, typer.Option(help="tiny: a few minutes on two cores. small: a better family in about twenty.")] = Size.tiny,
+    folder: Annotated[Path, typer.Option("--dir", help="Where models, plots and the report go.", file_okay=False)] = Path("zoo_demo"),
+    no_serve: Annotated[bool, typer.Option("--no-serve", help="Leave out the server and the questions.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a small family, share its blocks, serve it and ask it: all steps on this machine, without network."""
+    from cli.demo.progress import Progress
+    from cli.demo.recipe import RECIPES
+    from cli.demo.steps import Demo, run_demo
+
+    run_demo(Demo(RECIPES[size.value], folder, store, serve=not no_serve), Progress(), as_json=as_json)

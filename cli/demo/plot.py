@@ -24,7 +24,7 @@ _SHORT = {"embedding": "embed", "attention": "attn", "ffn": "ffn", "layer": "lay
 
 def plot_blocks(sharing: Sharing, path: Path) -> None:
     """Write the map of blocks: a row per model, a column per component, one colour per owner of the weights."""
-    figure = _figure(12.5, 1.9 + 0.62 * len(sharing.models))
+    figure = _figure(12.5, 2.15 + 0.62 * len(sharing.models))
     axes = figure.add_subplot()
     layers = max(_layers(model) for model in sharing.models)
     colours = owner_colours(sharing)
@@ -32,10 +32,11 @@ def plot_blocks(sharing: Sharing, path: Path) -> None:
         _draw_row(axes, row, model, layers, colours)
     _name_columns(axes, sharing.models, layers)
     _name_rows(axes, sharing.models)
-    axes.set_title("Whose weights each model computes with", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=34)
+    axes.set_title("Whose weights each model computes with", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=52)
+    axes.text(0.0, -1.16, "equal colours in a column are the same weights;  =  marks those that are stored once and used again", fontsize=9.5)
     handles = [_patch(colour, f"weights of {owner}") for owner, colour in colours.items()]
     if any(cell.adapted for model in sharing.models for cell in model.cells):
-        handles.append(_patch("#FFFFFF", "with an adapter on top", hatch="////", edge=_INK))
+        handles.append(_patch("#FFFFFF", "with an adapter on top (its own small tensors)", hatch="////", edge=_INK))
     _legend(figure, handles)
     _save(figure, path)
 
@@ -97,7 +98,8 @@ def _draw_row(axes: Axes, row: int, model: Shared, layers: int, colours: Mapping
         if cell.adapted:
             axes.add_patch(Rectangle(place, width, 0.72, fill=False, hatch="////", edgecolor="white", linewidth=0))
         if cell.owner != model.name:
-            axes.text(place[0] + width / 2, row, "=", ha="center", va="center", color="white", fontsize=11, fontweight="bold")
+            box = {"facecolor": colours[cell.owner], "edgecolor": "none", "pad": 1.0}
+            axes.text(place[0] + width / 2, row, "=", ha="center", va="center", color="white", fontsize=11, fontweight="bold", bbox=box)
 
 
 def _name_columns(axes: Axes, models: Sequence[Shared], layers: int) -> None:

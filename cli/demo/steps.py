@@ -1,0 +1,107 @@
+"""The demo from end to end: learn, share, serve, ask. Each step prints what it found before the next one begins.
+
+Knows the order of the steps; how each is done is elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cli.demo import report
+from cli.demo.corpus import Corpus, read_library
+from cli.demo.family import Trained, build_family
+from cli.demo.progress import Progress
+from cli.demo.recipe import Recipe
+from cli.demo.sharing import Sharing, ingest_family
+from cli.output import print_json
+
+#: Tokens per answer, and requests per model when all are asked at once.
+_ANSWER_TOKENS = 64
+_EACH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """What to run and where. `library`: the folder of sources to learn from; None is the running Python's own."""
+
+    recipe: Recipe
+    folder: Path
+    store: Path
+    serve: bool = True
+    library: Path | None = None
+
+
+def run_demo(demo: Demo, progress: Progress, *, as_json: bool) -> None:
+    """Run all steps; print as they end, or one JSON document at the end. `DIR/report.json` has the same document.
+
+    Raises:
+        ZooError: no sources to learn from, a store that holds other models of these names, a server that does not start.
+    """
+    started = time.monotonic()
+    tell: Callable[[str], None] = (lambda text: None) if as_json else (lambda text: print(text, flush=True))
+    corpus = read_library(demo.library, demo.recipe.max_bytes)
+    tell(report.opening(demo.recipe, corpus))
+    family = build_family(demo.recipe, corpus, demo.folder, progress)
+    tell(report.learned(family))
+    sharing = _share(demo, family)
+    plots = _plots(demo, sharing)
+    tell(report.shared(sharing, plots))
+    served = _serve(demo, progress) if demo.serve else None
+    if served is not None:
+        tell(report.asked(served))
+    document = _document(demo, corpus, family, sharing, plots, served, time.monotonic() - started)
+    path = demo.folder / "report.json"
+    path.write_text(json.dumps(document, indent=2) + "\n")
+    tell(report.closing(demo.recipe, demo.folder, demo.store, time.monotonic() - started))
+    if as_json:
+        print_json(document)
+
+
+def _share(demo: Demo, family: tuple[Trained, ...]) -> Sharing:
+    from zoo.api import Zoo
+
+    with Zoo(demo.store) as zoo:
+        return ingest_family(zoo, family)
+
+
+def _plots(demo: Demo, sharing: Sharing) -> tuple[Path, ...]:
+    from cli.demo.plot import plot_blocks, plot_storage
+
+    blocks, storage = (demo.folder / "plots" / f"{demo.recipe.size}-{what}.png" for what in ("blocks", "storage"))
+    plot_blocks(sharing, blocks)
+    plot_storage(sharing, storage)
+    return (blocks, storage)
+
+
+def _serve(demo: Demo, progress: Progress) -> report.Served:
+    from cli.demo.ask import ask_each, ask_together
+    from cli.demo.picture import busiest_step, read_runs
+    from cli.demo.serving import running_server
+
+    members = demo.recipe.members
+    progress.note("  starting `zoo serve`, a process of its own")
+    with running_server(demo.store, [member.name for member in members], demo.folder / "serving") as server:
+        answers = ask_each(server.url, server.api_key, members, min(_ANSWER_TOKENS, demo.recipe.context // 2))
+        together = ask_together(server.url, server.api_key, members, _EACH, min(_ANSWER_TOKENS, demo.recipe.context // 2))
+    step = busiest_step(read_runs(server.trace))
+    return report.Served(server.url, server.start_seconds, answers, together, step, str(server.trace), server.exit_code)
+
+
+def _document(
+    demo: Demo, corpus: Corpus, family: tuple[Trained, ...], sharing: Sharing, plots: tuple[Path, ...], served: report.Served | None, seconds: float
+) -> dict[str, object]:
+    return {
+        "size": demo.recipe.size,
+        "folder": str(demo.folder),
+        "store": str(demo.store),
+        "corpus": {"files": len(corpus.documents), "bytes": corpus.nbytes, "sha256": corpus.digest},
+        "models": report.models_document(family),
+        "sharing": report.sharing_document(sharing),
+        "plots": [str(plot) for plot in plots],
+        "serving": None if served is None else report.served_document(served),
+        "seconds": round(seconds, 1),
+    }
