@@ -19,45 +19,23 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-from blake3 import blake3
 
 from zoo.errors import DamagedObject, MalformedCheckpoint
 from zoo.headers import make_header, read_header
-from zoo.manifest import TensorMeta, canonical_json
+from zoo.manifest import TensorMeta
 from zoo.publish import Shelf, discard
+from zoo.sources import CHUNK_BYTES, ByteSource, again, batches, hasher_of, measured
+
+__all__ = ["ALIGNMENT", "BUFFER_BYTES", "ByteSource", "ObjectStore", "Opened", "Put"]
 
 #: Largest tensor that is held in memory whole; each worker of `put_many` may hold one.
 BUFFER_BYTES = 8 << 20
-#: Bytes read at a time of anything larger.
-CHUNK_BYTES = 2 << 20
 #: Data begins at a multiple of this in an object's file: mapped, it can be viewed as any dtype.
 ALIGNMENT = 64
 #: Concurrent fsyncs share journal commits: with 8 writers a disk takes 3 to 10 times what one writer gets.
 WORKERS = 8
-#: A batch of `put_many` ends at this many tensors or bytes, whichever comes first. It bounds the delay of progress, not memory.
-BATCH_TENSORS = 128
-BATCH_BYTES = 512 << 20
 
 _KEY = "tensor"
-
-
-class ByteSource(Protocol):
-    """A tensor that an ingest offers: it can be read several times and gives the same bytes each time."""
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def nbytes(self) -> int: ...
-
-    def chunks(self, size: int) -> Iterator[bytes | memoryview]:
-        """The bytes in order, at most `size` at a time. A view need only stay valid until the next chunk is asked for."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +99,7 @@ class ObjectStore:
             StoreFull, StoreError: the store cannot be written. On any error nothing of the running batch is left but whole objects.
         """
         with ThreadPoolExecutor(WORKERS, thread_name_prefix="zoo-put") as pool:
-            for batch in _batches(sources):
+            for batch in batches(sources):
                 yield from self._put_batch(batch, pool)
 
     def open(self, digest: str) -> Opened:
@@ -137,7 +115,7 @@ class ObjectStore:
     def read(self, digest: str, size: int = CHUNK_BYTES) -> Iterator[bytes]:
         """The tensor's bytes in chunks, verified on the way: DamagedObject comes at the latest after the last chunk."""
         opened = self._locate(digest)
-        hasher = _hasher(opened.tensor.dtype, opened.tensor.shape)
+        hasher = hasher_of(opened.tensor.dtype, opened.tensor.shape)
         try:
             with opened.path.open("rb", buffering=0) as file:
                 file.seek(opened.offset)
@@ -183,20 +161,21 @@ class ObjectStore:
             raise MalformedCheckpoint(f"a {source.dtype} tensor of shape {list(source.shape)} does not take {source.nbytes} bytes")
         if source.nbytes > BUFFER_BYTES:
             return self._stage_large(source, header)
-        data = b"".join(_measured(source, BUFFER_BYTES))
-        hasher = _hasher(source.dtype, source.shape)
+        # bytes(): the source may use a view's memory again for the next chunk.
+        data = b"".join(bytes(chunk) for chunk in measured(source, BUFFER_BYTES))
+        hasher = hasher_of(source.dtype, source.shape)
         hasher.update(data)
         tensor = TensorMeta(hasher.hexdigest(), source.dtype, source.shape)
         return _Staged(tensor, None if self._intact(tensor.digest) else self.shelf.stage([header, data]))
 
     def _stage_large(self, source: ByteSource, header: bytes) -> _Staged:
-        hasher = _hasher(source.dtype, source.shape)
-        for chunk in _measured(source):
+        hasher = hasher_of(source.dtype, source.shape)
+        for chunk in measured(source):
             hasher.update(chunk)
         tensor = TensorMeta(hasher.hexdigest(), source.dtype, source.shape)
         if self._intact(tensor.digest):
             return _Staged(tensor, None)
-        return _Staged(tensor, self.shelf.stage(_again(source, header, tensor)))
+        return _Staged(tensor, self.shelf.stage(again(source, header, tensor)))
 
     def _publish(self, staged: _Staged, published: set[str]) -> Put:
         """Name a staged object, unless an equal tensor of its batch came before it."""
@@ -235,51 +214,6 @@ class ObjectStore:
         if header.raw != make_header([(_KEY, entry.dtype, entry.shape)], align=ALIGNMENT):
             raise DamagedObject(f"object {digest} is damaged: its header is not the one it was written with")
         return Opened(TensorMeta(digest, entry.dtype, entry.shape), path, entry.begin)
-
-
-def _hasher(dtype: str, shape: tuple[int, ...]) -> blake3:
-    """BLAKE3 fed with dtype and shape; the tensor's bytes follow. JSON holds no NUL, so no two tensors feed it the same.
-
-    One thread per tensor: `put_many` has several tensors in hand, one core hashes faster than disks deliver, and BLAKE3's own thread
-    pool hangs in a forked child of a process that has used it.
-    """
-    return blake3(canonical_json([dtype, list(shape)]).encode() + b"\0")
-
-
-def _measured(source: ByteSource, size: int = CHUNK_BYTES) -> Iterator[bytes | memoryview]:
-    """The source's chunks; raises MalformedCheckpoint as soon as they are more, or at the end fewer, than it promised."""
-    seen = 0
-    for chunk in source.chunks(size):
-        seen += memoryview(chunk).nbytes
-        if seen > source.nbytes:
-            break
-        yield chunk
-    if seen != source.nbytes:
-        raise MalformedCheckpoint(f"a tensor of {source.nbytes} bytes came with {'more' if seen > source.nbytes else 'fewer'}")
-
-
-def _again(source: ByteSource, header: bytes, tensor: TensorMeta) -> Iterator[bytes | memoryview]:
-    """Header and bytes of a source that was read once before."""
-    hasher = _hasher(tensor.dtype, tensor.shape)
-    yield header
-    for chunk in _measured(source):
-        hasher.update(chunk)
-        yield chunk
-    if hasher.hexdigest() != tensor.digest:
-        raise MalformedCheckpoint("a tensor changed while it was read; is something still writing the checkpoint?")
-
-
-def _batches(sources: Iterable[ByteSource]) -> Iterator[list[ByteSource]]:
-    batch: list[ByteSource] = []
-    nbytes = 0
-    for source in sources:
-        batch.append(source)
-        nbytes += source.nbytes
-        if len(batch) == BATCH_TENSORS or nbytes >= BATCH_BYTES:
-            yield batch
-            batch, nbytes = [], 0
-    if batch:
-        yield batch
 
 
 def _discard_all(staged: Sequence[Future[_Staged]]) -> None:

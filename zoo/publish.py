@@ -87,7 +87,7 @@ class Shelf:
 
     def settle(self, digests: Iterable[str], pool: Executor | None = None) -> None:
         """Make these published names durable, whichever process gave them: one fsync per folder, side by side in the pool."""
-        folders = {self.path(digest).parent for digest in digests} | {self.root}
+        folders = {self.path(digest).parent for digest in digests} | {self.root, self.root.parent}
         run = map if pool is None else pool.map
         with self._writing():
             for _ in run(_sync_folder, sorted(folders)):

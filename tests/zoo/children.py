@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.zoo.factory import Bytes, ingest, some_bytes
@@ -62,5 +63,7 @@ def put(root: str, large: str) -> None:
             print(one.tensor.digest, flush=True)
 
 
+VERBS: dict[str, Callable[..., None]] = {"ingest": ingest_for_ever, "churn": ingest_and_remove, "collect": collect_for, "put": put}
+
 if __name__ == "__main__":
-    {"ingest": ingest_for_ever, "churn": ingest_and_remove, "collect": collect_for, "put": put}[sys.argv[1]](*sys.argv[2:])
+    VERBS[sys.argv[1]](*sys.argv[2:])

@@ -46,7 +46,11 @@ def test_what_is_made_is_parsed(entries: list[tuple[str, str, tuple[int, ...]]],
 @settings(max_examples=50)
 def test_the_library_reads_what_is_made(entries: list[tuple[str, str, tuple[int, ...]]]) -> None:
     data = b"".join(bytes([i + 1]) * nbytes(dtype, shape) for i, (_, dtype, shape) in enumerate(entries))
-    found = dict(safetensors.deserialize(make_header(entries, {"format": "pt"}, align=64) + data))
+    found = dict(
+        safetensors.deserialize(  # type: ignore[no-untyped-call]
+            make_header(entries, {"format": "pt"}, align=64) + data
+        )
+    )
     assert {key: (info["dtype"], tuple(info["shape"])) for key, info in found.items()} == {
         key: (dtype, shape) for key, dtype, shape in entries
     }
@@ -54,7 +58,7 @@ def test_the_library_reads_what_is_made(entries: list[tuple[str, str, tuple[int,
         assert bytes(found[key]["data"]) == bytes([i + 1]) * nbytes(dtype, shape)
 
 
-ARRAYS = {"a": np.float32, "b": np.float16, "c": np.int64, "d": np.uint8, "e": np.bool_}
+ARRAYS: dict[str, Any] = {"a": np.float32, "b": np.float16, "c": np.int64, "d": np.uint8, "e": np.bool_}
 
 
 @given(st.dictionaries(st.sampled_from(sorted(ARRAYS)), SHAPES, min_size=1), st.booleans())

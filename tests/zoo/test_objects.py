@@ -18,6 +18,7 @@ from safetensors import safe_open
 
 from tests.zoo.factory import Bytes, files_under, flip_byte, some_bytes
 from zoo import objects as objects_module
+from zoo import sources as sources_module
 from zoo.errors import DamagedObject, MalformedCheckpoint, StoreError, StoreFull
 from zoo.objects import ALIGNMENT, BUFFER_BYTES, ObjectStore
 
@@ -69,14 +70,14 @@ def test_puts_are_in_order_and_new_exactly_once(tmp_path_factory: pytest.TempPat
 
 
 def test_many_batches(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects_module, "BATCH_TENSORS", 3)
+    monkeypatch.setattr(sources_module, "BATCH_TENSORS", 3)
     puts = list(objects.put_many(some_bytes(seed % 7) for seed in range(20)))
     assert [put.new for put in puts] == [True] * 7 + [False] * 13
     assert [put.tensor for put in puts[:7]] == [put.tensor for put in puts[7:14]]
 
 
 def test_sources_are_read_a_batch_ahead_only(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects_module, "BATCH_BYTES", 250)
+    monkeypatch.setattr(sources_module, "BATCH_BYTES", 250)
     taken: list[int] = []
 
     def sources() -> Iterator[Bytes]:
@@ -130,6 +131,24 @@ def test_buffered_and_streamed_tensors_have_the_same_digest(tmp_path: Path, monk
     large = ObjectStore(tmp_path / "b").put(source)
     assert small == large
     assert files_under(tmp_path / "a") == files_under(tmp_path / "b")
+
+
+@dataclass(frozen=True)
+class Reusing(Bytes):
+    """A source that reads everything into one small buffer."""
+
+    def chunks(self, size: int) -> Iterator[memoryview]:
+        buffer = bytearray(10)
+        for begin in range(0, len(self.data), 10):
+            buffer[:] = self.data[begin : begin + 10]
+            yield memoryview(buffer)
+
+
+@pytest.mark.parametrize("buffer", [1000, 50])
+def test_a_source_may_use_its_buffer_again(objects: ObjectStore, monkeypatch: pytest.MonkeyPatch, buffer: int) -> None:
+    monkeypatch.setattr(objects_module, "BUFFER_BYTES", buffer)
+    data = some_bytes(1, 200).data
+    assert read(objects, objects.put(Reusing(data)).tensor.digest) == data
 
 
 @dataclass(frozen=True)
@@ -206,7 +225,12 @@ def test_verified_once_but_again_when_the_file_changes(objects: ObjectStore, mon
     digest = objects.put(some_bytes(1)).tensor.digest
     reads: list[str] = []
     real = ObjectStore.read
-    monkeypatch.setattr(ObjectStore, "read", lambda self, digest: reads.append(digest) or real(self, digest))
+
+    def counted(self: ObjectStore, digest: str) -> Iterator[bytes]:
+        reads.append(digest)
+        return real(self, digest)
+
+    monkeypatch.setattr(ObjectStore, "read", counted)
     objects.open(digest)
     objects.open(digest)
     assert reads == [digest]
