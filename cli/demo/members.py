@@ -54,9 +54,9 @@ def learn(
     seed = _seed(recipe, member)
     torch.manual_seed(seed)
     model = _foundation(member, recipe) if base is None else _prepared(member, base)
-    before = None if base is None else perplexity(model, streams.held_out, recipe.context)
+    before = None if base is None else perplexity(model, streams.held_out, recipe.context, recipe.measured)
     loss = train_(model, streams.train, member.schedule, recipe.context, seed, on_step)
-    after = perplexity(model, streams.held_out, recipe.context)
+    after = perplexity(model, streams.held_out, recipe.context, recipe.measured)
     model.save_pretrained(folder)
     if member.kind != "lora":
         save_tokenizer(tokenizer, folder, recipe.context)

@@ -19,7 +19,6 @@ class Run:
     """One segment, run once: its place in the depth of the models, and the rows it ran for."""
 
     step: int
-    kind: str
     layers: tuple[int | None, ...]
     components: int
     models: tuple[str, ...]
@@ -36,8 +35,12 @@ class Step:
 
     @property
     def rows(self) -> int:
-        """Rows of the embedding and of every run that stands at its depth: each row is embedded once."""
-        return sum(run.rows for run in self.runs if run.layers[0] is None and run is not self.runs[-1]) or max(run.rows for run in self.runs)
+        """Rows of the whole step: each passes the embedding once."""
+        return sum(run.rows for run in self.runs if run.layers[0] is None and len(run.layers) > 1)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        return tuple(sorted({model for run in self.runs for model in run.models}))
 
     @property
     def widest(self) -> Run:
@@ -60,7 +63,6 @@ def _runs(lines: Iterable[str]) -> Iterable[Run]:
             continue
         yield Run(
             step=event["step"],
-            kind=event["kind"],
             layers=tuple(event["layers"]),
             components=len(event["components"]),
             models=tuple(sorted(set(event["models"]))),
@@ -79,22 +81,26 @@ def busiest_step(runs: Sequence[Run]) -> Step | None:
 
 
 def draw(step: Step) -> str:
-    """The step as lines of text: where, how many rows of how many models, and whose."""
+    """The step as lines of text: which part, how many rows of how many models it was run for at once, and whose."""
     widest = max(run.rows for run in step.runs)
-    lines = [_line(run, widest) for run in step.runs]
-    return "\n".join(lines)
+    return "\n".join(_line(run, widest) for run in step.runs)
 
 
 def _line(run: Run, widest: int) -> str:
     bar = "█" * max(1, round(_BAR * run.rows / widest))
-    rows = f"{run.rows} row{'s' * (run.rows != 1)} of {len(run.models)} model{'s' * (len(run.models) != 1)} in one run"
-    return f"  {place(run):<22} {bar:<{_BAR}} {rows}: {', '.join(run.models)}"
+    rows = f"{_count(run.rows, 'row')} of {_count(len(run.models), 'model')} in one run"
+    return f"   {place(run.layers):<27} {bar:<{_BAR}} {rows}: {', '.join(run.models)}"
 
 
-def place(run: Run) -> str:
-    """`embedding`, `layers 0-3`, `layer 2 attention`, `head`."""
-    inside = [layer for layer in run.layers if layer is not None]
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def place(layers: Sequence[int | None]) -> str:
+    """What a segment covers: `embedding, layers 0-3`, `layer 2`, `layers 4-5, head`. None stands for embedding and head."""
+    inside = [layer for layer in layers if layer is not None]
     if not inside:
-        return run.kind.replace("lm_head", "head")
+        return "embedding or head"
     lo, hi = min(inside), max(inside)
-    return f"layers {lo}-{hi}" if lo != hi else f"layer {lo} {run.kind}"
+    middle = f"layers {lo}-{hi}" if lo != hi else f"layer {lo}"
+    return ("embedding, " if layers[0] is None else "") + middle + (", head" if layers[-1] is None else "")

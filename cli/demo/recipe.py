@@ -59,13 +59,17 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A whole family. A member's base stands before it. `max_bytes` bounds each subject's text (None: all of it)."""
+    """A whole family. A member's base stands before it. `max_bytes` bounds each subject's text (None: all of it).
+
+    `measured`: windows of held-out text that a perplexity is measured on, at most.
+    """
 
     size: str
     vocabulary: int
     context: int
     members: tuple[Member, ...]
     max_bytes: int | None = None
+    measured: int = 64
     seed: int = 20
 
     def member(self, name: str) -> Member:
@@ -112,11 +116,11 @@ TINY = Recipe(
         frozen=4,
         rank=8,
         pace=_Pace(
-            foundation=Schedule(520, 4, 6e-3, 1e-2),
-            wide=Schedule(260, 4, 6e-3, 1e-2),
-            partial=Schedule(110, 4, 2e-3, 3e-3),
-            whole=Schedule(110, 4, 2e-3, 3e-3),
-            lora=Schedule(90, 4, 5e-3),
+            foundation=Schedule(480, 4, 1.5e-2, 2e-2),
+            wide=Schedule(220, 4, 1.5e-2, 2e-2),
+            partial=Schedule(80, 4, 4e-3, 6e-3),
+            whole=Schedule(80, 4, 4e-3, 6e-3),
+            lora=Schedule(70, 4, 8e-3),
         ),
     ),
 )

@@ -78,12 +78,19 @@ def asked(served: Served) -> str:
             "4. Together: one batch across models",
             f"   {served.together.requests} requests for {served.together.models} models at once: {served.together.tokens:,} tokens in "
             f"{served.together.seconds:.1f} s, {served.together.tokens_per_second:.0f} tokens/s",
-            "" if served.step is None else f"   one step of the engine (number {served.step.number}), each line computed once:\n{draw(served.step)}",
+            _step(served.step),
             f"   every event: {served.trace}",
             f"   the server drained on SIGTERM, exit code {served.exit_code}",
             "",
         )
     )
+
+
+def _step(step: Step | None) -> str:
+    if step is None:
+        return "   the trace has no step"
+    head = f"   step {step.number} of the engine: {step.rows} sequences of {len(step.models)} models; each line was computed once, for all its rows"
+    return f"{head}\n{draw(step)}"
 
 
 def _answer(answer: Answer) -> str:

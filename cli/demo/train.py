@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 _WARM_UP = 0.06
 _FLOOR = 0.03
-#: Windows of held-out text that a perplexity is measured on, at most.
-_MEASURED = 96
 
 
 def stream_of(tokenizer: Tokenizer, texts: Sequence[str]) -> Tensor:
@@ -102,8 +100,8 @@ def _step_(model: Any, tokens: Tensor, optimizers: Sequence[torch.optim.Optimize
 
 
 @torch.no_grad()
-def perplexity(model: Any, stream: Tensor, context: int) -> float:
-    """exp of the mean loss per token over the stream's first windows of `context` tokens."""
-    windows = _at_least(stream, context).unfold(0, context, context)[:_MEASURED]
+def perplexity(model: Any, stream: Tensor, context: int, most: int) -> float:
+    """exp of the mean loss per token over the stream's windows of `context` tokens, the first `most` of them."""
+    windows = _at_least(stream, context).unfold(0, context, context)[:most]
     total = sum(float(model(input_ids=part, labels=part, use_cache=False).loss) * len(part) for part in windows.split(8))
     return math.exp(min(total / len(windows), 50.0))
