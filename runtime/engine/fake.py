@@ -107,7 +107,9 @@ class FakeEngine:
         segments: bool = False,
         pace: Callable[[int], None] | None = None,
     ) -> None:
-        """`fail_at`: steps that raise FakeFault half-way, after learning what was opened. `pace`: called with each step's nanoseconds."""
+        """`fail_at`: steps that raise FakeFault, odd ones half-way, after learning what was opened, even ones before anything.
+        `pace`: called with each step's nanoseconds.
+        """
         self._models = {spec.name: spec for spec in models}
         self._available = self._models | {spec.name: spec for spec in available}
         self._capacity = page_capacity
@@ -155,11 +157,11 @@ class FakeEngine:
         """Run a step. Raises PlanViolation, or FakeFault where that was asked for."""
         _require(plan.step > self._last_step, f"step {plan.step} comes after step {self._last_step}")
         self._last_step = plan.step
+        if plan.step % 2 == 0:
+            self._fail_if_asked(plan.step)
         self._release(plan.released)
         self._open(plan.opened)
-        if plan.step in self._fail_at:
-            self._failed = True
-            raise FakeFault(f"step {plan.step} was to fail")
+        self._fail_if_asked(plan.step)
         self._verify(plan.rows)
         busy = self._alpha + self._beta * plan.tokens
         if self._pace is not None:
@@ -167,6 +169,11 @@ class FakeEngine:
         scores = tuple(score for row in plan.rows if (score := self._prompt_logprobs(row)) is not None)
         sampled = tuple(one for row in plan.rows if (one := self._run(row)) is not None)
         return StepResult(plan.step, sampled, scores, self._segment_runs(plan.rows), busy)
+
+    def _fail_if_asked(self, step: int) -> None:
+        if step in self._fail_at:
+            self._failed = True
+            raise FakeFault(f"step {step} was to fail")
 
     # -- what a plan must be -------------------------------------------------------------------------------------------
 

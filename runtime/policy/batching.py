@@ -117,7 +117,7 @@ class _Step:
                 self._grant(view, chunk)
 
     def admit(self) -> None:
-        if self._short_of_pages or self._preempted:
+        if self._preempted:
             return
         owed = sum(self._still_owed(view) for view in self._running if view.phase != "decode")
         for view in self._waiting:
@@ -127,8 +127,8 @@ class _Step:
             if self._free - owed - self._pages_missing(view, view.tokens) < (0 if alone else self._watermark):
                 return
             self._admitted.append(view)
+            # Only the last one admitted can get less than its whole context: nothing is owed to those before it.
             self._grant(view, min(view.tokens - view.computed, self._budget))
-            owed += self._still_owed(view)
 
     def decision(self) -> BatchDecision:
         admitted = tuple(view.seq for view in self._admitted)

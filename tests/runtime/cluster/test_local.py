@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from runtime.cluster import local
+from runtime.cluster.jobs import Job
 from runtime.cluster.local import LocalDriver
 from runtime.cluster.streams import Stream
 from runtime.config import BatchingConfig
 from runtime.engine.fake import FakeEngine, answer
-from runtime.types import EngineLost, SequenceRequest, StepPlan, StepResult, TokenEvent
+from runtime.types import EngineLost, ModelSpec, SequenceRequest, StepPlan, StepResult, TokenEvent
 from tests.runtime.virtual import request, spec
 from zoo.errors import InUse, NotFound, NotServable, Unavailable
 
@@ -54,6 +55,9 @@ class Broken(FakeEngine):
             raise self.error
         return super().execute(plan)
 
+    def lose(self, _name: str = "") -> ModelSpec:
+        raise EngineLost("the device is gone")
+
 
 @contextmanager
 def driver(engine: FakeEngine | None = None, **config: Any) -> Iterator[LocalDriver]:
@@ -70,6 +74,13 @@ def expected(one: SequenceRequest) -> list[int]:
 
 def tokens(events: list[TokenEvent], seq: str) -> list[int]:
     return [event.token for event in events if event.seq == seq and event.token is not None]
+
+
+def outcome(act: Callable[[], object]) -> str:
+    try:
+        return repr(act())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 async def collect(stream: Stream) -> list[TokenEvent]:
@@ -213,6 +224,7 @@ def test_an_event_loop_that_was_closed_costs_nobody_else() -> None:
         assert [event.token for event in others] == expected(request("b", max_tokens=5))
         assert one.drain(LIMIT)
         assert one.state().pages.free == 4000
+        assert one.state().counters.finished == {"abort": 1, "length": 1}
 
 
 def test_an_idle_driver_sleeps() -> None:
@@ -363,6 +375,33 @@ def test_unload_waits_for_running_sequences_and_takes_no_new_ones() -> None:
         assert [event.token for event in events] == expected(request("a", max_tokens=3))
         waiter.join(LIMIT)
         assert not waiter.is_alive()
+
+
+def test_a_load_that_waits_when_the_engine_dies_is_told() -> None:
+    gate = Gate()
+    engine = Broken([M], 4000, [spec("late")], pace=gate)
+    with driver(engine) as one:
+        one.run([request("a", max_tokens=50)])
+        gate.wait()
+        refused: list[str] = []
+        loading = threading.Thread(target=lambda: refused.append(outcome(lambda: one.load("late"))), daemon=True)
+        loading.start()
+        while not one._jobs:
+            time.sleep(0.001)
+        one._jobs.appendleft(Job(engine.lose))
+        gate.open()
+        loading.join(LIMIT)
+        assert refused == ["Unavailable: the engine is lost: the device is gone"]
+
+
+def test_an_engine_lost_while_loading_is_lost() -> None:
+    engine = Broken([M], 4000, [spec("late")])
+    engine.load = engine.lose  # type: ignore[assignment, method-assign]
+    with driver(engine) as one:
+        with pytest.raises(EngineLost):
+            one.load("late")
+        one._thread.join(LIMIT)
+        assert one.death == "the engine is lost: the device is gone"
 
 
 # -- ends --------------------------------------------------------------------------------------------------------------

@@ -99,6 +99,18 @@ def test_a_decode_without_a_page_preempts_the_last_in_rank() -> None:
     assert decision.admitted == ()
 
 
+def test_nobody_is_admitted_in_a_step_that_preempts() -> None:
+    running = [decoding("a", 5), decoding("b", 3), decoding("c", 7)]  # c leaves two groups, a takes one of them
+    decision = decide(device(running, [view("w", 1)], capacity=8), CONFIG)
+    assert (decision.preempted, decision.admitted) == (("c",), ())
+
+
+def test_a_prompt_short_of_pages_lets_no_later_prompt_take_them() -> None:
+    running = [decoding("a", 3), view("b", 20, 2, model=N), view("c", 20, 3)]  # two pages are free: b needs three, c two
+    shares = tokens_of(decide(device(running, capacity=9), CONFIG))
+    assert shares == {"a": 1, "c": 1}
+
+
 def test_the_last_in_rank_gives_way_itself() -> None:
     decision = decide(device([decoding("a", 3), decoding("b", 5)], capacity=4), CONFIG)
     assert decision.preempted == ("b",)
