@@ -18,6 +18,9 @@ from zoo.errors import InputError, NotServable, StoreError
 if TYPE_CHECKING:
     from zoo.api import ModelHandle, Zoo
 
+#: Files that hold a vocabulary; a tokenizer_config.json alone holds none.
+_TOKENIZER_FILES = frozenset("tokenizer.json tokenizer.model vocab.json vocab.txt spiece.model sentencepiece.bpe.model tekken.json".split())
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -63,6 +66,10 @@ def check_device(device: str) -> None:
 
 def tokenizer_of(model: ModelHandle) -> Tokenizer:
     """The model's tokenizer; a note and none where it brought none that can be used: token ids still work then."""
+    if not any(side.path in _TOKENIZER_FILES or side.path.endswith(".tiktoken") for side in model.manifest.side_files):
+        # transformers would make an empty tokenizer of the family's kind, which turns every text into nothing.
+        say(f"note: {model.name} takes token ids only: it brought no tokenizer")
+        return NoTokenizer()
     try:
         return adapt(model.tokenizer())
     except StoreError:

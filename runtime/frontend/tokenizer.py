@@ -124,7 +124,7 @@ def adapt(tokenizer: Any | None) -> Tokenizer:
     inner = getattr(tokenizer, "backend_tokenizer", None)
     if inner is None:
         raise InputError(f"{type(tokenizer).__name__} has no fast form (tokenizer.json); convert the tokenizer first")
-    if inner.get_vocab_size() == 0:
+    if inner.get_vocab_size(with_added_tokens=False) == 0:
         raise InputError("the tokenizer has no vocabulary")
     return TransformersTokenizer(tokenizer)
 

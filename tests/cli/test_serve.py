@@ -1,0 +1,191 @@
+"""`zoo serve` as its users start it: a process, an address, answers, a drain."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+import cli.app
+from cli.serve_options import gather, size_of
+from runtime.frontend.served import SamplingDefaults, defaults_from
+from zoo.errors import InputError
+
+_COMMAND = "import cli.app; cli.app.VERBS = {'serve': 'cli.serve', 'ls': 'cli.ls'}; cli.app.main()"
+
+
+@dataclass(frozen=True)
+class Served:
+    address: str
+    process: subprocess.Popen[str]
+    log: Path
+
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.address}/v1", api_key="k3y", max_retries=0, timeout=60)
+
+
+@contextmanager
+def serving(store: Path, log: Path, *arguments: str) -> Iterator[Served]:
+    command = [sys.executable, "-c", _COMMAND, "serve", "--store", str(store), "--port", "0", "--kv-bytes", "4MiB", *arguments]
+    environment = {**os.environ, "ZOO_API_KEY": "k3y", "OMP_NUM_THREADS": "1"}
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
+    try:
+        line = process.stdout.readline() if process.stdout else ""
+        if not line:
+            raise RuntimeError(log.read_text())
+        yield Served(line.strip(), process, log)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_all_models_are_served_until_the_signal(store: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    with serving(store, tmp_path / "log", "--trace", str(trace)) as served, served.client() as client:
+        assert [model.id for model in client.models.list()] == ["org/bare", "org/base", "org/lora"]
+        assert "left out: org/bloom" in served.log.read_text()
+        done = client.completions.create(
+            model="base", prompt="def hello", max_tokens=6, temperature=0, extra_body={"return_token_ids": True}
+        )
+        assert done.model == "org/base" and done.usage.completion_tokens == len(done.choices[0].token_ids)
+        lora = client.chat.completions.create(model="lora", messages=[{"role": "user", "content": "hi"}], max_tokens=6, temperature=0)
+        assert lora.usage.completion_tokens > 0
+        with pytest.raises(openai.AuthenticationError):
+            client.with_options(api_key="other").models.list()
+        headers = {"Authorization": "Bearer k3y"}
+        with httpx.Client(base_url=served.address, headers=headers, trust_env=False, timeout=60) as http:
+            assert http.post("/zoo/models/org/bloom/load").status_code == 400
+            assert http.post("/zoo/models/bare/unload").json() == {"unloaded": "org/bare"}
+            assert http.post("/zoo/models/bare/load").json()["id"] == "org/bare"
+            rows = {row["name"]: row["loaded"] for row in http.get("/zoo/models").json()["models"]}
+            assert rows == {"org/bare": True, "org/base": True, "org/bloom": False, "org/lora": True}
+            agent = http.get("/zoo/state").json()["agents"][0]
+            assert agent["memory"]["weights"] < agent["memory"]["weights_unshared"]
+            assert agent["pages"]["free"] == agent["pages"]["capacity"] > 0
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(30) == 0
+        assert served.process.stdout is not None and served.process.stdout.read() == ""
+    events = [json.loads(line)["ev"] for line in trace.read_text().splitlines()]
+    assert {"arrive", "segment.run", "token", "finish", "model.load", "model.unload"} <= set(events)
+    log = served.log.read_text()
+    assert "POST '/v1/completions' 200" in log and "def hello" not in log and "k3y" not in log
+
+
+@pytest.fixture
+def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setattr(cli.app, "VERBS", {"serve": "cli.serve", "ls": "cli.ls"})
+    monkeypatch.delenv("ZOO_API_KEY", raising=False)
+
+    def run(*arguments: str) -> str:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.app.main(["serve", "--store", str(store), "--port", "0", *arguments])
+        printed = capsys.readouterr()
+        assert ended.value.code == 2 and printed.out == ""
+        lines = [line for line in printed.err.splitlines() if line.startswith("zoo: ")]
+        assert len(lines) == 1, printed.err
+        return lines[0]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("--models", "bloom"), "dense executor"),
+        (("base", "bloom"), "dense executor"),
+        (("--models", "nobody"), "nobody"),
+        (("--agents", "2"), "not built yet"),
+        (("--backend", "ray"), "not built yet"),
+        (("--api-key", ""), "empty"),
+        (("--device", "abacus"), "abacus"),
+        (("--token-budget", "0"), "token_budget"),
+        (("--kv-bytes", "0"), "kv_bytes"),
+        (("--host", "no such host"), "cannot listen"),
+        (("--trace", "/nowhere/at/all"), "trace"),
+        (("--config", "/nowhere.toml"), "cannot be read"),
+    ],
+)
+def test_what_cannot_be_served_is_one_line(refusal, arguments: tuple[str, ...], word: str) -> None:
+    assert word in refusal(*arguments)
+
+
+def test_a_taken_port_is_known_before_models_are_loaded(refusal) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert "cannot listen" in refusal("--port", str(taken.getsockname()[1]))
+
+
+def test_file_then_command_line(tmp_path: Path) -> None:
+    toml = tmp_path / "serve.toml"
+    toml.write_text('port = 9000\nmodels = ["a", "b"]\nkv-bytes = "2GiB"\ndrain_seconds = 5\nmax_model_len = 512\n')
+    options = gather(toml, {"port": 9001, "models": None, "host": None})
+    assert (options.port, options.models, options.drain_seconds) == (9001, ("a", "b"), 5)
+    assert options.engine().kv_bytes == 2 << 30 and options.engine().max_model_len == 512
+    same = tmp_path / "serve.json"
+    same.write_text(json.dumps({"port": 9000, "models": ["a", "b"]}))
+    assert gather(same, {}).models == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("prot = 9000", "unknown option 'prot'"),
+        ('port = "9000"', "port must be int"),
+        ("port = true", "port must be int"),
+        ("port = 70000", "no port"),
+        ('models = "a"', "list of names"),
+        ("models = [1]", "list of names"),
+        ("host = 5", "host must be str"),
+        ("port = ", "neither TOML nor JSON"),
+        ('api_key = ""', "empty"),
+        ("max_queued = 0", "positive"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, word: str) -> None:
+    path = tmp_path / "serve.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=word):
+        gather(path, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1024", 1024), (7, 7), ("512MB", 512_000_000), ("4GiB", 4 << 30), ("2k", 2000), (" 1 kib ", 1024)]
+)
+def test_sizes(text: str | int, size: int) -> None:
+    assert size_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1.5GB", "GB", "1XB", "9" * 20])
+def test_no_sizes(text: str) -> None:
+    with pytest.raises(InputError):
+        size_of(text)
+
+
+def test_a_models_own_sampling_defaults_are_vllms_five() -> None:
+    assert defaults_from(None) == defaults_from({}) == SamplingDefaults()
+    given = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.1,
+        "repetition_penalty": 1.05,
+        "max_new_tokens": 5,
+        "do_sample": False,
+    }
+    assert defaults_from(given) == SamplingDefaults(0.6, 0.9, 20, 0.1, 1.05)
+    assert (
+        defaults_from({"temperature": None, "top_p": "x", "top_k": float("nan"), "min_p": True, "repetition_penalty": -1})
+        == SamplingDefaults()
+    )
