@@ -16,7 +16,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from types import TracebackType
 
 from runtime.agent.agent import Agent
@@ -72,7 +72,7 @@ class LocalDriver:
         stream.push(self._submit(requests, stream))
         return stream
 
-    def run(self, requests: Sequence[SequenceRequest]) -> Iterator[TokenEvent]:
+    def run(self, requests: Sequence[SequenceRequest]) -> Generator[TokenEvent, None, None]:
         """Submit sequences at once; iterate over their events in this thread. Leaving early aborts. Raises as `open_stream`."""
         inbox = Inbox((one.seq for one in requests), self.abort)
         inbox.push(self._submit(requests, inbox))

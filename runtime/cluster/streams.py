@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Protocol
 
@@ -94,7 +94,7 @@ class Inbox:
     def push(self, events: list[TokenEvent]) -> None:
         self._queue.put(events)
 
-    def drain(self) -> Iterator[TokenEvent]:
+    def drain(self) -> Generator[TokenEvent, None, None]:
         try:
             while self._open:
                 for event in self._queue.get():

@@ -4,7 +4,7 @@ Contract: `decide` is a pure function of a frozen snapshot and the limits of a s
 arrival), it
 
   1. gives the first sequence and every decoding one their next token; short of pages, the last in rank is preempted
-     and will be recomputed (BL-27's recompute, UN-17's one prefill path). The first in rank is never preempted: whatever
+     and will be recomputed (QL-09, through UN-17's one prefill path). The first in rank is never preempted: whatever
      the load, it advances each step, so every sequence finishes in the end;
   2. gives prompts their chunks from what is left of the token budget (TI-08), within the pages that are free;
   3. admits waiting sequences in order, while each one's whole context fits beside what the running prompts still need

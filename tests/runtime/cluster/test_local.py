@@ -174,7 +174,7 @@ def test_a_client_that_leaves_a_waiting_sequence_or_a_run_early() -> None:
         events = one.run([request("a", max_tokens=1000), request("b", max_tokens=1000)])
         gate.open(1)
         assert next(events).seq == "a"
-        events.close()  # type: ignore[attr-defined]
+        events.close()
         gate.open()
         assert one.drain(LIMIT)
         assert one.state().counters.finished == {"abort": 2}
