@@ -14,9 +14,9 @@ from runtime.engine.loaded import LoadedModel, PageTables, kv_indices
 from runtime.engine.units import Unit, UnitStore, attach, detach
 from runtime.kv.pool import Geometry, PagePool
 from runtime.types import ModelSpec
-from surgery.components import Skeleton
 from surgery.families import family_of
 from surgery.settings import config_of, context_length, eos_ids, side_json
+from surgery.skeleton import Skeleton
 from surgery.tensors import TORCH_DTYPES
 from zoo.errors import NotServable
 from zoo.manifest import ChainBlock, ModelManifest, digest_of

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from runtime.engine.linear import LowRank, SharedEmbedding, SharedLinear, share_linears_
-from surgery.components import Skeleton, build
+from surgery.build import build
+from surgery.skeleton import Skeleton
 from surgery.tensors import TensorPool
 from zoo.errors import NotServable
 from zoo.manifest import Adapter, Component, ComponentKind, Placed

@@ -9,10 +9,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from surgery.components import Skeleton, Where, build
+from surgery.build import build
+from surgery.components import Where
 from surgery.cut import cut
 from surgery.ingest import ingest
 from surgery.load import load_model
+from surgery.skeleton import Skeleton
 from surgery.sources import open_source
 from tests import checkpoints
 from zoo.errors import MalformedCheckpoint, NotServable
