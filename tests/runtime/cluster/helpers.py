@@ -1,0 +1,88 @@
+"""Drivers that stop when a test ends, engines that wait or break when they are told to, clients that never wait for ever."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from runtime.cluster.local import LocalDriver
+from runtime.cluster.streams import Stream
+from runtime.config import BatchingConfig
+from runtime.engine.fake import FakeEngine, answer
+from runtime.types import EngineLost, ModelSpec, SequenceRequest, StepPlan, StepResult, TokenEvent
+from tests.runtime.virtual import spec
+
+M = spec(max_model_len=4096)
+LIMIT = 20.0
+
+
+class Gate:
+    """Holds steps back until it is opened, so that a test can act in the middle of one."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Semaphore(0)
+        self.passes = threading.Semaphore(0)
+
+    def __call__(self, _busy: int) -> None:
+        self.entered.release()
+        assert self.passes.acquire(timeout=LIMIT)
+
+    def wait(self) -> None:
+        """Until a step is in the middle."""
+        assert self.entered.acquire(timeout=LIMIT)
+
+    def open(self, steps: int = 100_000) -> None:
+        self.passes.release(steps)
+
+
+class Broken(FakeEngine):
+    """Raises what it is told to, at every step."""
+
+    error: Exception | None = None
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        if self.error is not None:
+            self._failed = True
+            raise self.error
+        return super().execute(plan)
+
+    def lose(self, _name: str = "") -> ModelSpec:
+        raise EngineLost("the device is gone")
+
+
+@contextmanager
+def driver(engine: FakeEngine | None = None, **config: Any) -> Iterator[LocalDriver]:
+    one = LocalDriver(engine or FakeEngine([M], 4000), BatchingConfig(**config))
+    try:
+        yield one
+    finally:
+        assert one.shutdown(LIMIT)
+
+
+def expected(one: SequenceRequest) -> list[int]:
+    return answer(M, one.prompt, one.sampling)
+
+
+def tokens(events: list[TokenEvent], seq: str) -> list[int]:
+    return [event.token for event in events if event.seq == seq and event.token is not None]
+
+
+def outcome(act: Callable[[], object]) -> str:
+    try:
+        return repr(act())
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+async def collect(stream: Stream) -> list[TokenEvent]:
+    async with asyncio.timeout(LIMIT), stream:
+        return [event async for events in stream for event in events]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LIMIT):
+        while not condition():
+            await asyncio.sleep(0.001)
