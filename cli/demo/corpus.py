@@ -20,8 +20,11 @@ from zoo.errors import InputError
 
 #: Folders without prose or code worth learning: tests (absent from many builds), generated tables, other people's packages.
 _SKIPPED_FOLDERS = frozenset(
-    "test tests idle_test site-packages dist-packages __pycache__ encodings lib2to3 pydoc_data ensurepip turtledemo".split()
-)
+    (
+        "test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "lib2to3", "pydoc_data",
+        "ensurepip", "turtledemo",
+    )
+)  # fmt: skip
 #: Generated tables and frozen configuration.
 _SKIPPED_FILES = re.compile(r"^(_sysconfigdata.*|entities|_osx_support|this|antigravity|__phello__|nturl2path|decimal)\.py$")
 _QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)
@@ -32,11 +35,19 @@ _MAX_FILE = 1 << 20
 #: Subject -> first part of a module's path. What no subject claims is `general`.
 SUBJECTS: Mapping[str, frozenset[str]] = {
     "concurrency": frozenset(
-        "asyncio concurrent multiprocessing threading _threading_local queue selectors socketserver sched subprocess asyncore asynchat".split()
+        (
+            "asyncio", "concurrent", "multiprocessing", "threading", "_threading_local", "queue", "selectors", "socketserver", "sched",
+            "subprocess", "asyncore", "asynchat",
+        )
     ),
-    "mail": frozenset("email http mailbox smtplib smtpd imaplib poplib nntplib urllib ftplib cgi wsgiref xmlrpc".split()),
-    "maths": frozenset("_pydecimal decimal fractions statistics random numbers datetime _pydatetime colorsys".split()),
-}
+    "mail": frozenset(
+        (
+            "email", "http", "mailbox", "smtplib", "smtpd", "imaplib", "poplib", "nntplib", "urllib", "ftplib", "cgi", "wsgiref",
+            "xmlrpc",
+        )
+    ),
+    "maths": frozenset(("_pydecimal", "fractions", "statistics", "random", "numbers", "datetime", "_pydatetime", "colorsys")),
+}  # fmt: skip
 GENERAL = "general"
 #: Everything, and the docstrings of everything: slices made from all subjects.
 EVERYTHING = "python"

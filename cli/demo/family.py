@@ -10,7 +10,6 @@ run leaves no half-written model that counts, and the next run goes on with the 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,7 +25,7 @@ from cli.demo.recipe import Member, Recipe
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from cli.demo.members import Learned, Streams
+    from cli.demo.members import Learned, Lesson
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +74,13 @@ class _Lessons:
 
         return train_tokenizer(self.corpus.slice(EVERYTHING).train, self.recipe.vocabulary)
 
-    def streams(self, subject: str) -> Streams:
-        from cli.demo.members import Streams
+    def lesson(self, member: Member) -> Lesson:
+        from cli.demo.members import Lesson
         from cli.demo.train import stream_of
 
-        texts = self.corpus.slice(subject)
-        return Streams(stream_of(self.tokenizer, texts.train), stream_of(self.tokenizer, texts.held_out))
+        texts = self.corpus.slice(member.subject)
+        train, held_out = (stream_of(self.tokenizer, part) for part in (texts.train, texts.held_out))
+        return Lesson(member, self.recipe, self.tokenizer, train, held_out)
 
 
 def build_family(recipe: Recipe, corpus: Corpus, root: Path, progress: Progress) -> tuple[Trained, ...]:
@@ -124,9 +124,8 @@ def _made(member: Member, key: str, lessons: _Lessons, places: Places, progress:
     base = None if member.base is None else places.model(member.base)
     places.stamp(member.name).unlink(missing_ok=True)
     with progress.bar(member.name, member.schedule.steps) as advance:
-        streams = lessons.streams(member.subject)
-        on_step = _remark(advance)
-        learned = _written(folder, lambda partial: learn(member, lessons.recipe, lessons.tokenizer, streams, partial, base, on_step))
+        lesson = lessons.lesson(member)
+        learned = _written(folder, lambda partial: learn(lesson, partial, base, _remark(advance)))
     seconds = round(time.monotonic() - started, 2)
     _write_stamp(places.stamp(member.name), {"key": key, "seconds": seconds, "learned": asdict(learned)})
     return _trained(member, places, seconds, asdict(learned), reused=False)
@@ -151,7 +150,7 @@ def _write_stamp(path: Path, stamp: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(stamp, indent=2) + "\n")
-    os.replace(partial, path)
+    partial.replace(path)
 
 
 def _trained(member: Member, places: Places, seconds: float, learned: Mapping[str, Any], *, reused: bool) -> Trained:

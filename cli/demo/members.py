@@ -25,11 +25,17 @@ _LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class Streams:
-    """Tokens of one slice: to learn from, and to measure on. Both `[tokens]` int64."""
+class Lesson:
+    """One member, and the tokens of its subject to learn from and to measure on, both `[tokens]` int64."""
 
+    member: Member
+    recipe: Recipe
+    tokenizer: Tokenizer
     train: Tensor
     held_out: Tensor
+
+    def perplexity(self, model: Any) -> float:
+        return perplexity(model, self.held_out, self.recipe.context, self.recipe.measured)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,25 +48,23 @@ class Learned:
     tokens: int
 
 
-def learn(
-    member: Member, recipe: Recipe, tokenizer: Tokenizer, streams: Streams, folder: Path, base: Path | None, on_step: Callable[[int, float], None]
-) -> Learned:
+def learn(lesson: Lesson, folder: Path, base: Path | None, on_step: Callable[[int, float], None]) -> Learned:
     """Train a member and save it into `folder`: weights, config and tokenizer, or a PEFT folder.
 
     Args:
         base: the folder of its foundation, where it has one.
     """
     quiet_transformers()
+    member, recipe = lesson.member, lesson.recipe
     seed = _seed(recipe, member)
     torch.manual_seed(seed)
     model = _foundation(member, recipe) if base is None else _prepared(member, base)
-    before = None if base is None else perplexity(model, streams.held_out, recipe.context, recipe.measured)
-    loss = train_(model, streams.train, member.schedule, recipe.context, seed, on_step)
-    after = perplexity(model, streams.held_out, recipe.context, recipe.measured)
+    before = None if base is None else lesson.perplexity(model)
+    loss = train_(model, lesson.train, member.schedule, recipe.context, seed, on_step)
     model.save_pretrained(folder)
     if member.kind != "lora":
-        save_tokenizer(tokenizer, folder, recipe.context)
-    return Learned(after, before, loss, member.schedule.steps * member.schedule.batch * recipe.context)
+        save_tokenizer(lesson.tokenizer, folder, recipe.context)
+    return Learned(lesson.perplexity(model), before, loss, member.schedule.steps * member.schedule.batch * recipe.context)
 
 
 def _foundation(member: Member, recipe: Recipe) -> Any:

@@ -8,7 +8,7 @@ layers in neural networks". Knows nothing of models.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ _A, _B, _C = 3.4445, -4.7750, 2.0315
 def orthogonalised(matrices: Tensor, iterations: int = 4) -> Tensor:
     """Push all singular values of `[n, rows, columns]` towards one, keeping the singular vectors."""
     turned = matrices.shape[1] > matrices.shape[2]
-    x = matrices.mT if turned else matrices
+    x: Tensor = matrices.mT if turned else matrices
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(iterations):
         gram = x @ x.mT
@@ -36,8 +36,8 @@ class Muon(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """One update; the learning rate of a tall matrix grows with the root of rows over columns."""
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
+        """One update; the learning rate of a tall matrix grows with the root of rows over columns. A closure is not called."""
         for group in self.param_groups:
             alike: dict[tuple[int, ...], list[Tensor]] = defaultdict(list)
             for parameter in group["params"]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442", "#999999")
 _INK = "#222222"
+_CAPTION = "equal colours in a column are the same weights;  =  marks those that were there already and are used again"
 _SHORT = {"embedding": "embed", "attention": "attn", "ffn": "ffn", "layer": "layer", "lm_head": "head"}
 
 
@@ -33,7 +34,7 @@ def plot_blocks(sharing: Sharing, path: Path) -> None:
     _name_columns(axes, sharing.models, layers)
     _name_rows(axes, sharing.models)
     axes.set_title("Whose weights each model computes with", loc="left", fontsize=13, fontweight="bold", color=_INK, pad=52)
-    axes.text(0.0, -1.16, "equal colours in a column are the same weights;  =  marks those that are stored once and used again", fontsize=9.5)
+    axes.text(0.0, -1.16, _CAPTION, fontsize=9.5, color=_INK)
     handles = [_patch(colour, f"weights of {owner}") for owner, colour in colours.items()]
     if any(cell.adapted for model in sharing.models for cell in model.cells):
         handles.append(_patch("#FFFFFF", "with an adapter on top (its own small tensors)", hatch="////", edge=_INK))

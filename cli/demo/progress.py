@@ -45,7 +45,8 @@ def _terminal_bar(label: str, total: int) -> Iterator[Advance]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-    columns = (TextColumn("  {task.description:<26}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), TextColumn("{task.fields[remark]}"))
+    remark = TextColumn("{task.fields[remark]}")
+    columns = (TextColumn("  {task.description:<18}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn(), remark)
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(label, total=total, remark="")
         yield lambda done, remark: bars.update(task, completed=done, remark=remark)

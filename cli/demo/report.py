@@ -16,7 +16,7 @@ from cli.demo.corpus import Corpus
 from cli.demo.family import Trained
 from cli.demo.picture import Step, draw
 from cli.demo.recipe import Recipe
-from cli.demo.sharing import Sharing
+from cli.demo.sharing import Shared, Sharing
 from cli.output import human_bytes
 
 
@@ -34,17 +34,17 @@ class Served:
 
 
 def opening(recipe: Recipe, corpus: Corpus) -> str:
-    return (
-        f"1. Learning: {len(recipe.members)} models from {len(corpus.documents)} files ({human_bytes(corpus.nbytes)}) of Python's standard library"
-    )
+    text = f"{len(corpus.documents)} files ({human_bytes(corpus.nbytes)}) of Python's standard library"
+    return f"1. Learning: {len(recipe.members)} models from {text}"
 
 
 def learned(family: Sequence[Trained]) -> str:
-    rows = [
-        (t.name, t.kind, t.base or "", t.subject, f"{t.perplexity:.1f}", "" if t.perplexity_before is None else f"{t.perplexity_before:.1f}", _how(t))
-        for t in family
-    ]
+    rows = [(t.name, t.kind, t.base or "", t.subject, f"{t.perplexity:.1f}", _before(t), _how(t)) for t in family]
     return _table(("model", "kind", "base", "learned from", "perplexity", "its base's", "time"), rows, right=(4, 5, 6))
+
+
+def _before(trained: Trained) -> str:
+    return "" if trained.perplexity_before is None else f"{trained.perplexity_before:.1f}"
 
 
 def _how(trained: Trained) -> str:
@@ -53,7 +53,8 @@ def _how(trained: Trained) -> str:
 
 def shared(sharing: Sharing, plots: Sequence[Path]) -> str:
     rows = [
-        (m.name, m.kind, m.base or "", str(m.blocks), human_bytes(m.complete), human_bytes(m.files), human_bytes(m.added)) for m in sharing.models
+        (m.name, m.kind, m.base or "", str(m.blocks), *(human_bytes(size) for size in (m.complete, m.files, m.added)))
+        for m in sharing.models
     ]
     total = ("", "", "", "", human_bytes(sharing.complete), human_bytes(sharing.files), human_bytes(sharing.stored))
     table = _table(("model", "kind", "base", "blocks", "complete", "its files", "added"), [*rows, total], right=(3, 4, 5, 6))
@@ -89,7 +90,7 @@ def asked(served: Served) -> str:
 def _step(step: Step | None) -> str:
     if step is None:
         return "   the trace has no step"
-    head = f"   step {step.number} of the engine: {step.rows} sequences of {len(step.models)} models; each line was computed once, for all its rows"
+    head = f"   step {step.number} of the engine, {step.rows} sequences of {len(step.models)} models; each line ran once for all its rows"
     return f"{head}\n{draw(step)}"
 
 
@@ -115,16 +116,22 @@ def closing(recipe: Recipe, folder: Path, store: Path, seconds: float) -> str:
     )
 
 
-def models_document(family: Sequence[Trained]) -> list[dict[str, object]]:
-    return [asdict(trained) for trained in family]
-
-
-def sharing_document(sharing: Sharing) -> dict[str, object]:
+def document(
+    corpus: Corpus, family: Sequence[Trained], sharing: Sharing, plots: Sequence[Path], served: Served | None
+) -> dict[str, object]:
+    """The report's JSON. `serving` is None where the server was left out."""
     return {
-        "models": [
-            {"name": m.name, "kind": m.kind, "base": m.base, "blocks": m.blocks, "bytes": m.complete, "bytes_files": m.files, "bytes_added": m.added}
-            for m in sharing.models
-        ],
+        "corpus": {"files": len(corpus.documents), "bytes": corpus.nbytes, "sha256": corpus.digest},
+        "models": [asdict(trained) for trained in family],
+        "sharing": _sharing_document(sharing),
+        "plots": [str(plot) for plot in plots],
+        "serving": None if served is None else _served_document(served),
+    }
+
+
+def _sharing_document(sharing: Sharing) -> dict[str, object]:
+    return {
+        "models": [_shared_document(model) for model in sharing.models],
         "bytes_complete": sharing.complete,
         "bytes_files": sharing.files,
         "bytes_stored": sharing.stored,
@@ -132,7 +139,19 @@ def sharing_document(sharing: Sharing) -> dict[str, object]:
     }
 
 
-def served_document(served: Served) -> dict[str, object]:
+def _shared_document(model: Shared) -> dict[str, object]:
+    return {
+        "name": model.name,
+        "kind": model.kind,
+        "base": model.base,
+        "blocks": model.blocks,
+        "bytes": model.complete,
+        "bytes_files": model.files,
+        "bytes_added": model.added,
+    }
+
+
+def _served_document(served: Served) -> dict[str, object]:
     step = served.step
     return {
         "start_seconds": round(served.start_seconds, 2),

@@ -50,7 +50,8 @@ def running_server(store: Path, models: Sequence[str], folder: Path) -> Iterator
     arguments = ["serve", *models, "--port", "0", "--store", str(store), "--trace", str(trace), "--kv-bytes", "256MB"]
     started = time.monotonic()
     with log.open("wb") as err, address.open("wb") as out:
-        process = subprocess.Popen([sys.executable, "-c", _COMMAND, *arguments], stdout=out, stderr=err, env={**os.environ, "ZOO_API_KEY": key})
+        command = [sys.executable, "-c", _COMMAND, *arguments]
+        process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, "ZOO_API_KEY": key})
     try:
         url = _wait(process, address, log)
         server = RunningServer(url, key, trace, time.monotonic() - started)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.demo import report
-from cli.demo.corpus import Corpus, read_library
+from cli.demo.corpus import read_library
 from cli.demo.family import Trained, build_family
 from cli.demo.progress import Progress
 from cli.demo.recipe import Recipe
@@ -53,10 +53,16 @@ def run_demo(demo: Demo, progress: Progress, *, as_json: bool) -> None:
     served = _serve(demo, progress) if demo.serve else None
     if served is not None:
         tell(report.asked(served))
-    document = _document(demo, corpus, family, sharing, plots, served, time.monotonic() - started)
-    path = demo.folder / "report.json"
-    path.write_text(json.dumps(document, indent=2) + "\n")
-    tell(report.closing(demo.recipe, demo.folder, demo.store, time.monotonic() - started))
+    seconds = time.monotonic() - started
+    document = {
+        "size": demo.recipe.size,
+        "folder": str(demo.folder),
+        "store": str(demo.store),
+        **report.document(corpus, family, sharing, plots, served),
+        "seconds": round(seconds, 1),
+    }
+    (demo.folder / "report.json").write_text(json.dumps(document, indent=2) + "\n")
+    tell(report.closing(demo.recipe, demo.folder, demo.store, seconds))
     if as_json:
         print_json(document)
 
@@ -82,26 +88,10 @@ def _serve(demo: Demo, progress: Progress) -> report.Served:
     from cli.demo.picture import busiest_step, read_runs
     from cli.demo.serving import running_server
 
-    members = demo.recipe.members
+    members, tokens = demo.recipe.members, min(_ANSWER_TOKENS, demo.recipe.context // 4)
     progress.note("  starting `zoo serve`, a process of its own")
     with running_server(demo.store, [member.name for member in members], demo.folder / "serving") as server:
-        answers = ask_each(server.url, server.api_key, members, min(_ANSWER_TOKENS, demo.recipe.context // 2))
-        together = ask_together(server.url, server.api_key, members, _EACH, min(_ANSWER_TOKENS, demo.recipe.context // 2))
+        answers = ask_each(server.url, server.api_key, members, tokens)
+        together = ask_together(server.url, server.api_key, members, _EACH, tokens)
     step = busiest_step(read_runs(server.trace))
     return report.Served(server.url, server.start_seconds, answers, together, step, str(server.trace), server.exit_code)
-
-
-def _document(
-    demo: Demo, corpus: Corpus, family: tuple[Trained, ...], sharing: Sharing, plots: tuple[Path, ...], served: report.Served | None, seconds: float
-) -> dict[str, object]:
-    return {
-        "size": demo.recipe.size,
-        "folder": str(demo.folder),
-        "store": str(demo.store),
-        "corpus": {"files": len(corpus.documents), "bytes": corpus.nbytes, "sha256": corpus.digest},
-        "models": report.models_document(family),
-        "sharing": report.sharing_document(sharing),
-        "plots": [str(plot) for plot in plots],
-        "serving": None if served is None else report.served_document(served),
-        "seconds": round(seconds, 1),
-    }

@@ -103,5 +103,5 @@ def _step_(model: Any, tokens: Tensor, optimizers: Sequence[torch.optim.Optimize
 def perplexity(model: Any, stream: Tensor, context: int, most: int) -> float:
     """exp of the mean loss per token over the stream's windows of `context` tokens, the first `most` of them."""
     windows = _at_least(stream, context).unfold(0, context, context)[:most]
-    total = sum(float(model(input_ids=part, labels=part, use_cache=False).loss) * len(part) for part in windows.split(8))
+    total = math.fsum(float(model(input_ids=part, labels=part, use_cache=False).loss) * len(part) for part in torch.split(windows, 8))
     return math.exp(min(total / len(windows), 50.0))
