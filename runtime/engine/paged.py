@@ -61,12 +61,13 @@ class PagedEngine:
 
     def load(self, name: str) -> ModelSpec:
         """Make a model ready; one that is loaded already costs nothing. Raises as the constructor."""
-        with self._store.catalog.reading() as catalog:
-            name = catalog.resolve(name)
-            if name in self._models:
-                return self._models[name].spec
-            manifest, chain = catalog.model(name), tuple(catalog.chain(name))
-        model = load_model(self._store, manifest, chain, self._units, self._pool, self._config, self._dtype)
+        with self._store.keeping():  # no collection between reading the manifest and mapping its objects
+            with self._store.catalog.reading() as catalog:
+                name = catalog.resolve(name)
+                if name in self._models:
+                    return self._models[name].spec
+                manifest, chain = catalog.model(name), tuple(catalog.chain(name))
+            model = load_model(self._store, manifest, chain, self._units, self._pool, self._config, self._dtype)
         self._models[name] = model
         return model.spec
 
