@@ -2,8 +2,8 @@
 
 A pure function of params.json and of what the shards hold (names, dtypes, shapes). The cut is the one of fairscale's
 layers, as transformers' `convert_llama_weights_to_hf.py` undoes it: wq, wk, wv, w1, w3 and output were split along rows, wo
-and w2 along columns, norms are in every shard, and the embedding was split along columns (Llama 1 and 2) or along rows
-(Llama 3): its shapes tell.
+and w2 along columns; norms are in every shard (the first one's is taken, as there); the embedding was split along columns
+(Llama 1 and 2) or along rows (Llama 3): its shapes tell.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from surgery.sources.meta_params import MetaParams
-from surgery.sources.meta_shards import Axis, JoinedTensor, Stored
+from surgery.sources.meta_shards import Axis, JoinedTensor, Part, Stored
 from zoo.errors import MalformedCheckpoint
 
 Cut = Literal["rows", "columns", "whole"]
@@ -106,8 +106,13 @@ def _join(params: MetaParams, place: _Place, shards: Sequence[Shard]) -> JoinedT
     head_rows = params.head_dim if place.rotary else 0
     _check_parts(place, cut, held, head_rows)
     axis: Axis = "columns" if cut == "columns" else "rows"
-    paths = tuple(shard.path for shard in shards)
-    return JoinedTensor(place.key, held[0].dtype, place.shape, place.name, paths, axis, head_rows)
+    parts = tuple(_part(shard, stored) for shard, stored in zip(shards, held, strict=True))
+    return JoinedTensor(place.key, held[0].dtype, place.shape, parts, axis, head_rows)
+
+
+def _part(shard: Shard, stored: Stored) -> Part:
+    columns = stored.shape[1] if len(stored.shape) == 2 else 1
+    return Part(shard.path, stored.begin, stored.shape[0], columns)
 
 
 def _held(shard: Shard, name: str) -> Stored:

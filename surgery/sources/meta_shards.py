@@ -4,14 +4,19 @@ Shards are the parts of one model cut for model parallelism: column-parallel mat
 stored), row-parallel ones along their columns. A joined tensor is streamed in runs of rows, so that memory stays at one
 chunk whatever the tensor's size. It knows nothing of names, of params.json or of Hugging Face's layout.
 
-Pickle is what these files are; they are only ever read with `weights_only=True` and memory-mapped.
+Pickle is what these files are. It is only ever read with `weights_only=True`, and only for what the file says of itself: the
+tensors are built without bytes, their places in the file are noted, and the bytes are read as bytes.
 """
 
 from __future__ import annotations
 
+import os
+import struct
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,51 +24,68 @@ from zoo.errors import MalformedCheckpoint, UnsafeCheckpoint
 from zoo.manifest import DTYPE_BYTES
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
 Axis = Literal["rows", "columns"]
 
 #: A state dict's pickle holds names and shapes; the largest model's is far below this.
 _LARGEST_PICKLE = 64_000_000
+_LOCAL_HEADER = struct.Struct("<26xHH")
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What one shard holds under a name. `dtype` is safetensors' name."""
+    """What one shard holds under a name: `dtype` as safetensors calls it, and the file's byte at which the elements begin."""
 
     dtype: str
     shape: tuple[int, ...]
+    begin: int
 
 
 def inventory(path: Path) -> dict[str, Stored]:
-    """Names, dtypes and shapes of a shard; no tensor's bytes are read.
+    """Names, dtypes, shapes and places of a shard's tensors; none of their bytes is read.
 
     Raises:
         UnsafeCheckpoint: the pickle asks for more than tensors; nothing of it was run.
-        MalformedCheckpoint: not a zip archive of contiguous floating point tensors.
+        MalformedCheckpoint: not a zip archive of contiguous little-endian floating point tensors.
     """
-    _check_archive(path)
-    return {key: _stored(path, key, tensor) for key, tensor in _load(path).items()}
+    records = _records(path)
+    return {key: _stored(path, key, tensor, records) for key, tensor in _structure(path).items()}
 
 
-def _check_archive(path: Path) -> None:
-    """Memory mapping needs plain records; compressed ones would also let a small file unpack to a huge pickle."""
+def _records(path: Path) -> dict[int, int]:
+    """Where each record's bytes begin -> how many they are.
+
+    Compressed records cannot be read in place, and would let a small file unpack to a huge pickle.
+    """
     try:
-        with zipfile.ZipFile(path) as archive:
-            records = archive.infolist()
-    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            infos = archive.infolist()
+            order = next((archive.read(info) for info in infos if info.filename.endswith("/byteorder") and info.file_size < 16), b"little")
+            records = {_data_offset(file.fileno(), info): info.file_size for info in infos}
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError, struct.error) as error:
         raise MalformedCheckpoint(f"{path.name} is not a PyTorch checkpoint in zip format: {error}") from None
-    for record in records:
-        if record.compress_type != zipfile.ZIP_STORED or (record.filename.endswith(".pkl") and record.file_size > _LARGEST_PICKLE):
-            raise MalformedCheckpoint(f"{path.name}: record {record.filename!r} is compressed or too large")
+    for info in infos:
+        if info.compress_type != zipfile.ZIP_STORED or (info.filename.endswith(".pkl") and info.file_size > _LARGEST_PICKLE):
+            raise MalformedCheckpoint(f"{path.name}: record {info.filename[:100]!r} is compressed or too large")
+    if order != b"little":
+        raise MalformedCheckpoint(f"{path.name} was written on a big-endian machine")
+    return records
 
 
-def _load(path: Path) -> dict[str, Tensor]:
-    """The shard's state dict, mapped. It lives as long as its tensors do, so that no page outstays its use."""
+def _data_offset(descriptor: int, info: zipfile.ZipInfo) -> int:
+    """A record's bytes follow its local header, whose name and padding the central directory does not give."""
+    name, extra = _LOCAL_HEADER.unpack(os.pread(descriptor, _LOCAL_HEADER.size, info.header_offset))
+    return info.header_offset + _LOCAL_HEADER.size + int(name) + int(extra)
+
+
+def _structure(path: Path) -> Mapping[str, Tensor]:
+    """The shard's state dict on the meta device: tensors without bytes."""
     import torch
 
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        state = torch.load(path, map_location="meta", weights_only=True, mmap=True)
     except Exception as error:
         # torch raises UnpicklingError for what it refuses, and almost anything for a damaged archive; its texts span pages.
         if type(error).__name__ == "UnpicklingError":
@@ -75,7 +97,7 @@ def _load(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _stored(path: Path, key: str, tensor: object) -> Stored:
+def _stored(path: Path, key: str, tensor: object, records: Mapping[int, int]) -> Stored:
     import torch
 
     names = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
@@ -83,22 +105,36 @@ def _stored(path: Path, key: str, tensor: object) -> Stored:
         raise MalformedCheckpoint(f"{path.name}: {key!r} is not a tensor of float32, float16 or bfloat16")
     if tensor.layout != torch.strided or not tensor.is_contiguous():
         raise MalformedCheckpoint(f"{path.name}: tensor {key!r} is not stored contiguously")
-    return Stored(names[tensor.dtype], tuple(tensor.shape))
+    # Documented for loads without bytes: where the storage's record begins. Checked against the archive, since torch computes it.
+    record = tensor.untyped_storage()._checkpoint_offset
+    begin = int(tensor.storage_offset()) * tensor.element_size()
+    if record is None or begin + tensor.numel() * tensor.element_size() > records.get(record, -1):
+        raise MalformedCheckpoint(f"{path.name}: tensor {key!r} does not lie inside a record of the archive")
+    return Stored(names[tensor.dtype], tuple(tensor.shape), record + begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A matrix in a shard; a vector is a matrix of one column."""
+
+    path: Path
+    begin: int
+    rows: int
+    columns: int
 
 
 @dataclass(frozen=True, slots=True)
 class JoinedTensor:
-    """A tensor put together from the same name in several shards: a `SourceTensor`.
+    """A tensor put together from parts in several shards: a `SourceTensor`.
 
-    `shards`: the files in order; one file for a tensor that all of them replicate. `head_rows`: rows per attention head
-    where the rotary layout is to be changed from Meta's interleaved pairs to Hugging Face's halves, else 0.
+    `parts`: in order; a single one for a tensor that all shards replicate. `head_rows`: rows per attention head where the
+    rotary layout is to be changed from Meta's interleaved pairs to Hugging Face's halves, else 0.
     """
 
     key: str
     dtype: str
     shape: tuple[int, ...]
-    name: str
-    shards: tuple[Path, ...]
+    parts: tuple[Part, ...]
     axis: Axis = "rows"
     head_rows: int = 0
 
@@ -110,52 +146,61 @@ class JoinedTensor:
         return size
 
     def chunks(self, size: int) -> Iterator[memoryview]:
-        """All bytes in order, at most `size` at a time. Holds the chunk and its parts, never the tensor."""
-        parts = [self._part(path) for path in self.shards]
-        for run in self._runs(parts, size):
-            data = _bytes_of(_halves(run, self.head_rows))
+        """All bytes in order, at most `size` at a time. Holds the chunk and its parts, never the tensor.
+
+        Raises MalformedCheckpoint when a file has become shorter since it was looked at.
+        """
+        for run in self._runs(size):
+            data = _halves(run, self.head_rows).reshape(-1).data.cast("B")
             for begin in range(0, len(data), size):
                 yield data[begin : begin + size]
 
-    def _part(self, path: Path) -> Tensor:
-        """A shard's part as a matrix; a vector is a matrix of one column."""
-        tensor = _load(path).get(self.name)
-        if tensor is None:
-            raise MalformedCheckpoint(f"{path.name} no longer holds {self.name!r}")
-        return tensor.unsqueeze(1) if tensor.dim() == 1 else tensor
-
-    def _runs(self, parts: list[Tensor], size: int) -> Iterator[Tensor]:
+    def _runs(self, size: int) -> Iterator[np.ndarray]:
         """Runs of whole rows (whole heads) of the joined matrix, each of about `size` bytes."""
-        import torch
+        import numpy as np
 
-        step = self.head_rows or 1
-        if self.axis == "columns":
-            rows = _rows_per_run(sum(part.shape[1] for part in parts) * parts[0].element_size(), step, size)
-            for lo in range(0, parts[0].shape[0], rows):
-                yield torch.cat([part[lo : lo + rows] for part in parts], dim=1)
-            return
-        for part in parts:
-            rows = _rows_per_run(part.shape[1] * part.element_size(), step, size)
-            for lo in range(0, part.shape[0], rows):
-                yield part[lo : lo + rows]
-
-
-def _rows_per_run(row_bytes: int, step: int, size: int) -> int:
-    return max(1, size // (row_bytes * step)) * step
+        width = DTYPE_BYTES[self.dtype]
+        with ExitStack() as stack:
+            files = [stack.enter_context(part.path.open("rb", buffering=0)) for part in self.parts]
+            if self.axis == "columns":
+                for lo, hi in _ranges(self.parts[0].rows, sum(part.columns for part in self.parts) * width, self.head_rows or 1, size):
+                    blocks = [_read_rows(file, part, lo, hi, width) for file, part in zip(files, self.parts, strict=True)]
+                    yield np.concatenate(blocks, axis=1)
+                return
+            for file, part in zip(files, self.parts, strict=True):
+                for lo, hi in _ranges(part.rows, part.columns * width, self.head_rows or 1, size):
+                    yield _read_rows(file, part, lo, hi, width)
 
 
-def _halves(rows: Tensor, head_rows: int) -> Tensor:
+def _ranges(rows: int, row_bytes: int, step: int, size: int) -> Iterator[tuple[int, int]]:
+    """Row ranges [lo, hi) of whole steps, each of about `size` bytes."""
+    count = max(1, size // (row_bytes * step)) * step
+    for lo in range(0, rows, count):
+        yield lo, min(lo + count, rows)
+
+
+def _read_rows(file: FileIO, part: Part, lo: int, hi: int, width: int) -> np.ndarray:
+    """Rows [lo, hi) of a part: an array [hi - lo, columns] of elements that are `width` bytes each and never looked into."""
+    import numpy as np
+
+    array = np.empty((hi - lo, part.columns), dtype=f"u{width}")
+    view = array.reshape(-1).data.cast("B")
+    file.seek(part.begin + lo * part.columns * width)
+    filled = 0
+    while filled < len(view):
+        count = file.readinto(view[filled:])
+        if not count:
+            raise MalformedCheckpoint(f"{part.path.name} became shorter while it was read")
+        filled += count
+    return array
+
+
+def _halves(rows: np.ndarray, head_rows: int) -> np.ndarray:
     """Rows of each head from (pair, part) order to (part, pair) order: rotary dimension 2i + j moves to j * half + i."""
     if not head_rows:
         return rows
     heads, columns = rows.shape[0] // head_rows, rows.shape[1]
-    return rows.reshape(heads, head_rows // 2, 2, columns).transpose(1, 2).reshape(rows.shape)
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    import torch
-
-    return tensor.contiguous().view(torch.uint8).numpy().data.cast("B")
+    return rows.reshape(heads, head_rows // 2, 2, columns).swapaxes(1, 2).reshape(rows.shape)
 
 
 def same_bytes(one: JoinedTensor, other: JoinedTensor, size: int = 1 << 20) -> bool:

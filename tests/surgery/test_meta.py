@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -293,17 +294,27 @@ def test_broken_input_is_refused_with_one_clear_line(tmp_path: Path, case: str) 
     assert "\n" not in str(caught.value)
 
 
-def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
-    import zipfile
-
-    folder = meta_twin.write_meta(twin(), tmp_path / "meta")
-    path = folder / "consolidated.00.pth"
+def rezip(path: Path, compression: int) -> None:
+    """Write a checkpoint's archive anew, in alphabetical order and without torch's alignment."""
     with zipfile.ZipFile(path) as archive:
         records = {record.filename: archive.read(record) for record in archive.infolist()}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in records.items():
-            archive.writestr(name, data)
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name in sorted(records):
+            archive.writestr(name, records[name])
+
+
+def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
+    folder = meta_twin.write_meta(twin(), tmp_path / "meta")
+    rezip(folder / "consolidated.00.pth", zipfile.ZIP_DEFLATED)
     with pytest.raises(MalformedCheckpoint, match="compressed"):
+        open_meta(folder)
+
+
+def test_places_that_torch_computes_wrongly_are_refused(tmp_path: Path) -> None:
+    """torch derives places from its own way of writing; in an archive written by others they would be wrong, silently."""
+    folder = meta_twin.write_meta(twin(), tmp_path / "meta")
+    rezip(folder / "consolidated.00.pth", zipfile.ZIP_STORED)
+    with pytest.raises(MalformedCheckpoint, match="does not lie inside a record"):
         open_meta(folder)
 
 
@@ -316,21 +327,22 @@ def test_without_sentencepiece_the_extra_is_named(tmp_path: Path, monkeypatch: p
 
 MEMORY = """
 import sys
+import zipfile
 from pathlib import Path
 from surgery.sources.meta import open_meta
 
-def anonymous():
-    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("RssAnon"))
+def resident():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmRSS"))
 
 source = open_meta(Path(sys.argv[1]))
 tensors = list(source.tensors())
 largest = max(tensor.nbytes for tensor in tensors)
 for chunk in tensors[0].chunks(1 << 20):
     pass
-before = peak = anonymous()
+before = peak = resident()
 for tensor in tensors:
     for chunk in tensor.chunks(1 << 20):
-        peak = max(peak, anonymous())
+        peak = max(peak, resident())
 print(largest, peak - before)
 """
 
@@ -394,3 +406,15 @@ def test_a_refused_checkpoint_leaves_nothing(tmp_path: Path) -> None:
             zoo.ingest(str(folder))
         assert not list(zoo.models())
         assert zoo.gc().objects_removed == 0
+
+
+def test_llama2_chat_gets_its_template(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    source = open_meta(meta_twin.write_meta(twin(), tmp_path / "models--meta-llama--Llama-2-7b-chat/snapshots/0123"))
+    tokenizer = AutoTokenizer.from_pretrained(meta_twin.write_source(source, tmp_path / "hf"))
+    turns = [("system", "be kind"), ("user", "hi"), ("assistant", "hello"), ("user", "bye")]
+    text = tokenizer.apply_chat_template([{"role": role, "content": content} for role, content in turns], tokenize=False)
+    assert text == "<s>[INST] <<SYS>>\nbe kind\n<</SYS>>\n\nhi [/INST] hello </s><s>[INST] bye [/INST]"
+    plain = open_meta(meta_twin.write_meta(twin(), tmp_path / "Llama-2-7b"))
+    assert plain.side("chat_template.jinja") is None
