@@ -138,6 +138,8 @@ def parse(kind: type[B], raw: bytes) -> B:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
         raise _refusal(error) from None
+    if body.stream_options is not None and not body.stream:
+        raise RequestError("stream_options needs stream to be true", param="stream_options")
     _refuse_unsupported(body)
     return body
 

@@ -91,7 +91,7 @@ class TransformersTokenizer:
         try:
             text = self._outer.apply_chat_template([dict(m) for m in messages], tokenize=False, add_generation_prompt=True)
         except Exception as error:  # a template is a program of the model's author and may raise anything
-            raise RequestError(f"the model's chat template refuses these messages: {error}", param="messages") from error
+            raise RequestError(f"the model's chat template refuses these messages: {str(error)[:300]}", param="messages") from error
         # A template writes its own special tokens, so none are added.
         return self.encode(str(text), add_special=False)
 

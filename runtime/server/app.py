@@ -32,7 +32,7 @@ def build_app(
     service = make_service(driver, ServedModels(models), source, config, trace)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, lifespan=_lifespan)
     app.state.service = service
-    app.router.routes[:] = _routes(service)
+    app.router.routes.extend(_routes(service))
     for kind in (ZooError, HTTPException, Exception):
         app.add_exception_handler(kind, handle)
     app.add_middleware(Guard, api_key=config.api_key)

@@ -31,6 +31,8 @@ _log = logging.getLogger("blockzoo.server")
 
 #: A client that sends its body slower than this holds a place for nothing.
 READ_SECONDS = 60.0
+#: A client that does not read its stream for so long counts as gone.
+SEND_SECONDS = 60.0
 _SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
@@ -99,6 +101,8 @@ async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[lis
     except asyncio.CancelledError:
         await _send_events(send, [dump(_cut_off().body())], more=False)
         raise
+    except ClientDisconnect:
+        raise
     except Exception as error:
         if not isinstance(error, ZooError):
             _log.exception("a stream broke")
@@ -127,7 +131,12 @@ def _chunks(prepared: Prepared, wording: Wording, pieces: Iterable[Piece]) -> li
 
 
 async def _send_events(send: Send, events: list[bytes], more: bool = True) -> None:
-    """All events of a step in one write."""
-    if events or not more:
-        body = b"".join(b"data: " + event + b"\n\n" for event in events)
-        await send({"type": "http.response.body", "body": body, "more_body": more})
+    """All events of a step in one write. Raises ClientDisconnect when the client has not read for too long."""
+    if not events and more:
+        return
+    body = b"".join(b"data: " + event + b"\n\n" for event in events)
+    try:
+        async with asyncio.timeout(SEND_SECONDS):
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+    except TimeoutError:
+        raise ClientDisconnect from None

@@ -101,7 +101,8 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[Piece
             async for events in stream:
                 pieces = await service.in_worker(lambda e=events: advance(choices, e)) if heavy else advance(choices, events)  # type: ignore[misc]
                 meter.step(pieces)
-                service.driver.abort([prepared.choices[piece.choice].seq for piece in pieces if piece.cut])
+                if cut := [prepared.choices[piece.choice].seq for piece in pieces if piece.cut]:
+                    service.driver.abort(cut)
                 _raise_failure(service, pieces)
                 yield pieces
                 if all(choice.finish is not None for choice in prepared.choices):
