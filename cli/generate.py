@@ -75,13 +75,11 @@ def _prompt(text: str | None, token_ids: str | None) -> str | list[int]:
 @contextmanager
 def _started(zoo: Zoo, name: str, config: Any) -> Iterator[tuple[LocalDriver, ServedModel]]:
     """One model on a device, ready to run."""
-    from cli.wiring import ZooSource, check_device, choose
+    from cli.wiring import ZooSource, choose, start_engine
     from runtime.cluster.local import LocalDriver
     from runtime.config import BatchingConfig
-    from runtime.engine.paged import PagedEngine
 
-    check_device(config.device)
-    engine = PagedEngine(zoo.store, config, choose(zoo, [name]).names)
+    engine = start_engine(zoo, config, choose(zoo, [name]).names)
     with LocalDriver(engine, BatchingConfig()) as driver:
         yield driver, ZooSource(zoo).served(driver.models()[0])
 

@@ -62,16 +62,14 @@ def serve(
 
 
 def _run(zoo: Zoo, options: ServeOptions) -> None:
-    from cli.wiring import ZooSource, check_device, choose
+    from cli.wiring import ZooSource, choose, start_engine
     from runtime.cluster.local import LocalDriver
-    from runtime.engine.paged import PagedEngine
     from runtime.server.app import build_app
     from runtime.server.serving import address_of, bind, serve
 
     settings, engine_config, batching = options.server(), options.engine(), options.batching()
     with ExitStack() as stack:
         bound = stack.enter_context(bind(settings.host, settings.port))
-        check_device(options.device)
         chosen = choose(zoo, options.models)
         for reason in chosen.skipped:
             say(f"warning: left out: {reason}")
@@ -79,7 +77,7 @@ def _run(zoo: Zoo, options: ServeOptions) -> None:
             say("warning: no API key is set, and the server can be reached from other machines")
         trace = _open_trace(settings.trace, stack)
         say(f"loading {len(chosen.names)} of the store's models")
-        engine = PagedEngine(zoo.store, engine_config, chosen.names)
+        engine = start_engine(zoo, engine_config, chosen.names)
         driver = stack.enter_context(LocalDriver(engine, batching, trace))
         source = ZooSource(zoo)
         served = [source.served(spec) for spec in driver.models()]

@@ -9,17 +9,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cli.output import say
+from cli.output import human_bytes, say
 from runtime.frontend.served import ServedModel, defaults_from
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt
 from runtime.types import ModelSpec
 from zoo.errors import InputError, NotServable, StoreError
 
 if TYPE_CHECKING:
+    from runtime.config import EngineConfig
+    from runtime.engine.paged import PagedEngine
     from zoo.api import ModelHandle, Zoo
 
 #: Files that hold a vocabulary; a tokenizer_config.json alone holds none.
-_TOKENIZER_FILES = frozenset("tokenizer.json tokenizer.model vocab.json vocab.txt spiece.model sentencepiece.bpe.model tekken.json".split())
+_TOKENIZER_FILES = frozenset(
+    ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model", "tekken.json"]
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,21 @@ def check_device(device: str) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"device {device!r} cannot be used: {reason}") from None
+
+
+def start_engine(zoo: Zoo, config: EngineConfig, names: Sequence[str]) -> PagedEngine:
+    """The paged executor with these models loaded. Raises InputError when weights and pool do not fit the device, and as loading does."""
+    from runtime.engine.paged import PagedEngine
+
+    check_device(config.device)
+    try:
+        return PagedEngine(zoo.store, config, names)
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in str(error).lower() and not isinstance(error, MemoryError):
+            raise
+        raise InputError(
+            f"the models and a page pool of {human_bytes(config.kv_bytes)} do not fit the memory of {config.device}; lower --kv-bytes"
+        ) from error
 
 
 def tokenizer_of(model: ModelHandle) -> Tokenizer:

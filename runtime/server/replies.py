@@ -40,7 +40,7 @@ def error_reply(error: RequestError) -> Response:
     response = reply(error.body(), error.status)
     if error.retry_after is not None:
         response.headers["Retry-After"] = str(error.retry_after)
-    if error.status == 413:  # the rest of the body is not going to be read
+    if error.status in (408, 413):  # the rest of the body is not going to be read
         response.headers["Connection"] = "close"
     if error.status == 401:
         response.headers["WWW-Authenticate"] = "Bearer"

@@ -110,6 +110,7 @@ def test_a_model_without_a_tokenizer_takes_token_ids(generate: Run) -> None:
         (("base", "x", "--device", "abacus"), "abacus"),
         (("base", "x", "--dtype", "int3"), "dtype"),
         (("base", "x", "--kv-bytes", "many"), "size"),
+        (("base", "x", "--kv-bytes", "900TB"), "lower --kv-bytes"),
     ],
 )
 def test_refusals_are_one_line_and_exit_code_two(generate: Run, arguments: tuple[str, ...], word: str) -> None:

@@ -1,0 +1,85 @@
+"""Clients that are slow, silent or gone, seen without a network."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+from starlette.requests import ClientDisconnect
+
+import runtime.server.generate as generate
+from runtime.frontend.tokenizer import Tokenizer
+from runtime.server.connection import while_connected
+from tests.runtime.server.harness import running
+
+
+async def leaves() -> dict[str, str]:
+    await asyncio.sleep(0.01)
+    return {"type": "http.disconnect"}
+
+
+async def stays() -> dict[str, str]:
+    await asyncio.sleep(60)
+    return {"type": "http.disconnect"}
+
+
+def test_a_block_ends_when_the_client_leaves() -> None:
+    cleaned = []
+
+    async def block() -> None:
+        async with while_connected(leaves):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                await asyncio.sleep(0)  # cleaning up may wait: it is not cancelled again
+                cleaned.append(True)
+
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(block())
+    assert cleaned
+
+
+def test_a_block_that_ends_first_leaves_no_watcher() -> None:
+    async def block() -> int:
+        async with while_connected(stays):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return len(asyncio.all_tasks())
+
+    assert asyncio.run(block()) == 1
+
+
+def test_a_shutdown_is_no_disconnect() -> None:
+    async def block() -> None:
+        async with while_connected(stays):
+            await asyncio.sleep(60)
+
+    async def shut_down() -> None:
+        task = asyncio.create_task(block())
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(shut_down())
+
+
+def test_a_client_that_does_not_read_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "SEND_SECONDS", 0.05)
+
+    async def never(message: object) -> None:
+        await asyncio.sleep(60)
+
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(generate._send_events(never, [b"{}"]))
+
+
+def test_a_client_that_does_not_finish_its_body_is_told_so(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generate, "READ_SECONDS", 0.1)
+    with running(tokenizer) as server:
+        host, port = server.address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as raw:
+            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+            assert raw.recv(65536).startswith(b"HTTP/1.1 408")
+        assert server.gate.taken == 0
