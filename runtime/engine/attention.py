@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.engine.frame import DecodeGroup, Frame, RowSpan, current
+from runtime.engine.frame import DecodeGroup, Paging, RowSpan, current
 
 NAME = "blockzoo_paged"
 
@@ -46,17 +46,19 @@ def paged_attention(
         [1, tokens, heads, head_dim] and None for the weights.
     """
     frame = current()
-    if frame.view is None or frame.token_pages is None or frame.token_offsets is None:
+    paging = frame.paging
+    if paging is None:
         raise RuntimeError("this segment was given no pages")
     how = _How(scaling, sliding_window, softcap)
-    frame.view.write(frame.token_pages[frame.layer], frame.token_offsets, key[0].transpose(0, 1), value[0].transpose(0, 1))
-    if len(frame.groups) == 1 and frame.groups[0].tokens is None:
-        return _decode(frame, frame.groups[0], query[0].transpose(0, 1), how)[None], None
+    layer = frame.layer
+    paging.view.write(paging.token_pages[layer], paging.token_offsets, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    if len(paging.groups) == 1 and paging.groups[0].tokens is None:
+        return _decode(paging, layer, paging.groups[0], query[0].transpose(0, 1), how)[None], None
     out = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
-    for group in frame.groups:
-        out[0, group.tokens] = _decode(frame, group, query[0, :, group.tokens].transpose(0, 1), how)
-    for row, span in frame.chunks:
-        out[0, span.lo : span.hi] = _chunk(frame, row, span, query, key, value, how)
+    for group in paging.groups:
+        out[0, group.tokens] = _decode(paging, layer, group, query[0, :, group.tokens].transpose(0, 1), how)
+    for row, span in paging.chunks:
+        out[0, span.lo : span.hi] = _chunk(paging, layer, row, span, query, key, value, how)
     return out, None
 
 
@@ -71,10 +73,10 @@ class _How:
         self.softcap = softcap
 
 
-def _decode(frame: Frame, group: DecodeGroup, query: Tensor, how: _How) -> Tensor:
+def _decode(paging: Paging, layer: int, group: DecodeGroup, query: Tensor, how: _How) -> Tensor:
     """One token per row against its pages. query [rows, heads, head_dim] -> [rows, heads, head_dim]."""
-    view, pool = _pages(frame)
-    k, v = view.gather(group.pages[frame.layer], pool)
+    view = paging.view
+    k, v = view.gather(group.pages[layer], paging.pool)
     shape = (group.rows, group.width, view.geometry.kv_heads, view.geometry.head_dim)
     k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
     heads = query.shape[1]
@@ -85,7 +87,7 @@ def _decode(frame: Frame, group: DecodeGroup, query: Tensor, how: _How) -> Tenso
     return out.reshape(group.rows, heads, shape[3])
 
 
-def _chunk(frame: Frame, row: int, span: RowSpan, query: Tensor, key: Tensor, value: Tensor, how: _How) -> Tensor:
+def _chunk(paging: Paging, layer: int, row: int, span: RowSpan, query: Tensor, key: Tensor, value: Tensor, how: _How) -> Tensor:
     """A chunk of one prompt. Returns [tokens of the chunk, heads, head_dim]."""
     q = query[:, :, span.lo : span.hi]
     whole = span.start == 0 and how.softcap is None and (how.window is None or span.length <= how.window)
@@ -93,12 +95,9 @@ def _chunk(frame: Frame, row: int, span: RowSpan, query: Tensor, key: Tensor, va
         k, v = key[:, :, span.lo : span.hi], value[:, :, span.lo : span.hi]
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scaling, enable_gqa=q.shape[1] != k.shape[1])
         return out[0].transpose(0, 1)
-    view, pool = _pages(frame)
-    tables = frame.tables
-    if tables is None:
-        raise RuntimeError("this segment was given no pages")
-    groups = -(-span.length // view.page_tokens)
-    k, v = (x[: span.length].transpose(0, 1)[None] for x in view.gather(tables[row, frame.layer, :groups].contiguous(), pool))
+    groups = -(-span.length // paging.view.page_tokens)
+    pages = paging.tables[row, layer, :groups].contiguous()
+    k, v = (x[: span.length].transpose(0, 1)[None] for x in paging.view.gather(pages, paging.pool))
     mask = _chunk_mask(span, how.window, query)
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
@@ -124,9 +123,3 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
     scores = torch.matmul(q, k.transpose(-1, -2)) * scale
     scores = torch.tanh(scores / how.softcap) * how.softcap + mask
     return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)
-
-
-def _pages(frame: Frame) -> tuple[Any, Any]:
-    if frame.view is None or frame.pool is None:
-        raise RuntimeError("this segment was given no pages")
-    return frame.view, frame.pool

@@ -1,16 +1,15 @@
 """What one segment's run must know beside its hidden states: who the rows are, where their pages lie, which adapters they use.
 
-A frame is made per step for a tuple of models, from the step's rows in that order, and is current while the segment runs (a context
-variable: transformers' layers drop keyword arguments on the way to the attention function; facts, "Cutting transformers models").
+A frame is current while its segment runs (a context variable: transformers' layers drop keyword arguments on the way to the attention
+function; facts, "Cutting transformers models"). `runtime.engine.layout` makes frames; attention and shared linear layers read them.
 
     tokens   t:  0 1 2 3 4 5 6 ...       rows of all models, back to back; a decode has one token, a chunk several
-    row_of   t:  0 1 2 2 2 2 3 ...
-    tables   [rows, attention layers of the segment, page groups] -> page id
+    tables   [rows, layers, page groups] -> page id       token_pages [layers, tokens] -> page of each token
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -19,10 +18,6 @@ import torch
 from torch import Tensor
 
 from runtime.kv.pool import PagePool, PageView
-
-#: Rows are attended in at most this many groups of similar length; a group is padded to its longest row.
-MAX_GROUPS = 4
-_GROUP_RATIO = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +33,10 @@ class RowSpan:
         """Tokens of the sequence once this row has run."""
         return self.start + self.hi - self.lo
 
+    def moved(self, by: int) -> RowSpan:
+        """The same row in a frame where it stands elsewhere."""
+        return RowSpan(self.lo + by, self.hi + by, self.start)
+
 
 @dataclass(frozen=True, slots=True)
 class AdapterSpan:
@@ -50,7 +49,10 @@ class AdapterSpan:
 
 @dataclass(slots=True)
 class DecodeGroup:
-    """Rows of one token each, attended in one call. `tokens` None: all tokens of the frame, in order."""
+    """Rows of one token each and of similar length, attended in one call, padded to `width` tokens.
+
+    `tokens` None: all tokens of the frame, in order. `pages`: [layers, rows * groups]. `lengths`: [rows].
+    """
 
     tokens: Tensor | None
     rows: int
@@ -73,20 +75,27 @@ class DecodeGroup:
 
 
 @dataclass(slots=True)
+class Paging:
+    """Where a frame's tokens are kept and found. `chunks`: (row, span) of rows with more than one token."""
+
+    view: PageView
+    pool: PagePool
+    tables: Tensor
+    token_pages: Tensor
+    token_offsets: Tensor
+    groups: tuple[DecodeGroup, ...]
+    chunks: tuple[tuple[int, RowSpan], ...]
+
+
+@dataclass(slots=True)
 class Frame:
-    """See the top of the file. `layer`: index into `tables` of the attention that runs now; `view` and `pool`: where pages live."""
+    """See the top of the file. `layer`: which attention layer of `paging` runs now; `paging` None where nothing attends."""
 
     positions: Tensor
     spans: tuple[RowSpan, ...]
     adapters: tuple[AdapterSpan, ...] = ()
-    view: PageView | None = None
-    pool: PagePool | None = None
-    tables: Tensor | None = None
+    paging: Paging | None = None
     layer: int = 0
-    token_pages: Tensor | None = None
-    token_offsets: Tensor | None = None
-    groups: tuple[DecodeGroup, ...] = ()
-    chunks: tuple[tuple[int, RowSpan], ...] = ()
     _adapter_masks: dict[tuple[tuple[str, int], ...], Tensor] = field(default_factory=dict)
 
     @property
@@ -127,55 +136,3 @@ def running(frame: Frame) -> Iterator[None]:
         yield
     finally:
         _CURRENT.reset(token)
-
-
-def add_pages(frame: Frame, view: PageView, pool: PagePool, tables: Tensor) -> None:
-    """Give a frame its pages; called for segments with attention. `tables`: [rows, layers, groups], padded with the zero page."""
-    frame.view, frame.pool, frame.tables = view, pool, tables
-    device = tables.device
-    row_of = torch.repeat_interleave(
-        torch.arange(len(frame.spans), device=device),
-        torch.tensor([span.hi - span.lo for span in frame.spans], device=device),
-        output_size=frame.tokens,
-    )
-    positions = frame.positions[0]
-    frame.token_offsets = positions % view.page_tokens
-    frame.token_pages = tables[row_of, :, positions // view.page_tokens].t().contiguous()
-    frame.groups = tuple(_groups(frame, view.page_tokens))
-    frame.chunks = tuple((row, span) for row, span in enumerate(frame.spans) if span.hi - span.lo > 1)
-
-
-def _groups(frame: Frame, page_tokens: int) -> Iterator[DecodeGroup]:
-    """Decode rows by similar length, so that padding to the longest wastes little."""
-    tables = frame.tables
-    if tables is None:
-        return
-    decodes = [row for row, span in enumerate(frame.spans) if span.hi - span.lo == 1]
-    for rows in _split(decodes, [frame.spans[row].length for row in decodes]):
-        spans = [frame.spans[row] for row in rows]
-        lengths = [span.length for span in spans]
-        groups = -(-max(lengths) // page_tokens)
-        everything = rows == list(range(frame.tokens))
-        index = None if everything else torch.tensor(rows, device=tables.device)
-        chosen = (tables if index is None else tables[index])[:, :, :groups]
-        yield DecodeGroup(
-            tokens=None if everything else torch.tensor([span.lo for span in spans], device=tables.device),
-            rows=len(rows),
-            width=groups * page_tokens,
-            pages=chosen.transpose(0, 1).reshape(tables.shape[1], -1),
-            lengths=torch.tensor(lengths, device=tables.device),
-        )
-
-
-def _split(rows: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Cut rows, longest first, wherever a row falls below a share of its group's longest; keep the given order inside a group."""
-    order = sorted(range(len(rows)), key=lambda i: -lengths[i])
-    made = 0
-    group: list[int] = []
-    for i in order:
-        if group and lengths[i] < _GROUP_RATIO * lengths[group[0]] and made < MAX_GROUPS - 1:
-            yield [rows[j] for j in sorted(group)]
-            group, made = [], made + 1
-        group.append(i)
-    if group:
-        yield [rows[j] for j in sorted(group)]

@@ -72,11 +72,22 @@ class LoadedModel:
     adapter: str | None
     tables: PageTables
     sequences: dict[str, Held] = field(default_factory=dict)
+    _chain: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._chain = tuple(unit.digest for unit in self.units)
 
     @property
     def chain(self) -> tuple[str, ...]:
         """Unit digests in order."""
-        return tuple(unit.digest for unit in self.units)
+        return self._chain
+
+    def attention_number(self, place: int) -> int:
+        """Which attention layer the component at `place` of the chain is. Raises ValueError where it is none."""
+        number = self.kv_index[place]
+        if number is None:
+            raise ValueError(f"component {place} of {self.spec.name} does not attend")
+        return number
 
     def open(self, request: SequenceRequest, output: Sequence[int]) -> None:
         """Learn a sequence."""

@@ -88,8 +88,8 @@ class PagedEngine:
         for opened in plan.opened:
             self._models[opened.request.model].open(opened.request, opened.output)
         run = StepRun(self._models, self._units, self._pool, plan, self._config.trace_segments)
-        sampled, prompts = run.execute()
-        return StepResult(plan.step, sampled, prompts, tuple(run.segments), time.perf_counter_ns() - begin)
+        outcome = run.execute()
+        return StepResult(plan.step, outcome.sampled, outcome.prompts, tuple(run.segments), time.perf_counter_ns() - begin)
 
     def memory(self) -> EngineMemory:
         alone = sum(sum(tensor.nbytes for tensor in model.manifest.tensors) for model in self._models.values())

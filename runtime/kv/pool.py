@@ -11,6 +11,7 @@ and no sequence may find another's tokens there. One page beyond the capacity st
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -81,7 +82,7 @@ class PagePool:
         self._scratch: dict[str, Tensor] = {}
         self._views: dict[Geometry, PageView] = {}
 
-        self.clear(torch.tensor([self.padding], device=device))
+        self.clear([self.padding])
 
     @property
     def padding(self) -> int:
@@ -93,10 +94,11 @@ class PagePool:
         """Bytes of all pages that can be handed out."""
         return 2 * self.pages * self.half_bytes
 
-    def clear(self, pages: Tensor) -> None:
-        """Zero these pages [n]."""
-        self._k.index_fill_(0, pages, 0)
-        self._v.index_fill_(0, pages, 0)
+    def clear(self, pages: Sequence[int]) -> None:
+        """Zero these pages."""
+        index = torch.tensor(pages, device=self._k.device)
+        self._k.index_fill_(0, index, 0)
+        self._v.index_fill_(0, index, 0)
 
     def page_tokens(self, geometry: Geometry) -> int:
         """Tokens of this geometry in a page. Raises NotServable when not one fits."""

@@ -94,7 +94,7 @@ def test_pages_never_leak_into_another_sequence_as_nan(bench, family):
     engine = PagedEngine(bench.store, EngineConfig(kv_bytes=page * 4 * 8, page_tokens=4), names)
     engine._pool._k.fill_(0xFF)
     engine._pool._v.fill_(0xFF)
-    engine._pool.clear(torch.tensor([engine._pool.padding]))
+    engine._pool.clear([engine._pool.padding])
     prompt = prompts(3, (5,))[0]
     model = reference(bench.folders[family[0]])
     for turn, name in enumerate((half, family[0], half, family[0])):

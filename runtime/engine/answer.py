@@ -1,0 +1,46 @@
+"""What a row asks of its logits: a draw, and the log-probabilities of its prompt's tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from runtime.engine.loaded import LoadedModel
+from runtime.engine.sampling import Draw, prompt_logprobs
+from runtime.types import Logprob, PromptLogprobs, Row
+
+
+@dataclass(frozen=True, slots=True)
+class PromptPart:
+    """A chunk of a prompt with the logits [tokens of the row, vocabulary] of each of its positions."""
+
+    model: LoadedModel
+    row: Row
+    logits: Tensor
+
+
+def asks_prompt(model: LoadedModel, row: Row) -> bool:
+    """Whether a row's sequence wants log-probabilities of prompt tokens, and the row still runs prompt."""
+    request = model.sequences[row.seq].request
+    return request.sampling.prompt_logprobs is not None and row.start < len(request.prompt)
+
+
+def prompt_part(part: PromptPart) -> list[PromptLogprobs]:
+    """Log-probabilities of the prompt tokens that a chunk's positions predict; none for what comes after the prompt."""
+    request = part.model.sequences[part.row.seq].request
+    first = part.row.start + 1
+    targets = request.prompt[first : first + part.logits.shape[0]]
+    if not targets:
+        return []
+    rows = prompt_logprobs(part.logits[: len(targets)], targets, request.sampling.prompt_logprobs or 0)
+    chosen = tuple(Logprob(token, row.chosen) for token, row in zip(targets, rows, strict=True))
+    return [PromptLogprobs(part.row.seq, first, chosen, tuple(row.top for row in rows))]
+
+
+def draw_of(model: LoadedModel, row: Row) -> Draw:
+    """How a row's next token is to be chosen."""
+    held = model.sequences[row.seq]
+    params = held.request.sampling
+    stops = tuple(dict.fromkeys((*model.spec.eos_token_ids, *params.stop_token_ids)))
+    return Draw(row.seq, params, row.generated, held.request.prompt, held.output, stops)
