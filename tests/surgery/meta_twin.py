@@ -15,6 +15,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.checkpoints import build
+
 RANKS = 304
 SPECIALS = 256
 SENTENCES = (
@@ -81,6 +83,12 @@ def _merge(parts: list[bytes], left: bytes, right: bytes) -> list[bytes]:
 def tiktoken_file() -> bytes:
     """The ranks as Meta ships them."""
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in tiktoken_ranks().items())
+
+
+def tiny_llama(**overrides: Any) -> Any:
+    """A random transformers Llama that Meta's arithmetic and the tokenizer above fit."""
+    shape = {"intermediate_size": 192, "vocab_size": 600, "rms_norm_eps": 1e-5, "num_attention_heads": 8}
+    return build("llama", **{**shape, **overrides})
 
 
 def params_of(config: Any, **extra: Any) -> dict[str, Any]:

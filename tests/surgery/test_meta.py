@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +13,9 @@ import pytest
 
 from surgery.sources import open_source
 from surgery.sources.meta import is_meta, open_meta
-from tests.checkpoints import build
 from tests.surgery import meta_twin
-from zoo.errors import InputError, MalformedCheckpoint, UnsafeCheckpoint
 
 torch = pytest.importorskip("torch")
-
-SHAPE = {"intermediate_size": 192, "vocab_size": 600, "rms_norm_eps": 1e-5, "num_attention_heads": 8}
-
-
-def twin(**overrides: Any) -> Any:
-    return build("llama", **{**SHAPE, **overrides})
 
 
 def held(folder: Path) -> dict[str, Any]:
@@ -45,7 +35,7 @@ def same_bits(one: Any, other: Any) -> bool:
 @pytest.mark.parametrize(("shards", "kv_heads"), [(1, 2), (2, 2), (4, 4), (8, 8)])
 @pytest.mark.parametrize("embedding", ["columns", "rows"])
 def test_every_tensor_is_bit_equal_to_the_twin(tmp_path: Path, shards: int, kv_heads: int, embedding: str, dtype: str) -> None:
-    model = twin(num_key_value_heads=kv_heads, dtype=dtype)
+    model = meta_twin.tiny_llama(num_key_value_heads=kv_heads, dtype=dtype)
     source = open_meta(meta_twin.write_meta(model, tmp_path / "meta", shards=shards, embedding=embedding))
     ours = held(meta_twin.write_source(source, tmp_path / "hf"))
     theirs = model.state_dict()
@@ -56,7 +46,7 @@ def test_every_tensor_is_bit_equal_to_the_twin(tmp_path: Path, shards: int, kv_h
 def test_exported_folder_generates_the_twins_tokens(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    model = twin()
+    model = meta_twin.tiny_llama()
     source = open_source(str(meta_twin.write_meta(model, tmp_path / "meta", shards=2)))
     folder = meta_twin.write_source(source, tmp_path / "hf")
     loaded = AutoModelForCausalLM.from_pretrained(folder)
@@ -69,7 +59,7 @@ def test_rotary_permutation_matches_metas_own_arithmetic(tmp_path: Path) -> None
     """The twin's maker and the reader could be wrong together; complex rotary angles on Meta's tensors cannot."""
     from transformers import AutoModelForCausalLM
 
-    model = twin()
+    model = meta_twin.tiny_llama()
     source = open_meta(meta_twin.write_meta(model, tmp_path / "meta"))
     loaded = AutoModelForCausalLM.from_pretrained(meta_twin.write_source(source, tmp_path / "hf"))
     tokens = list(range(3, 40))
@@ -83,7 +73,7 @@ def test_sentencepiece_ids_are_those_of_the_library(tmp_path: Path) -> None:
     import sentencepiece
     from transformers import AutoTokenizer
 
-    source = open_meta(meta_twin.write_meta(twin(), tmp_path / "meta"))
+    source = open_meta(meta_twin.write_meta(meta_twin.tiny_llama(), tmp_path / "meta"))
     ours = AutoTokenizer.from_pretrained(meta_twin.write_source(source, tmp_path / "hf"))
     theirs = sentencepiece.SentencePieceProcessor(model_proto=meta_twin.sentencepiece_model())
     for text in meta_twin.SENTENCES:
@@ -100,8 +90,8 @@ def test_llama3_tiktoken_ids_are_those_of_the_library(tmp_path: Path) -> None:
 
     rows = meta_twin.RANKS + meta_twin.SPECIALS
     folder = meta_twin.write_meta(
-        twin(vocab_size=rows), tmp_path / "Llama3-tiny-Instruct", shards=2, embedding="rows", tokenizer=meta_twin.tiktoken_file(),
-        rope_theta=500000.0, vocab_size=rows,
+        meta_twin.tiny_llama(vocab_size=rows), tmp_path / "Llama3-tiny-Instruct", shards=2, embedding="rows",
+        tokenizer=meta_twin.tiktoken_file(), rope_theta=500000.0, vocab_size=rows,
     )  # fmt: skip
     source = open_meta(folder)
     ours = AutoTokenizer.from_pretrained(meta_twin.write_source(source, tmp_path / "hf"))
@@ -125,7 +115,7 @@ def test_llama31_scales_its_rotary_angles_and_llama32_ties_its_head(tmp_path: Pa
 
     rows = meta_twin.RANKS + meta_twin.SPECIALS
     options: dict[str, Any] = {"tokenizer": meta_twin.tiktoken_file(), "rope_theta": 500000.0, "use_scaled_rope": True}
-    model = twin(vocab_size=rows)
+    model = meta_twin.tiny_llama(vocab_size=rows)
     plain = open_meta(meta_twin.write_meta(model, tmp_path / "v31", **options))
     config = AutoConfig.from_pretrained(meta_twin.write_source(plain, tmp_path / "hf31"))
     assert config.rope_parameters["rope_type"] == "llama3"
@@ -152,7 +142,7 @@ def test_llama31_scales_its_rotary_angles_and_llama32_ties_its_head(tmp_path: Pa
     ],
 )
 def test_config_values_by_version(tmp_path: Path, params: dict[str, Any], expected: dict[str, Any]) -> None:
-    source = open_meta(meta_twin.write_meta(twin(), tmp_path / "meta", **params))
+    source = open_meta(meta_twin.write_meta(meta_twin.tiny_llama(), tmp_path / "meta", **params))
     assert source.config is not None
     assert {key: source.config[key] for key in expected} == expected
     assert source.config["torch_dtype"] == "float32"
@@ -173,7 +163,7 @@ def test_feed_forward_width_of_the_published_models(dim: int, multiplier: float 
 def test_weights_are_split_with_an_index(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    model = twin()
+    model = meta_twin.tiny_llama()
     source = open_meta(meta_twin.write_meta(model, tmp_path / "meta"), shard_bytes=200_000)
     folder = meta_twin.write_source(source, tmp_path / "hf")
     files = sorted(path.name for path in folder.glob("*.safetensors"))
@@ -188,7 +178,7 @@ def test_weights_are_split_with_an_index(tmp_path: Path) -> None:
 
 
 def test_files_beside_are_kept_and_the_tokenizer_may_lie_above(tmp_path: Path) -> None:
-    folder = meta_twin.write_meta(twin(), tmp_path / "llama/7B")
+    folder = meta_twin.write_meta(meta_twin.tiny_llama(), tmp_path / "llama/7B")
     shutil.move(folder / "tokenizer.model", tmp_path / "llama/tokenizer.model")
     source = open_meta(folder)
     assert source.side("LICENSE.txt") == b"a licence"
@@ -200,7 +190,7 @@ def test_files_beside_are_kept_and_the_tokenizer_may_lie_above(tmp_path: Path) -
 
 def test_tensors_that_share_a_storage_are_read_at_their_offsets(tmp_path: Path) -> None:
     """Meta's own files keep several tensors of a layer in one storage."""
-    model = twin()
+    model = meta_twin.tiny_llama()
     folder = meta_twin.write_meta(model, tmp_path / "meta")
     state = meta_twin.meta_state(model)
     flat = torch.cat([tensor.reshape(-1) for tensor in state.values()])
@@ -211,118 +201,6 @@ def test_tensors_that_share_a_storage_are_read_at_their_offsets(tmp_path: Path) 
     torch.save(views, folder / "consolidated.00.pth")
     ours = held(meta_twin.write_source(open_meta(folder), tmp_path / "hf"))
     assert all(same_bits(ours[key], tensor) for key, tensor in model.state_dict().items())
-
-
-class Payload:
-    """A pickle that would run a command."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return (os.system, (self.command,))
-
-
-def test_a_malicious_pickle_is_refused_and_not_run(tmp_path: Path) -> None:
-    folder = meta_twin.write_meta(twin(), tmp_path / "meta")
-    trace = tmp_path / "it-ran"
-    torch.save({"tok_embeddings.weight": Payload(f"touch {trace}")}, folder / "consolidated.00.pth")
-    with pytest.raises(UnsafeCheckpoint, match=r"^consolidated\.00\.pth holds more than tensors; it was refused") as caught:
-        open_meta(folder)
-    assert "\n" not in str(caught.value)
-    assert not trace.exists()
-
-
-def edit_params(folder: Path, **changes: Any) -> None:
-    params = json.loads((folder / "params.json").read_text()) | changes
-    (folder / "params.json").write_text(json.dumps(params))
-
-
-def edit_state(folder: Path, change: Any, number: int = 0) -> None:
-    path = folder / f"consolidated.{number:02d}.pth"
-    state = torch.load(path, weights_only=True)
-    change(state)
-    torch.save(state, path)
-
-
-BROKEN: dict[str, tuple[Any, str]] = {
-    "params not JSON": (lambda f: (f / "params.json").write_text("{"), "params.json"),
-    "params NaN": (lambda f: (f / "params.json").write_text('{"dim": NaN}'), "params.json"),
-    "params list": (lambda f: (f / "params.json").write_text("[]"), "params.json"),
-    "no dim": (lambda f: edit_params(f, dim=None), "dim must be a whole number"),
-    "bool layers": (lambda f: edit_params(f, n_layers=True), "n_layers"),
-    "huge dim": (lambda f: edit_params(f, dim=1 << 60), "dim"),
-    "heads": (lambda f: edit_params(f, n_heads=7), "do not divide"),
-    "layers too many": (lambda f: edit_params(f, n_layers=4), "layers.3"),
-    "layers too few": (lambda f: edit_params(f, n_layers=2), "layers.2"),
-    "feed-forward width": (lambda f: edit_params(f, multiple_of=256), "feed_forward.w1"),
-    "vocabulary": (lambda f: edit_params(f, vocab_size=601), "601"),
-    "other settings": (lambda f: edit_params(f, moe={"num_experts": 8}), "moe"),
-    "shard missing": (lambda f: (f / "consolidated.00.pth").unlink(), "consolidated.00.pth is missing"),
-    "shard truncated": (lambda f: os.truncate(f / "consolidated.01.pth", 5000), "consolidated.01.pth"),
-    "shard not a zip": (lambda f: (f / "consolidated.01.pth").write_bytes(b"x" * 100), "consolidated.01.pth"),
-    "names disagree": (lambda f: edit_state(f, lambda s: s.pop("norm.weight"), 1), "norm.weight"),
-    "dtypes disagree": (lambda f: edit_state(f, lambda s: s.update({"output.weight": s["output.weight"].half()})), "dtype of 'output"),
-    "shapes disagree": (lambda f: edit_state(f, lambda s: s.update({"output.weight": s["output.weight"][:7].clone()})), "output.weight"),
-    "unknown tensor": (lambda f: [edit_state(f, lambda s: s.update(x=torch.zeros(2)), n) for n in (0, 1)], "'x' has no place"),
-    "integers": (lambda f: edit_state(f, lambda s: s.update({"norm.weight": torch.zeros(64, dtype=torch.int8)})), "float32"),
-    "strided": (lambda f: edit_state(f, lambda s: s.update({"norm.weight": torch.zeros(128)[::2]})), "contiguous"),
-    "no state dict": (lambda f: torch.save([1, 2], f / "consolidated.00.pth"), "state dict"),
-    "no tokenizer": (lambda f: (f / "tokenizer.model").unlink(), "tokenizer.model is missing"),
-    "broken tokenizer": (lambda f: (f / "tokenizer.model").write_bytes(b"\xff\x00" * 50), "tokenizer.model"),
-    "broken ranks": (lambda f: (f / "tokenizer.model").write_bytes(b"YQ== 0\nYg== 2\n"), "ranks"),
-    "tokenizer too large": (lambda f: edit_tokenizer(f), "only 600 rows"),
-}
-
-
-def edit_tokenizer(folder: Path) -> None:
-    """More tokens than the embedding has rows."""
-    import base64
-
-    ranks = [bytes([low]) for low in range(256)] + [bytes([97, low]) for low in range(200)]
-    (folder / "tokenizer.model").write_bytes(b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(ranks)))
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_broken_input_is_refused_with_one_clear_line(tmp_path: Path, case: str) -> None:
-    change, message = BROKEN[case]
-    folder = meta_twin.write_meta(twin(), tmp_path / "meta", shards=2)
-    change(folder)
-    with pytest.raises(InputError) as caught:
-        open_meta(folder)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def rezip(path: Path, compression: int) -> None:
-    """Write a checkpoint's archive anew, in alphabetical order and without torch's alignment."""
-    with zipfile.ZipFile(path) as archive:
-        records = {record.filename: archive.read(record) for record in archive.infolist()}
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        for name in sorted(records):
-            archive.writestr(name, records[name])
-
-
-def test_a_compressed_archive_is_refused(tmp_path: Path) -> None:
-    folder = meta_twin.write_meta(twin(), tmp_path / "meta")
-    rezip(folder / "consolidated.00.pth", zipfile.ZIP_DEFLATED)
-    with pytest.raises(MalformedCheckpoint, match="compressed"):
-        open_meta(folder)
-
-
-def test_places_that_torch_computes_wrongly_are_refused(tmp_path: Path) -> None:
-    """torch derives places from its own way of writing; in an archive written by others they would be wrong, silently."""
-    folder = meta_twin.write_meta(twin(), tmp_path / "meta")
-    rezip(folder / "consolidated.00.pth", zipfile.ZIP_STORED)
-    with pytest.raises(MalformedCheckpoint, match="does not lie inside a record"):
-        open_meta(folder)
-
-
-def test_without_sentencepiece_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = meta_twin.write_meta(twin(), tmp_path / "meta")
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(InputError, match=r"blockzoo\[meta\]"):
-        open_meta(folder)
 
 
 MEMORY = """
@@ -362,7 +240,7 @@ def test_joining_holds_chunks_not_tensors(tmp_path: Path) -> None:
 
 
 def test_safetensors_beside_metas_files_are_taken_first(tmp_path: Path) -> None:
-    model = twin()
+    model = meta_twin.tiny_llama()
     folder = meta_twin.write_meta(model, tmp_path / "both")
     assert open_source(str(folder)).notes[0].startswith("Meta's layout")
     (folder / "config.json").write_text("{}")
@@ -377,7 +255,7 @@ def test_the_twin_shares_everything_with_metas_checkpoint(tmp_path: Path) -> Non
     """Equal down to the components: whichever comes second adds nothing, and both load as the same model."""
     from zoo import Zoo
 
-    model = twin(dtype="bfloat16")
+    model = meta_twin.tiny_llama(dtype="bfloat16")
     model.save_pretrained(tmp_path / "twin")
     meta_twin.write_meta(model, tmp_path / "meta", shards=2)
     with Zoo(tmp_path / "store") as zoo:
@@ -396,25 +274,13 @@ def test_the_twin_shares_everything_with_metas_checkpoint(tmp_path: Path) -> Non
     assert all(same_bits(tensor, model.state_dict()[key]) for key, tensor in held(tmp_path / "export").items())
 
 
-def test_a_refused_checkpoint_leaves_nothing(tmp_path: Path) -> None:
-    from zoo import Zoo
-
-    folder = meta_twin.write_meta(twin(), tmp_path / "meta", shards=2)
-    edit_state(folder, lambda state: state.pop("norm.weight"), 1)
-    with Zoo(tmp_path / "store") as zoo:
-        with pytest.raises(MalformedCheckpoint):
-            zoo.ingest(str(folder))
-        assert not list(zoo.models())
-        assert zoo.gc().objects_removed == 0
-
-
 def test_llama2_chat_gets_its_template(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
-    source = open_meta(meta_twin.write_meta(twin(), tmp_path / "models--meta-llama--Llama-2-7b-chat/snapshots/0123"))
+    source = open_meta(meta_twin.write_meta(meta_twin.tiny_llama(), tmp_path / "models--meta-llama--Llama-2-7b-chat/snapshots/0123"))
     tokenizer = AutoTokenizer.from_pretrained(meta_twin.write_source(source, tmp_path / "hf"))
     turns = [("system", "be kind"), ("user", "hi"), ("assistant", "hello"), ("user", "bye")]
     text = tokenizer.apply_chat_template([{"role": role, "content": content} for role, content in turns], tokenize=False)
     assert text == "<s>[INST] <<SYS>>\nbe kind\n<</SYS>>\n\nhi [/INST] hello </s><s>[INST] bye [/INST]"
-    plain = open_meta(meta_twin.write_meta(twin(), tmp_path / "Llama-2-7b"))
+    plain = open_meta(meta_twin.write_meta(meta_twin.tiny_llama(), tmp_path / "Llama-2-7b"))
     assert plain.side("chat_template.jinja") is None
