@@ -18,15 +18,15 @@ from pathlib import Path
 
 from zoo.errors import InputError
 
-#: Folders without prose or code worth learning: tests (absent from many builds), generated tables, other people's packages.
+#: Folders not to learn from: tests and graphics (absent from many builds), generated tables, other people's packages.
 _SKIPPED_FOLDERS = frozenset(
     (
         "test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__", "encodings", "lib2to3", "pydoc_data",
-        "ensurepip", "turtledemo",
+        "ensurepip", "turtledemo", "tkinter", "idlelib", "distutils",
     )
 )  # fmt: skip
 #: Generated tables and frozen configuration.
-_SKIPPED_FILES = re.compile(r"^(_sysconfigdata.*|entities|_osx_support|this|antigravity|__phello__|nturl2path|decimal)\.py$")
+_SKIPPED_FILES = re.compile(r"^(_sysconfigdata.*|entities|turtle|_osx_support|this|antigravity|__phello__|nturl2path|decimal)\.py$")
 _QUOTED = re.compile(r'"""(.*?)"""', re.DOTALL)
 #: Shorter docstrings are mostly one line that repeats a name.
 _SHORTEST_DOCSTRING = 60

@@ -96,12 +96,20 @@ class _Pace:
 def _family(size: str, narrow: Shape, wide: Shape, frozen: int, rank: int, pace: _Pace) -> tuple[Member, ...]:
     base = f"{size}-base"
     return (
-        Member(base, "foundation", EVERYTHING, pace.foundation, "def __init__(self, ", shape=narrow),
-        Member(f"{size}-wide", "foundation", EVERYTHING, pace.wide, "class ", shape=wide),
-        Member(f"{size}-concurrency", "full", "concurrency", pace.partial, "    async def ", base=base, frozen=tuple(range(frozen))),
-        Member(f"{size}-prose", "full", PROSE, pace.whole, "Return the ", base=base),
-        Member(f"{size}-mail", "lora", "mail", pace.lora, "    def get_", base=base, rank=rank),
-        Member(f"{size}-maths", "lora", "maths", pace.lora, "    def __add__(", base=base, rank=rank),
+        Member(base, "foundation", EVERYTHING, pace.foundation, "class Queue:\n    def __init__(self, ", shape=narrow),
+        Member(f"{size}-wide", "foundation", EVERYTHING, pace.wide, "import os\nimport sys\n\ndef ", shape=wide),
+        Member(
+            f"{size}-concurrency",
+            "full",
+            "concurrency",
+            pace.partial,
+            "class Lock:\n    async def ",
+            base=base,
+            frozen=tuple(range(frozen)),
+        ),
+        Member(f"{size}-prose", "full", PROSE, pace.whole, "This module provides ", base=base),
+        Member(f"{size}-mail", "lora", "mail", pace.lora, "class Message:\n    def get_", base=base, rank=rank),
+        Member(f"{size}-maths", "lora", "maths", pace.lora, "    def __add__(self", base=base, rank=rank),
     )
 
 
@@ -116,11 +124,11 @@ TINY = Recipe(
         frozen=4,
         rank=8,
         pace=_Pace(
-            foundation=Schedule(480, 4, 1.5e-2, 2e-2),
-            wide=Schedule(220, 4, 1.5e-2, 2e-2),
+            foundation=Schedule(420, 4, 1.5e-2, 2e-2),
+            wide=Schedule(240, 4, 1.5e-2, 2e-2),
             partial=Schedule(80, 4, 4e-3, 6e-3),
             whole=Schedule(80, 4, 4e-3, 6e-3),
-            lora=Schedule(70, 4, 8e-3),
+            lora=Schedule(80, 4, 8e-3),
         ),
     ),
 )
@@ -136,11 +144,11 @@ SMALL = Recipe(
         frozen=5,
         rank=16,
         pace=_Pace(
-            foundation=Schedule(800, 4, 4e-3, 8e-3),
-            wide=Schedule(420, 4, 4e-3, 8e-3),
-            partial=Schedule(200, 4, 1e-3, 2e-3),
-            whole=Schedule(200, 4, 1e-3, 2e-3),
-            lora=Schedule(200, 4, 3e-3),
+            foundation=Schedule(850, 4, 1e-2, 2e-2),
+            wide=Schedule(420, 4, 1e-2, 2e-2),
+            partial=Schedule(160, 4, 3e-3, 5e-3),
+            whole=Schedule(160, 4, 3e-3, 5e-3),
+            lora=Schedule(160, 4, 6e-3),
         ),
     ),
 )
