@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class EngineConfig:
 
     `kv_bytes`: size of the page pool, shared by all models. `page_tokens`: tokens per page for the model with the
     largest KV per token; narrower models get more tokens into the same bytes. `dtype`: None keeps each model's own.
-    `max_model_len`: caps every model's context. `trace_segments`: report each segment run (for the trace).
+    `max_model_len`: caps every model's context. `layers`: transformers' own (`stock`), or fewer and
+    larger operations where a family has them (`fused`). `trace_segments`: report each segment run (for the trace).
     """
 
     device: str = "cpu"
@@ -32,11 +34,14 @@ class EngineConfig:
     page_tokens: int = 16
     dtype: str | None = None
     max_model_len: int | None = None
+    layers: Literal["fused", "stock"] = "fused"
     trace_segments: bool = False
 
     def __post_init__(self) -> None:
         if self.kv_bytes < 1 or self.page_tokens < 1 or (self.max_model_len is not None and self.max_model_len < 1):
             raise ValueError("kv_bytes, page_tokens and max_model_len must be positive")
+        if self.layers not in ("fused", "stock"):
+            raise ValueError("layers must be fused or stock")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,14 @@ frame. Decodes are gathered into scratch and attended in few calls; a prompt's c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.engine.frame import DecodeGroup, Paging, RowSpan, current
+from runtime.engine.frame import DecodeGroup, Frame, Paging, RowSpan, current
 
 NAME = "blockzoo_paged"
 
@@ -23,6 +24,15 @@ def register() -> str:
 
     AttentionInterface.register(NAME, paged_attention)
     return NAME
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """A layer's way of attending: factor on the logits (None: 1 / sqrt(head_dim)), window in tokens, soft cap."""
+
+    scaling: float | None = None
+    window: int | None = None
+    softcap: float | None = None
 
 
 def paged_attention(
@@ -36,44 +46,40 @@ def paged_attention(
     softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer over the current frame.
+    """Attention of one layer over the current frame, as transformers calls it.
 
     Args:
         query: [1, heads, tokens, head_dim]; key, value: [1, kv_heads, tokens, head_dim].
-        scaling: as the model passes it (OPT passes 1.0); None is 1 / sqrt(head_dim).
+        scaling: as the model passes it (OPT passes 1.0).
 
     Returns:
         [1, tokens, heads, head_dim] and None for the weights.
     """
-    frame = current()
-    paging = frame.paging
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    return attend(current(), q, k, v, How(scaling, sliding_window, softcap))[None], None
+
+
+def attend(frame: Frame, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+    """Keep this step's K and V, then attend. query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim] -> as query.
+
+    Raises:
+        RuntimeError: the frame has no pages.
+    """
+    paging, layer = frame.paging, frame.layer
     if paging is None:
         raise RuntimeError("this segment was given no pages")
-    how = _How(scaling, sliding_window, softcap)
-    layer = frame.layer
-    paging.view.write(paging.token_pages[layer], paging.token_offsets, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    paging.view.write(paging.token_pages[layer], paging.token_offsets, key, value)
     if len(paging.groups) == 1 and paging.groups[0].tokens is None:
-        return _decode(paging, layer, paging.groups[0], query[0].transpose(0, 1), how)[None], None
-    out = query.new_empty((1, query.shape[2], query.shape[1], value.shape[3]))
+        return _decode(paging, layer, paging.groups[0], query, how)
+    out = query.new_empty(query.shape)
     for group in paging.groups:
-        out[0, group.tokens] = _decode(paging, layer, group, query[0, :, group.tokens].transpose(0, 1), how)
+        out[group.tokens] = _decode(paging, layer, group, query[group.tokens], how)
     for row, span in paging.chunks:
-        out[0, span.lo : span.hi] = _chunk(paging, layer, row, span, query, key, value, how)
-    return out, None
+        out[span.lo : span.hi] = _chunk(paging, layer, row, span, query, key, value, how)
+    return out
 
 
-class _How:
-    """A layer's way of attending."""
-
-    __slots__ = ("scaling", "softcap", "window")
-
-    def __init__(self, scaling: float | None, window: int | None, softcap: float | None) -> None:
-        self.scaling = scaling
-        self.window = window
-        self.softcap = softcap
-
-
-def _decode(paging: Paging, layer: int, group: DecodeGroup, query: Tensor, how: _How) -> Tensor:
+def _decode(paging: Paging, layer: int, group: DecodeGroup, query: Tensor, how: How) -> Tensor:
     """One token per row against its pages. query [rows, heads, head_dim] -> [rows, heads, head_dim]."""
     view = paging.view
     k, v = view.gather(group.pages[layer], paging.pool)
@@ -87,12 +93,12 @@ def _decode(paging: Paging, layer: int, group: DecodeGroup, query: Tensor, how: 
     return out.reshape(group.rows, heads, shape[3])
 
 
-def _chunk(paging: Paging, layer: int, row: int, span: RowSpan, query: Tensor, key: Tensor, value: Tensor, how: _How) -> Tensor:
+def _chunk(paging: Paging, layer: int, row: int, span: RowSpan, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
     """A chunk of one prompt. Returns [tokens of the chunk, heads, head_dim]."""
-    q = query[:, :, span.lo : span.hi]
+    q = query[span.lo : span.hi].transpose(0, 1)[None]
     whole = span.start == 0 and how.softcap is None and (how.window is None or span.length <= how.window)
     if whole:
-        k, v = key[:, :, span.lo : span.hi], value[:, :, span.lo : span.hi]
+        k, v = (x[span.lo : span.hi].transpose(0, 1)[None] for x in (key, value))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scaling, enable_gqa=q.shape[1] != k.shape[1])
         return out[0].transpose(0, 1)
     groups = -(-span.length // paging.view.page_tokens)
@@ -115,7 +121,7 @@ def _chunk_mask(span: RowSpan, window: int | None, like: Tensor) -> Tensor:
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: _How) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: How) -> Tensor:
     """Softmax attention; with a soft cap as Gemma 2's eager code does it, which fused kernels ignore."""
     if how.softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scaling)

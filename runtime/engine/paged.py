@@ -42,7 +42,7 @@ class PagedEngine:
         self._config = config
         self._dtype = None if config.dtype is None else _dtype(config.dtype)
         device = torch.device(config.device)
-        self._units = UnitStore(TensorPool(store, config.device, self._dtype), device)
+        self._units = UnitStore(TensorPool(store, config.device, self._dtype), device, config.layers == "fused")
         self._pool = PagePool(config.kv_bytes, self._half_page(names), config.device)
         self._models: dict[str, LoadedModel] = {}
         for name in names:

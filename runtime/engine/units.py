@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from runtime.engine.fused import fuse
 from runtime.engine.linear import LowRank, SharedEmbedding, SharedLinear, share_linears_
 from surgery.build import build
 from surgery.skeleton import Skeleton
@@ -46,6 +47,7 @@ class UnitStore:
 
     pool: TensorPool
     device: torch.device
+    fused: bool = True
     units: dict[str, Unit] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
 
@@ -93,6 +95,8 @@ class UnitStore:
             self.pool.release([digest for name, digest in component.tensors if tensors[name].data_ptr() not in shared])
             held = kept
         rotary = self._rotary(component, skeleton) if component.kind in ("attention", "layer") else None
+        if self.fused:
+            module = fuse(component, module)
         return Unit(component.base_digest, component.kind, module.to(self.device), rotary, targets, tuple(held), private)
 
     def _rotary(self, component: Component, skeleton: Skeleton) -> str | None:

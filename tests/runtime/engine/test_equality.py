@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -15,6 +16,8 @@ from tests.runtime.engine.oracle import greedy, reference, same_tokens
 
 COUNT = 20
 FAMILIES = [*checkpoints.SERVED, *checkpoints.VARIANTS]
+#: Families with a fused form of their layers; the others run stock either way.
+FUSED = ["llama", "mistral", "qwen2", "qwen3", "mixtral"]
 
 
 def prompts(seed: int, lengths: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -26,31 +29,34 @@ def ask(model: str, prompt: tuple[int, ...], seq: str, **params) -> SequenceRequ
     return SequenceRequest(seq, seq, model, prompt, SamplingParams(max_tokens=COUNT, **params))
 
 
-def engine(bench, *names: str, pages: int | None = None, page_tokens: int = 4) -> PagedEngine:
-    made = PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=page_tokens), names)
+def engine(bench, *names: str, pages: int | None = None, layers: str = "fused") -> PagedEngine:
+    config = EngineConfig(kv_bytes=4 << 20, page_tokens=4, layers=layers)
+    made = PagedEngine(bench.store, config, names)
     if pages is None:
         return made
     size = made.memory().kv_pool // made.page_capacity
-    return PagedEngine(bench.store, EngineConfig(kv_bytes=pages * size, page_tokens=page_tokens), names)
+    return PagedEngine(bench.store, replace(config, kv_bytes=pages * size), names)
 
 
+@pytest.mark.parametrize("layers", ["fused", "stock"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_alone(bench, family):
-    name = bench.family(family, shards="60KB")
-    model, made = reference(bench.folders[name]), engine(bench, name)
+def test_alone(bench, family, layers):
+    name = family if family in bench.folders else bench.family(family, shards="60KB")
+    model, made = reference(bench.folders[name]), engine(bench, name, layers=layers)
     for number, prompt in enumerate(prompts(1, (1, 7, 33))):
         got = drive(made, {0: [ask(name, prompt, f"{number}")]}).tokens(f"{number}")
         assert same_tokens(model, prompt, greedy(model, prompt, COUNT), got) == len(got)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_mixed_with_late_arrivals_chunks_and_preemption(bench, family):
+@pytest.mark.parametrize(("family", "layers"), [*((f, "fused") for f in FAMILIES), *((f, "stock") for f in FUSED)])
+def test_mixed_with_late_arrivals_chunks_and_preemption(bench, family, layers):
     """A pool that cannot hold all sequences at once, prompts cut into chunks of at most six tokens, arrivals in mid-flight."""
     name = f"{family}-mixed"
-    bench.family(family, name, seed=3)
+    if name not in bench.folders:
+        bench.family(family, name, seed=3)
     model = reference(bench.folders[name])
     wanted = prompts(2, (9, 2, 21, 13, 1, 17, 30, 6))
-    made = engine(bench, name, pages=3 * 15)
+    made = engine(bench, name, pages=3 * 15, layers=layers)
     arrivals = {3 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}
     out = drive(made, arrivals, BatchingConfig(token_budget=6, max_sequences=6))
     assert out.preemptions > 0, "the pool was to be too small"
