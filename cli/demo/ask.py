@@ -13,7 +13,7 @@ from typing import Any
 
 from cli.demo.recipe import Member
 
-_TEMPERATURE = 0.6
+_TEMPERATURE = 0.5
 _TOP_P = 0.9
 _SEED = 7
 

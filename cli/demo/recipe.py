@@ -97,7 +97,7 @@ def _family(size: str, narrow: Shape, wide: Shape, frozen: int, rank: int, pace:
     base = f"{size}-base"
     return (
         Member(base, "foundation", EVERYTHING, pace.foundation, "class Queue:\n    def __init__(self, ", shape=narrow),
-        Member(f"{size}-wide", "foundation", EVERYTHING, pace.wide, "import os\nimport sys\n\ndef ", shape=wide),
+        Member(f"{size}-wide", "foundation", EVERYTHING, pace.wide, "class Reader:\n    def read(self", shape=wide),
         Member(
             f"{size}-concurrency",
             "full",
@@ -124,11 +124,11 @@ TINY = Recipe(
         frozen=4,
         rank=8,
         pace=_Pace(
-            foundation=Schedule(420, 4, 1.5e-2, 2e-2),
-            wide=Schedule(240, 4, 1.5e-2, 2e-2),
-            partial=Schedule(80, 4, 4e-3, 6e-3),
-            whole=Schedule(80, 4, 4e-3, 6e-3),
-            lora=Schedule(80, 4, 8e-3),
+            foundation=Schedule(560, 4, 1.5e-2, 2e-2),
+            wide=Schedule(330, 4, 1.5e-2, 2e-2),
+            partial=Schedule(100, 4, 4e-3, 6e-3),
+            whole=Schedule(100, 4, 4e-3, 6e-3),
+            lora=Schedule(90, 4, 8e-3),
         ),
     ),
 )
@@ -139,16 +139,16 @@ SMALL = Recipe(
     context=512,
     members=_family(
         "small",
-        Shape(hidden=320, layers=8, ffn=832, heads=10, kv_heads=2),
-        Shape(hidden=448, layers=6, ffn=1152, heads=14, kv_heads=2),
+        Shape(hidden=256, layers=8, ffn=640, heads=8, kv_heads=2),
+        Shape(hidden=384, layers=6, ffn=768, heads=12, kv_heads=2),
         frozen=5,
         rank=16,
         pace=_Pace(
-            foundation=Schedule(850, 4, 1e-2, 2e-2),
-            wide=Schedule(420, 4, 1e-2, 2e-2),
-            partial=Schedule(160, 4, 3e-3, 5e-3),
-            whole=Schedule(160, 4, 3e-3, 5e-3),
-            lora=Schedule(160, 4, 6e-3),
+            foundation=Schedule(760, 4, 1.2e-2, 2e-2),
+            wide=Schedule(270, 4, 1.2e-2, 2e-2),
+            partial=Schedule(120, 4, 4e-3, 6e-3),
+            whole=Schedule(120, 4, 4e-3, 6e-3),
+            lora=Schedule(120, 4, 8e-3),
         ),
     ),
 )
