@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from cli.output import DEFAULT_STORE, JsonOption, StoreOption
+from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption
 
 
 class Size(StrEnum):
@@ -27,6 +27,7 @@ def demo(
     folder: Annotated[Path, typer.Option("--dir", help="Where models, plots and the report go.", file_okay=False)] = Path("zoo_demo"),
     no_serve: Annotated[bool, typer.Option("--no-serve", help="Leave out the server and the questions.")] = False,
     store: StoreOption = DEFAULT_STORE,
+    database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a small family, share its blocks, serve it and ask it: all steps on this machine, without network."""
@@ -37,4 +38,4 @@ def demo(
     from cli.demo.recipe import RECIPES
     from cli.demo.steps import Demo, run_demo
 
-    run_demo(Demo(RECIPES[size.value], folder, store, serve=not no_serve), Progress(), as_json=as_json)
+    run_demo(Demo(RECIPES[size.value], folder, store, database, serve=not no_serve), Progress(), as_json=as_json)

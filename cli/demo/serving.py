@@ -35,9 +35,10 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(store: Path, models: Sequence[str], folder: Path) -> Iterator[RunningServer]:
+def running_server(store: Path, database: str | None, models: Sequence[str], folder: Path) -> Iterator[RunningServer]:
     """Serve `models` of `store` for the length of the block; then SIGTERM, which drains.
 
+    The key and the database's URL, which may hold a password, go through the environment: arguments can be read by other users.
     `folder` gets `serve.log`, `serve.address` and `trace.jsonl`.
 
     Raises:
@@ -48,10 +49,11 @@ def running_server(store: Path, models: Sequence[str], folder: Path) -> Iterator
     trace.unlink(missing_ok=True)
     key = secrets.token_urlsafe(24)
     arguments = ["serve", *models, "--port", "0", "--store", str(store), "--trace", str(trace), "--kv-bytes", "256MB"]
+    environment = {**os.environ, "ZOO_API_KEY": key} | ({} if database is None else {"ZOO_DATABASE": database})
     started = time.monotonic()
     with log.open("wb") as err, address.open("wb") as out:
         command = [sys.executable, "-c", _COMMAND, *arguments]
-        process = subprocess.Popen(command, stdout=out, stderr=err, env={**os.environ, "ZOO_API_KEY": key})
+        process = subprocess.Popen(command, stdout=out, stderr=err, env=environment)
     try:
         url = _wait(process, address, log)
         server = RunningServer(url, key, trace, time.monotonic() - started)

@@ -31,6 +31,7 @@ class Demo:
     recipe: Recipe
     folder: Path
     store: Path
+    database: str | None = None
     serve: bool = True
     library: Path | None = None
 
@@ -70,7 +71,7 @@ def run_demo(demo: Demo, progress: Progress, *, as_json: bool) -> None:
 def _share(demo: Demo, family: tuple[Trained, ...]) -> Sharing:
     from zoo.api import Zoo
 
-    with Zoo(demo.store) as zoo:
+    with Zoo(demo.store, demo.database) as zoo:
         return ingest_family(zoo, family)
 
 
@@ -90,7 +91,7 @@ def _serve(demo: Demo, progress: Progress) -> report.Served:
 
     members, tokens = demo.recipe.members, min(_ANSWER_TOKENS, demo.recipe.context // 4)
     progress.note("  starting `zoo serve`, a process of its own")
-    with running_server(demo.store, [member.name for member in members], demo.folder / "serving") as server:
+    with running_server(demo.store, demo.database, [member.name for member in members], demo.folder / "serving") as server:
         answers = ask_each(server.url, server.api_key, members, tokens)
         together = ask_together(server.url, server.api_key, members, _EACH, tokens)
     step = busiest_step(read_runs(server.trace))
