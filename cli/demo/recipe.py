@@ -124,11 +124,11 @@ TINY = Recipe(
         frozen=4,
         rank=8,
         pace=_Pace(
-            foundation=Schedule(480, 4, 1.5e-2, 2e-2),
-            wide=Schedule(290, 4, 1.5e-2, 2e-2),
-            partial=Schedule(90, 4, 4e-3, 6e-3),
-            whole=Schedule(90, 4, 4e-3, 6e-3),
-            lora=Schedule(80, 4, 8e-3),
+            foundation=Schedule(440, 4, 1.5e-2, 2e-2),
+            wide=Schedule(260, 4, 1.5e-2, 2e-2),
+            partial=Schedule(80, 4, 4e-3, 6e-3),
+            whole=Schedule(80, 4, 4e-3, 6e-3),
+            lora=Schedule(70, 4, 8e-3),
         ),
     ),
 )
