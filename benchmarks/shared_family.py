@@ -1,10 +1,12 @@
 """Eight models of one family served together, beside eight transformers models run in turn: total decode throughput, in one run.
 
-    python -m benchmarks.shared_family [--kind full|lora] [--models 8] [--requests 2] [--tokens 128] [--pairs 3] [--output FILE]
+    python -m benchmarks.shared_family [--kind full|lora] [--size 32m|206m] [--models 8] [--requests 2]
+        [--tokens 128] [--pairs 3] [--output FILE]
 
-`full`: each model differs from the foundation in one layer; `lora`: in an adapter on the attention. Random weights, fp32 on a CPU by
-default. Both sides generate the same number of tokens from the same prompts, greedily, all answers of equal length, and their tokens are
-compared. Pairs of runs alternate; a ratio is given per pair, with the median and the spread. Also says what is resident in memory.
+`full`: the models share all but their last layer; `lora`: all but an adapter on the attention. Random weights, fp32 on a CPU. Both sides
+generate the same number of tokens from the same prompts, greedily, all answers of equal length, and their tokens are compared. `decode` is
+tokens per second after the first one of each answer: the time of a run less that of a run for one token; `whole` is with the prompts. Pairs
+of runs alternate; a ratio is given per pair, with the median and the spread. Also says what is resident in memory.
 """
 
 from __future__ import annotations
@@ -31,15 +33,26 @@ from surgery.ingest import ingest
 from surgery.sources import open_source
 from zoo.store import Store
 
-#: The shape of the peers' figures: a Llama of 32 M parameters.
-SHAPE = {
-    "vocab_size": 8192,
-    "hidden_size": 512,
-    "intermediate_size": 1408,
-    "num_hidden_layers": 8,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 2048,
+_COMMON = {"vocab_size": 8192, "max_position_embeddings": 2048}
+
+#: Llamas of 32 M and 206 M parameters. Of the small one all eight fit a large cache and calls dominate; of the other memory does.
+SHAPES = {
+    "32m": {
+        **_COMMON,
+        "hidden_size": 512,
+        "intermediate_size": 1408,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+    "206m": {
+        **_COMMON,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+    },
 }
 
 
@@ -56,13 +69,13 @@ class Load:
         return self.tokens * sum(len(prompts) for prompts in self.prompts.values())
 
 
-def make_family(folder: Path, kind: str, count: int) -> dict[str, Path]:
+def make_family(folder: Path, kind: str, count: int, size: str) -> dict[str, Path]:
     """Checkpoints on disk: a foundation, and models that differ from it in one layer or one adapter each."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    base = LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
+    base = LlamaForCausalLM(LlamaConfig(**SHAPES[size])).eval()
     base.save_pretrained(folder / "base")
     made = {"base": folder / "base"}
     for number in range(count - 1 if kind == "full" else count):
@@ -70,8 +83,7 @@ def make_family(folder: Path, kind: str, count: int) -> dict[str, Path]:
         made[name] = folder / name
         model = LlamaForCausalLM.from_pretrained(folder / "base")
         if kind == "full":
-            layer = model.model.layers[number % SHAPE["num_hidden_layers"]]
-            _move(layer.parameters(), 1e-2)
+            _move(model.model.layers[-1].parameters(), 1e-2)
         else:
             config = LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
             model = get_peft_model(model, config)
@@ -143,10 +155,24 @@ class Transformers:
         return out
 
 
-def timed(side: Any, load: Load) -> tuple[float, dict[str, list[list[int]]]]:
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One side's run: tokens per second with the prompts and without, and the tokens."""
+
+    whole: float
+    decode: float
+    answers: dict[str, list[list[int]]]
+
+
+def timed(side: Any, load: Load) -> Timed:
+    """A run for one token, then the run itself: the difference is decoding alone."""
+    one = Load(load.names, load.prompts, 1)
     begin = time.perf_counter()
-    out = side.run(load)
-    return time.perf_counter() - begin, out
+    side.run(one)
+    between = time.perf_counter()
+    answers = side.run(load)
+    end = time.perf_counter()
+    return Timed(load.total / (end - between), (load.total - one.total) / ((end - between) - (between - begin)), answers)
 
 
 def agreement(a: dict[str, list[list[int]]], b: dict[str, list[list[int]]]) -> float:
@@ -155,14 +181,19 @@ def agreement(a: dict[str, list[list[int]]], b: dict[str, list[list[int]]]) -> f
     return sum(x == y for x, y in pairs) / len(pairs)
 
 
-def measure(kind: str, count: int, requests: int, tokens: int, prompt: int, pairs: int) -> dict[str, Any]:
+def spread(ratios: list[float]) -> dict[str, float]:
+    """Median, least and greatest."""
+    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+
+
+def measure(kind: str, size: str, count: int, requests: int, tokens: int, prompt: int, pairs: int) -> dict[str, Any]:
     """One report for one kind of family."""
     generator = torch.Generator().manual_seed(1)
     with tempfile.TemporaryDirectory() as scratch:
-        folders = make_family(Path(scratch), kind, count)
+        folders = make_family(Path(scratch), kind, count, size)
         names = tuple(folders) if kind == "full" else tuple(name for name in folders if name != "base")
         prompts = {
-            name: [tuple(torch.randint(3, SHAPE["vocab_size"], (prompt,), generator=generator).tolist()) for _ in range(requests)]
+            name: [tuple(torch.randint(3, SHAPES[size]["vocab_size"], (prompt,), generator=generator).tolist()) for _ in range(requests)]
             for name in names
         }
         load = Load(names, prompts, tokens)
@@ -172,24 +203,29 @@ def measure(kind: str, count: int, requests: int, tokens: int, prompt: int, pair
             ours, theirs = Zoo(store, names, 256 << 20), Transformers(folders, names)
             warm = Load(names, prompts, 4)
             ours.run(warm), theirs.run(warm)
-            ratios, rows = [], []
+            rows = []
             for _ in range(pairs):
-                seconds, mine = timed(ours, load)
-                other_seconds, other = timed(theirs, load)
-                ratios.append(other_seconds / seconds)
-                rows.append({"ours": load.total / seconds, "transformers": load.total / other_seconds, "same": agreement(mine, other)})
+                mine, other = timed(ours, load), timed(theirs, load)
+                rows.append(
+                    {
+                        "ours": {"decode": mine.decode, "whole": mine.whole},
+                        "transformers": {"decode": other.decode, "whole": other.whole},
+                        "same_tokens": agreement(mine.answers, other.answers),
+                    }
+                )
             memory = asdict(ours.engine.memory())
             with store.catalog.reading() as catalog:
                 distinct = {t.digest: t.nbytes for name in names for t in catalog.model(name).tensors}
             ours.driver.shutdown()
     return {
         "kind": kind,
+        "size": size,
         "models": count,
         "requests_per_model": requests,
         "prompt_tokens": prompt,
         "new_tokens": tokens,
         "tokens_per_second": rows,
-        "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios), "pairs": ratios},
+        "ratio": {what: spread([row["ours"][what] / row["transformers"][what] for row in rows]) for what in ("decode", "whole")},
         "memory": {**memory, "distinct": sum(distinct.values()), "resident_over_distinct": memory["weights"] / sum(distinct.values())},
     }
 
@@ -197,6 +233,7 @@ def measure(kind: str, count: int, requests: int, tokens: int, prompt: int, pair
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kind", choices=["full", "lora"], action="append")
+    parser.add_argument("--size", choices=list(SHAPES), action="append")
     parser.add_argument("--models", type=int, default=8)
     parser.add_argument("--requests", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
@@ -206,10 +243,14 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    reports = [measure(kind, args.models, args.requests, args.tokens, args.prompt, args.pairs) for kind in args.kind or ["full", "lora"]]
+    reports = [
+        measure(kind, size, args.models, args.requests, args.tokens, args.prompt, args.pairs)
+        for size in args.size or list(SHAPES)
+        for kind in args.kind or ["full", "lora"]
+    ]
     document = {
         "benchmark": "shared_family",
-        "shape": SHAPE,
+        "shapes": SHAPES,
         "threads": args.threads,
         "machine": {"processor": platform.processor() or platform.machine(), "python": platform.python_version()},
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")},

@@ -29,6 +29,33 @@ class LowRank:
         return sum(x.numel() * x.element_size() for x in (self.a, self.b, self.bias) if x is not None)
 
 
+#: Rows for which a skinny product is better turned around (W X^T instead of X W^T), on a CPU in float32: stock sgemm reads the weights
+#: several times over there. Measured by `benchmarks/skinny.py`; a large matrix gains from fewer rows on. Values: first row, last row.
+SKINNY = (12, 48)
+SKINNY_LARGE = (4, 48)
+LARGE = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """What a call of a linear layer reads: weight [out, in], bias, and whether and when to turn the product around."""
+
+    weight: Tensor
+    bias: Tensor | None
+    skinny: bool
+    large: bool
+
+
+def _product(x: Tensor, product: Product) -> Tensor:
+    """x [1, rows, in] -> [1, rows, out]."""
+    rows = x.shape[-2]
+    first, last = SKINNY_LARGE if product.large else SKINNY
+    if not (product.skinny and first <= rows <= last and x.dim() == 3 and x.shape[0] == 1):
+        return F.linear(x, product.weight, product.bias)
+    out = torch.mm(product.weight, x[0].t()).t()[None]
+    return out if product.bias is None else out + product.bias
+
+
 @dataclass(frozen=True, slots=True)
 class _Stack:
     """The active adapters of a layer, joined: a [in, ranks], b [ranks, out]."""
@@ -49,12 +76,22 @@ class SharedLinear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
-        self.transposed = transposed
         self.adapters: dict[str, LowRank] = {}
         self._stack: _Stack | None = None
+        self._bind(transposed)
+
+    def _bind(self, transposed: bool) -> None:
+        """Plain references to what every call reads: a module looks its parameters up by name, which costs as much as a small product."""
+        weight = self.weight.data.t() if transposed else self.weight.data
+        self.product = Product(
+            weight=weight,
+            bias=None if self.bias is None else self.bias.data,
+            skinny=weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous(),
+            large=weight.numel() >= LARGE,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.linear(x, self.weight.t() if self.transposed else self.weight, self.bias)
+        out = _product(x, self.product)
         if not self.adapters:
             return out
         frame = current()

@@ -1,0 +1,71 @@
+"""Skinny products on this CPU: `F.linear` beside `W @ X.T`, for the linear layers of one decode step, by rows.
+
+    python -m benchmarks.skinny [--threads N] [--output FILE]
+
+The figures behind the limits in `runtime/engine/linear.py`. All layers of a step run one after the other, so that weights come from
+where they would come from in a step; best and median of several rounds, milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from benchmarks.shared_family import SHAPES
+
+ROWS = (1, 2, 4, 8, 12, 16, 32, 48, 64)
+
+
+def weights(shape: dict[str, int]) -> list[torch.Tensor]:
+    """All linear layers of a model of this shape, in order."""
+    hidden, wide, kv = shape["hidden_size"], shape["intermediate_size"], shape["hidden_size"] * shape["num_key_value_heads"]
+    kv //= shape["num_attention_heads"]
+    layer = [(hidden, hidden), (kv, hidden), (kv, hidden), (hidden, hidden), (wide, hidden), (wide, hidden), (hidden, wide)]
+    sizes = [*(layer * shape["num_hidden_layers"]), (shape["vocab_size"], hidden)]
+    return [torch.randn(out, into) * 0.02 for out, into in sizes]
+
+
+def timed(run: Callable[[], object], rounds: int = 8) -> dict[str, float]:
+    seconds = []
+    for _ in range(rounds):
+        begin = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - begin)
+    return {"best_ms": 1e3 * min(seconds), "median_ms": 1e3 * statistics.median(seconds)}
+
+
+def measure(size: str) -> list[dict[str, Any]]:
+    matrices = weights(SHAPES[size])
+    rows = []
+    for count in ROWS:
+        inputs = {matrix.shape[1]: torch.randn(count, matrix.shape[1]) for matrix in matrices}
+        plain = timed(lambda inputs=inputs: [F.linear(inputs[w.shape[1]], w) for w in matrices])
+        turned = timed(lambda inputs=inputs: [torch.mm(w, inputs[w.shape[1]].t()).t() for w in matrices])
+        rows.append({"rows": count, "linear": plain, "turned": turned, "ratio": plain["median_ms"] / turned["median_ms"]})
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Skinny products on this CPU.")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    report = {"benchmark": "skinny", "threads": args.threads, "torch": version("torch"), "sizes": {s: measure(s) for s in SHAPES}}
+    text = json.dumps(report, indent=2)
+    print(text)
+    if args.output:
+        args.output.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
