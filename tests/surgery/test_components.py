@@ -21,7 +21,6 @@ from tests import checkpoints
 from zoo.errors import MalformedCheckpoint, NotServable
 from zoo.store import Store
 
-
 #: torch's fused attention under a name without a mask function: causal by itself, and open to families that refuse `sdpa`.
 ATTENTION = "test_causal"
 AttentionInterface.register(ATTENTION, sdpa_attention_forward)
