@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from cli.documents import model_document
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, print_table
 
 if TYPE_CHECKING:
@@ -19,24 +20,9 @@ def ls(store: StoreOption = DEFAULT_STORE, database: DatabaseOption = None, as_j
         models = zoo.models()
         usage = zoo.store.usage()
     if as_json:
-        print_json({"models": [_document(model) for model in models], "store": _store(usage)})
+        print_json({"models": [model_document(model) for model in models], "store": _store(usage)})
     else:
         _print(models, usage)
-
-
-def _document(model: ModelSummary) -> dict[str, Any]:
-    return {
-        "name": model.name,
-        "kind": model.kind,
-        "base": model.base,
-        "family": model.family,
-        "params": model.params,
-        "blocks": model.blocks,
-        "bytes": model.bytes,
-        "bytes_own": model.bytes_own,
-        "source": model.source,
-        "created": model.created.isoformat(),
-    }
 
 
 def _store(usage: Usage) -> dict[str, int]:

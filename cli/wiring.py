@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cli.documents import model_document
 from cli.output import human_bytes, say
 from runtime.frontend.served import ServedModel, defaults_from
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt
@@ -108,19 +109,7 @@ class ZooSource:
         return self._zoo.model(name).name
 
     def listing(self) -> list[Mapping[str, Any]]:
-        return [
-            {
-                "name": model.name,
-                "kind": model.kind,
-                "base": model.base,
-                "family": model.family,
-                "params": model.params,
-                "blocks": model.blocks,
-                "bytes": model.bytes,
-                "bytes_own": model.bytes_own,
-            }
-            for model in self._zoo.models()
-        ]
+        return [model_document(model) for model in self._zoo.models()]
 
     def served(self, spec: ModelSpec) -> ServedModel:
         model = self._zoo.model(spec.name)

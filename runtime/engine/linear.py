@@ -29,8 +29,8 @@ class LowRank:
         return sum(x.numel() * x.element_size() for x in (self.a, self.b, self.bias) if x is not None)
 
 
-#: Rows for which a skinny product is better turned around (W X^T instead of X W^T), on a CPU in float32: stock sgemm reads the weights
-#: several times over there. Measured by `benchmarks/skinny.py`; a large matrix gains from fewer rows on. Values: first row, last row.
+#: Rows for which a skinny product is better turned around (W X^T instead of X W^T), on a CPU in float32, where stock sgemm is far
+#: from the speed of memory. Measured by `benchmarks/skinny.py`; a large matrix gains from fewer rows on. Values: first row, last row.
 SKINNY = (12, 48)
 SKINNY_LARGE = (4, 48)
 LARGE = 1 << 19
