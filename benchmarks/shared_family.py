@@ -1,9 +1,9 @@
 """Eight models of one family served together, beside eight transformers models run in turn: total decode throughput, in one run.
 
     python -m benchmarks.shared_family [--kind full|lora] [--size 32m|206m] [--models 8] [--requests 2]
-        [--tokens 128] [--pairs 3] [--output FILE]
+        [--dtype float32|bfloat16] [--tokens 128] [--pairs 3] [--output FILE]
 
-`full`: the models share all but their last layer; `lora`: all but an adapter on the attention. Random weights, fp32 on a CPU. Both sides
+`full`: the models share all but their last layer; `lora`: all but an adapter on the attention. Random weights. Both sides
 generate the same number of tokens from the same prompts, greedily, all answers of equal length, and their tokens are compared. `decode` is
 tokens per second after the first one of each answer: the time of a run less that of a run for one token; `whole` is with the prompts. Pairs
 of runs alternate; a ratio is given per pair, with the median and the spread. Also says what is resident in memory.
@@ -69,13 +69,13 @@ class Load:
         return self.tokens * sum(len(prompts) for prompts in self.prompts.values())
 
 
-def make_family(folder: Path, kind: str, count: int, size: str) -> dict[str, Path]:
+def make_family(folder: Path, kind: str, count: int, size: str, dtype: str) -> dict[str, Path]:
     """Checkpoints on disk: a foundation, and models that differ from it in one layer or one adapter each."""
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    base = LlamaForCausalLM(LlamaConfig(**SHAPES[size])).eval()
+    base = LlamaForCausalLM(LlamaConfig(**SHAPES[size])).to(getattr(torch, dtype)).eval()
     base.save_pretrained(folder / "base")
     made = {"base": folder / "base"}
     for number in range(count - 1 if kind == "full" else count):
@@ -186,11 +186,11 @@ def spread(ratios: list[float]) -> dict[str, float]:
     return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
 
 
-def measure(kind: str, size: str, count: int, requests: int, tokens: int, prompt: int, pairs: int) -> dict[str, Any]:
+def measure(kind: str, size: str, dtype: str, count: int, requests: int, tokens: int, prompt: int, pairs: int) -> dict[str, Any]:
     """One report for one kind of family."""
     generator = torch.Generator().manual_seed(1)
     with tempfile.TemporaryDirectory() as scratch:
-        folders = make_family(Path(scratch), kind, count, size)
+        folders = make_family(Path(scratch), kind, count, size, dtype)
         names = tuple(folders) if kind == "full" else tuple(name for name in folders if name != "base")
         prompts = {
             name: [tuple(torch.randint(3, SHAPES[size]["vocab_size"], (prompt,), generator=generator).tolist()) for _ in range(requests)]
@@ -220,6 +220,7 @@ def measure(kind: str, size: str, count: int, requests: int, tokens: int, prompt
     return {
         "kind": kind,
         "size": size,
+        "dtype": dtype,
         "models": count,
         "requests_per_model": requests,
         "prompt_tokens": prompt,
@@ -234,6 +235,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--kind", choices=["full", "lora"], action="append")
     parser.add_argument("--size", choices=list(SHAPES), action="append")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--models", type=int, default=8)
     parser.add_argument("--requests", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=128)
@@ -244,7 +246,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     reports = [
-        measure(kind, size, args.models, args.requests, args.tokens, args.prompt, args.pairs)
+        measure(kind, size, args.dtype, args.models, args.requests, args.tokens, args.prompt, args.pairs)
         for size in args.size or list(SHAPES)
         for kind in args.kind or ["full", "lora"]
     ]
