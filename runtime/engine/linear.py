@@ -7,6 +7,7 @@ and one mask, not a loop over rows (design, section 7; S-LoRA's and Punica's gro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,10 @@ from runtime.engine.frame import Frame, current
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """One adapter on one linear layer: a [rank, in], b [out, rank] (already times the scaling), bias [out] or None."""
+    """One adapter on one linear layer: a [rank, in], b [out, rank] (already times the scaling), bias [out] or None.
+
+    In float32 whatever the base's dtype: that is how peft computes it, and the sum is rounded to the base's dtype once.
+    """
 
     a: Tensor
     b: Tensor
@@ -29,31 +33,44 @@ class LowRank:
         return sum(x.numel() * x.element_size() for x in (self.a, self.b, self.bias) if x is not None)
 
 
-#: Rows for which a skinny product is better turned around (W X^T instead of X W^T), on a CPU in float32, where stock sgemm is far
-#: from the speed of memory. Measured by `benchmarks/skinny.py`; a large matrix gains from fewer rows on. Values: first row, last row.
-SKINNY = (12, 48)
-SKINNY_LARGE = (4, 48)
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """From which to which number of rows a product is better turned around (W X^T instead of X W^T), for small and large matrices."""
+
+    first_small: int
+    first_large: int
+    last: int
+
+
+#: On a CPU, where stock products are far from the speed of memory at few rows; measured by `benchmarks/skinny.py`.
+TURNED: Mapping[torch.dtype, Turned] = {torch.float32: Turned(12, 4, 48), torch.bfloat16: Turned(2, 2, 64)}
+#: Elements from which a matrix counts as large.
 LARGE = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """What a call of a linear layer reads: weight [out, in], bias, and whether and when to turn the product around."""
+    """What a call of a linear layer reads: weight [out, in], bias, and from `first` to `last` rows it is turned around."""
 
     weight: Tensor
     bias: Tensor | None
-    skinny: bool
-    large: bool
+    first: int
+    last: int
+
+    def of(self, x: Tensor) -> Tensor:
+        """x [1, rows, in] -> [1, rows, out]."""
+        if not (self.first <= x.shape[-2] <= self.last and x.dim() == 3 and x.shape[0] == 1):
+            return F.linear(x, self.weight, self.bias)
+        out = torch.mm(self.weight, x[0].t()).t()[None]
+        return out if self.bias is None else out + self.bias
 
 
-def _product(x: Tensor, product: Product) -> Tensor:
-    """x [1, rows, in] -> [1, rows, out]."""
-    rows = x.shape[-2]
-    first, last = SKINNY_LARGE if product.large else SKINNY
-    if not (product.skinny and first <= rows <= last and x.dim() == 3 and x.shape[0] == 1):
-        return F.linear(x, product.weight, product.bias)
-    out = torch.mm(product.weight, x[0].t()).t()[None]
-    return out if product.bias is None else out + product.bias
+def product_of(weight: Tensor, bias: Tensor | None) -> Product:
+    """The product for a weight [out, in] where it lies."""
+    turned = TURNED.get(weight.dtype) if weight.device.type == "cpu" and weight.is_contiguous() else None
+    if turned is None:
+        return Product(weight, bias, 1, 0)
+    return Product(weight, bias, turned.first_large if weight.numel() >= LARGE else turned.first_small, turned.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +100,10 @@ class SharedLinear(nn.Module):
     def _bind(self, transposed: bool) -> None:
         """Plain references to what every call reads: a module looks its parameters up by name, which costs as much as a small product."""
         weight = self.weight.data.t() if transposed else self.weight.data
-        self.product = Product(
-            weight=weight,
-            bias=None if self.bias is None else self.bias.data,
-            skinny=weight.device.type == "cpu" and weight.dtype == torch.float32 and weight.is_contiguous(),
-            large=weight.numel() >= LARGE,
-        )
+        self.product = product_of(weight, None if self.bias is None else self.bias.data)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = _product(x, self.product)
+        out = self.product.of(x)
         if not self.adapters:
             return out
         frame = current()
@@ -110,15 +122,15 @@ class SharedLinear(nn.Module):
         if not active:
             return out
         stack = self._stacked(active)
-        low = x @ stack.a
+        low = x.to(stack.a.dtype) @ stack.a
         if len(active) > 1 or frame.adapters[0].hi - frame.adapters[0].lo != frame.tokens:
             low = low * frame.adapter_mask(stack.ranks, low.dtype)
-        out = out + low @ stack.b
+        added = low @ stack.b
         for span in frame.adapters:
             bias = self.adapters[span.adapter].bias if span.adapter in self.adapters else None
             if bias is not None:
-                out[..., span.lo : span.hi, :] += bias
-        return out
+                added[..., span.lo : span.hi, :] += bias
+        return (out + added).to(x.dtype)
 
     def _stacked(self, active: tuple[str, ...]) -> _Stack:
         if self._stack is None or tuple(name for name, _ in self._stack.ranks) != active:
@@ -148,7 +160,8 @@ class SharedEmbedding(nn.Module):
             part = self.adapters.get(span.adapter)
             if part is not None:
                 low = F.embedding(ids[:, span.lo : span.hi], part.a.t()) @ part.b.t()
-                out[:, span.lo : span.hi] += low if scale is None else low * scale.to(low.dtype)
+                low = low if scale is None else low * scale.to(low.dtype)
+                out[:, span.lo : span.hi] = (out[:, span.lo : span.hi] + low).to(out.dtype)
         return out
 
     def attach(self, adapter: str, part: LowRank) -> None:

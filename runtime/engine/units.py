@@ -141,8 +141,8 @@ def _low_rank(tensors: dict[str, str], path: str, suffix: str, scaling: float, p
     digests = [tensors[f"{path}.{suffix.format(part)}"] for part in "AB"]
     a, b = (pool.acquire(digest) for digest in digests)
     bias_digest = tensors.get(f"{path}.lora_B.bias")
-    bias = None if bias_digest is None else pool.acquire(bias_digest) * scaling
-    part = LowRank(a.clone(), (b.float() * scaling).to(b.dtype), bias)
+    bias = None if bias_digest is None else pool.acquire(bias_digest).float() * scaling
+    part = LowRank(a.float().clone(), b.float() * scaling, bias)
     pool.release(digests if bias_digest is None else [*digests, bias_digest])
     return part
 

@@ -43,11 +43,15 @@ def gap(model: Any, tokens: Sequence[int]) -> float:
     return (best - second) / max(abs(best), 1.0)
 
 
-def same_tokens(model: Any, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int]) -> int:
-    """Number of tokens that agree; all of them unless a tie within rounding comes first. Fails otherwise."""
+def same_tokens(model: Any, prompt: Sequence[int], expected: Sequence[int], got: Sequence[int], rounding: float | None = None) -> int:
+    """Number of tokens that agree; all of them unless a tie within rounding comes first. Fails otherwise.
+
+    `rounding`: the licence, by default that of the dtype of the model's first parameter.
+    """
     for index, (want, have) in enumerate(zip(expected, got, strict=False)):
         if want != have:
-            margin, allowed = gap(model, [*prompt, *expected[:index]]), ROUNDING[next(model.parameters()).dtype]
+            margin = gap(model, [*prompt, *expected[:index]])
+            allowed = ROUNDING[next(model.parameters()).dtype] if rounding is None else rounding
             assert margin <= allowed, f"token {index}: {have} for {want}, though the reference's margin is {margin:.2e} > {allowed:.2e}"
             return index
     assert len(expected) == len(got), f"{len(got)} tokens for {len(expected)}"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.paged import PagedEngine
 from tests import checkpoints
 from tests.runtime.engine.drive import drive
-from tests.runtime.engine.oracle import greedy, reference, same_tokens
+from tests.runtime.engine.oracle import ROUNDING, greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import ask, engine, prompts
 
 
@@ -35,6 +38,25 @@ def test_lora_beside_its_base(bench, family):
     check(reference(bench.folders[base]), base, wanted[base], out)
     for name in loras:
         check(peft_reference(bench, base, name), name, wanted[name], out)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
+def test_half_precision_base_with_adapters_in_either(bench, family):
+    """peft computes adapters in float32 on a half-precision base, whichever dtype they were saved in."""
+    base = bench.family(family, f"{family}-half", dtype="bfloat16")
+    full = bench.lora(base, f"{family}-half-lora")
+    half = bench.root / "hf" / f"{family}-half-lora16"
+    shutil.copytree(bench.folders[full], half)
+    path = half / "adapter_model.safetensors"
+    save_file({key: tensor.bfloat16() for key, tensor in load_file(path).items()}, path)
+    names = (base, full, bench.add(half.name, half, base=base))
+    wanted = {name: [(p, f"{name}{i}") for i, p in enumerate(prompts(n, (3, 11)))] for n, name in enumerate(names)}
+    out = drive(engine(bench, *names), {0: [ask(name, p, seq) for name in names for p, seq in wanted[name]]})
+    agreed = 0
+    for name in names[1:]:
+        model = peft_reference(bench, base, name)
+        agreed += sum(same_tokens(model, p, greedy(model, p, 20), out.tokens(seq), ROUNDING[torch.bfloat16]) for p, seq in wanted[name])
+    assert agreed >= 40, "hardly a token agrees"
 
 
 VARIANTS = {
