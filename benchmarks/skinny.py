@@ -25,13 +25,13 @@ from benchmarks.shared_family import SHAPES
 ROWS = (1, 2, 4, 8, 12, 16, 32, 48, 64)
 
 
-def weights(shape: dict[str, int]) -> list[torch.Tensor]:
+def weights(shape: dict[str, int], dtype: torch.dtype) -> list[torch.Tensor]:
     """All linear layers of a model of this shape, in order."""
     hidden, wide, kv = shape["hidden_size"], shape["intermediate_size"], shape["hidden_size"] * shape["num_key_value_heads"]
     kv //= shape["num_attention_heads"]
     layer = [(hidden, hidden), (kv, hidden), (kv, hidden), (hidden, hidden), (wide, hidden), (wide, hidden), (hidden, wide)]
     sizes = [*(layer * shape["num_hidden_layers"]), (shape["vocab_size"], hidden)]
-    return [torch.randn(out, into) * 0.02 for out, into in sizes]
+    return [(torch.randn(out, into) * 0.02).to(dtype) for out, into in sizes]
 
 
 def timed(run: Callable[[], object], rounds: int = 8) -> dict[str, float]:
@@ -43,11 +43,11 @@ def timed(run: Callable[[], object], rounds: int = 8) -> dict[str, float]:
     return {"best_ms": 1e3 * min(seconds), "median_ms": 1e3 * statistics.median(seconds)}
 
 
-def measure(size: str) -> list[dict[str, Any]]:
-    matrices = weights(SHAPES[size])
+def measure(size: str, dtype: torch.dtype) -> list[dict[str, Any]]:
+    matrices = weights(SHAPES[size], dtype)
     rows = []
     for count in ROWS:
-        inputs = {matrix.shape[1]: torch.randn(count, matrix.shape[1]) for matrix in matrices}
+        inputs = {matrix.shape[1]: torch.randn(count, matrix.shape[1]).to(dtype) for matrix in matrices}
         plain = timed(lambda inputs=inputs: [F.linear(inputs[w.shape[1]], w) for w in matrices])
         turned = timed(lambda inputs=inputs: [torch.mm(w, inputs[w.shape[1]].t()).t() for w in matrices])
         rows.append({"rows": count, "linear": plain, "turned": turned, "ratio": plain["median_ms"] / turned["median_ms"]})
@@ -60,7 +60,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    report = {"benchmark": "skinny", "threads": args.threads, "torch": version("torch"), "sizes": {s: measure(s) for s in SHAPES}}
+    products = {f"{size} {name}": measure(size, getattr(torch, name)) for size in SHAPES for name in ("float32", "bfloat16")}
+    report = {"benchmark": "skinny", "threads": args.threads, "torch": version("torch"), "products": products}
     text = json.dumps(report, indent=2)
     print(text)
     if args.output:

@@ -43,7 +43,7 @@ class Turned:
 
 
 #: On a CPU, where stock products are far from the speed of memory at few rows; measured by `benchmarks/skinny.py`.
-TURNED: Mapping[torch.dtype, Turned] = {torch.float32: Turned(12, 4, 48), torch.bfloat16: Turned(2, 2, 64)}
+TURNED: Mapping[torch.dtype, Turned] = {torch.float32: Turned(12, 6, 48), torch.bfloat16: Turned(2, 2, 256)}
 #: Elements from which a matrix counts as large.
 LARGE = 1 << 19
 
