@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -71,8 +71,18 @@ def load_model(
     settings = config_of(store, manifest)
     check_servable(settings, manifest.name)
     geometry = geometry_of(settings, manifest, dtype)
-    page_tokens = pool.page_tokens(geometry)
-    skeleton = functools.cache(lambda: Skeleton(settings, register()))
+    page_tokens = pool.page_tokens(geometry)  # refuses what does not fit before anything is loaded
+    held = _acquire(manifest, units, functools.cache(lambda: Skeleton(settings, register())))
+    indices = kv_indices(held)
+    layers = sum(index is not None for index in indices)
+    spec = _spec(store, manifest, chain, settings, config, kv_layers=layers, page_tokens=page_tokens, dtype=geometry.dtype)
+    adapted = any(placed.component.adapter is not None for placed in manifest.components)
+    tables = PageTables(spec.kv_layers, pool.padding, units.device)
+    return LoadedModel(manifest, spec, tuple(held), indices, geometry, manifest.name if adapted else None, tables)
+
+
+def _acquire(manifest: ModelManifest, units: UnitStore, skeleton: Callable[[], Skeleton]) -> list[Unit]:
+    """The chain's units with the model's adapter parts on them; none stays when one fails."""
     held: list[Unit] = []
     try:
         for placed in manifest.components:
@@ -82,24 +92,34 @@ def load_model(
     except BaseException:
         release_units(units, held, manifest.name)
         raise
-    indices = kv_indices(held)
-    layers = sum(index is not None for index in indices)
+    return held
+
+
+def _spec(
+    store: Store,
+    manifest: ModelManifest,
+    chain: tuple[ChainBlock, ...],
+    settings: Mapping[str, Any],
+    config: EngineConfig,
+    *,
+    kv_layers: int,
+    page_tokens: int,
+    dtype: torch.dtype,
+) -> ModelSpec:
+    """What the control plane is told of the model."""
     limit = context_length(settings)
-    spec = ModelSpec(
+    return ModelSpec(
         name=manifest.name,
-        kv_layers=layers,
+        kv_layers=kv_layers,
         page_tokens=page_tokens,
         max_model_len=min(limit, config.max_model_len or limit),
         vocab_size=int(settings["vocab_size"]),
         eos_token_ids=eos_ids(settings, side_json(store, manifest, "generation_config.json")),
         blocks=tuple(block.digest for block in chain),
-        domain=digest_of(["kv", [p.component.digest for p in manifest.components], str(geometry.dtype)]),
+        domain=digest_of(["kv", [p.component.digest for p in manifest.components], str(dtype)]),
         kind=manifest.kind,
         base=manifest.base,
     )
-    adapted = any(placed.component.adapter is not None for placed in manifest.components)
-    tables = PageTables(layers, pool.padding, units.device)
-    return LoadedModel(manifest, spec, tuple(held), indices, geometry, manifest.name if adapted else None, tables)
 
 
 def release_units(units: UnitStore, held: list[Unit] | tuple[Unit, ...], adapter: str) -> None:
