@@ -33,6 +33,7 @@ def serve(
     trace: Annotated[str | None, typer.Option(help="Write every event to this file (JSON lines), and keep /zoo/trace.")] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1.", show_default="cpu")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="each model's own")] = None,
+    layers: Annotated[str | None, typer.Option(help="fused, or stock: transformers' own layers.", show_default="fused")] = None,
     kv_bytes: Annotated[str | None, typer.Option(help="Size of the page pool of all models.", show_default="1GiB")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Cap on every model's context, in tokens.")] = None,
     token_budget: Annotated[int | None, typer.Option(help="Tokens per step.", show_default="512")] = None,
@@ -49,6 +50,7 @@ def serve(
     wanted = [*(models or ()), *(names or ())]
     given: dict[str, Any] = {
         "host": host, "port": port, "models": wanted or None, "api_key": api_key, "trace": trace, "device": device, "dtype": dtype,
+        "layers": layers,
         "kv_bytes": kv_bytes, "max_model_len": max_model_len, "token_budget": token_budget, "max_sequences": max_sequences,
         "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend,
     }  # fmt: skip

@@ -34,6 +34,7 @@ class ServeOptions:
     trace: str | None = None
     device: str = "cpu"
     dtype: str | None = None
+    layers: str = "fused"
     kv_bytes: int | str = 1 << 30
     max_model_len: int | None = None
     token_budget: int = 512
@@ -51,6 +52,7 @@ class ServeOptions:
             EngineConfig,
             device=self.device,
             dtype=self.dtype,
+            layers=self.layers,
             kv_bytes=size_of(self.kv_bytes),
             max_model_len=self.max_model_len,
             trace_segments=self.trace is not None,
