@@ -14,8 +14,11 @@ from typing import Literal
 
 from blake3 import blake3
 
-ComponentKind = Literal["embedding", "attention", "ffn", "layer", "lm_head"]
-ModelKind = Literal["foundation", "full", "lora", "prefix", "prompt", "ia3", "adapter", "bitfit"]
+ComponentKind = Literal["embedding", "attention", "ffn", "layer", "stitch", "lm_head"]
+#: From checkpoints: the first eight. Made here: chains of other models' blocks, with pruned blocks, with low-rank deltas; stitches alone.
+ModelKind = Literal[
+    "foundation", "full", "lora", "prefix", "prompt", "ia3", "adapter", "bitfit", "composed", "surrogate", "delta", "stitch"
+]
 
 #: Bytes per element, by safetensors dtype name.
 DTYPE_BYTES: Mapping[str, int] = {
@@ -95,7 +98,7 @@ class Component:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A component at its place in a model. `layer` is None for embedding and lm_head."""
+    """A component at its place in a model. `layer` is None for embedding, lm_head and stitches."""
 
     layer: int | None
     component: Component

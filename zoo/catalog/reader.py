@@ -16,9 +16,11 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from zoo.catalog import names as naming
 from zoo.catalog import schema as t
+from zoo.catalog.findings import documents, equivalences
 from zoo.catalog.rows import Parts, component_of, tensor_of
 from zoo.catalog.summaries import ModelSummary, summaries
 from zoo.manifest import ChainBlock, Component, ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile
+from zoo.records import Document, Equivalence
 
 #: Digests per query: far below both databases' limit on parameters.
 CHUNK = 500
@@ -127,6 +129,14 @@ class Reader:
         """Names of the models that name this one as their base, sorted. Raises NotFound."""
         row = self._model_row(name)
         return tuple(sorted(self._connection.execute(select(t.Model.name).where(t.Model.base == row.id)).scalars()))
+
+    def equivalences(self, models: Collection[str] | None = None) -> list[Equivalence]:
+        """Scored pairs of which either side is one of these models (None: all pairs), oldest first."""
+        return equivalences(self._connection, models)
+
+    def documents(self, kind: str, model: str | None = None) -> list[Document]:
+        """Documents of a kind, of one model or (None) of all and of none, oldest first."""
+        return documents(self._connection, kind, model)
 
     def setting(self, key: str) -> str | None:
         """A fact about the catalogue itself."""

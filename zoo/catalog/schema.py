@@ -5,6 +5,7 @@
        |                       model_components                    model_blocks
        +------- model_tensors ------> models <---------------------------+
        +------- weight_entries -> weight_files -> models <- side_files
+                          equivalences, documents -> models
 
 Changes go through `migrations/`; a test compares the two. This file knows nothing of connections or queries.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, ForeignKeyConstraint, Integer, MetaData, String, Text
+from sqlalchemy import BigInteger, Double, ForeignKey, ForeignKeyConstraint, Integer, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 #: Length of a digest in hex.
@@ -158,3 +159,34 @@ class SideFileRow(Base):
     blob: Mapped[str] = mapped_column(String(DIGEST), index=True)
     nbytes: Mapped[int] = mapped_column(BigInteger)
     inherited: Mapped[bool]
+
+
+class EquivalenceRow(Base):
+    """Components [a_lo, a_hi) of one model against [b_lo, b_hi) of another. `metrics` is JSON; `created` is UTC."""
+
+    __tablename__ = "equivalences"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    relation: Mapped[str] = mapped_column(String(16))
+    a_model: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), index=True)
+    a_lo: Mapped[int] = mapped_column(Integer)
+    a_hi: Mapped[int] = mapped_column(Integer)
+    b_model: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), index=True)
+    b_lo: Mapped[int] = mapped_column(Integer)
+    b_hi: Mapped[int] = mapped_column(Integer)
+    probe: Mapped[str] = mapped_column(String(DIGEST))
+    similarity: Mapped[float] = mapped_column(Double)
+    control: Mapped[float | None] = mapped_column(Double)
+    metrics: Mapped[str] = mapped_column(Text)
+    created: Mapped[datetime]
+
+
+class DocumentRow(Base):
+    """A result kept whole. `value` is JSON; `created` is UTC."""
+
+    __tablename__ = "documents"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    kind: Mapped[str] = mapped_column(String(32))
+    model: Mapped[int | None] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), index=True)
+    key: Mapped[str] = mapped_column(String(255))
+    value: Mapped[str] = mapped_column(Text)
+    created: Mapped[datetime]

@@ -14,11 +14,13 @@ from typing import Any
 from sqlalchemy import ColumnElement, and_, delete, exists, insert, not_, select
 from sqlalchemy.orm import InstrumentedAttribute
 
+from zoo.catalog import findings
 from zoo.catalog import schema as t
 from zoo.catalog.reader import CHUNK, Reader
 from zoo.catalog.rows import component_row, component_tensor_rows, tensor_row
 from zoo.errors import InputError, InUse, NameTaken, NotFound
 from zoo.manifest import ChainBlock, Component, ModelManifest, block_digest
+from zoo.records import Document, Equivalence
 
 MAX_NAME_CHARACTERS = 255
 
@@ -89,6 +91,16 @@ class Writer(Reader):
         self._delete_unused(t.Block.digest, blocks, [t.ModelBlock.block])
         self._delete_unused(t.ComponentRow.digest, components, [t.ModelComponent.component, t.BlockComponent.component])
         self._delete_unused(t.Tensor.digest, tensors, [t.ModelTensor.tensor, t.ComponentTensor.tensor, t.WeightEntry.tensor])
+
+    def put_equivalences(self, pairs: Collection[Equivalence]) -> None:
+        """Keep scored pairs; one of the same relation, runs and probe set is replaced. Raises NotFound for a model that is not there."""
+        ids = {name: self._model_row(name).id for name in {run.model for pair in pairs for run in (pair.a, pair.b)}}
+        findings.put_equivalences(self._connection, pairs, ids)
+
+    def put_document(self, document: Document) -> None:
+        """Keep a document in place of the one of its kind, model and key. Raises NotFound when its model is not there."""
+        model = None if document.model is None else self._model_row(document.model).id
+        findings.put_document(self._connection, document, model)
 
     def set_setting(self, key: str, value: str) -> None:
         """Record a fact about the catalogue itself, in place of what was recorded under the key."""

@@ -5,6 +5,6 @@ released is never edited.
 """
 
 #: The newest version.
-HEAD = "0001"
+HEAD = "0002"
 #: Where a database keeps the version that it has.
 VERSION_TABLE = "zoo_schema_version"

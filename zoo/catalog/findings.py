@@ -1,0 +1,89 @@
+"""Scored pairs and documents: queries and changes on their two tables, over a connection of the caller's transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from sqlalchemy import Connection, delete, insert, or_, select
+from sqlalchemy.orm import aliased
+
+from zoo.catalog import schema as t
+from zoo.manifest import canonical_json
+from zoo.records import Document, Equivalence, Relation, Run
+
+
+def equivalences(connection: Connection, models: Collection[str] | None) -> list[Equivalence]:
+    """Pairs of which either side is one of these models (None: all), oldest first."""
+    a, b = aliased(t.Model), aliased(t.Model)
+    query = (
+        select(t.EquivalenceRow.__table__, a.name.label("a_name"), b.name.label("b_name"))
+        .join(a, a.id == t.EquivalenceRow.a_model)
+        .join(b, b.id == t.EquivalenceRow.b_model)
+        .order_by(t.EquivalenceRow.id)
+    )
+    if models is not None:
+        names = list(models)
+        query = query.where(or_(a.name.in_(names), b.name.in_(names)))
+    return [_equivalence(row) for row in connection.execute(query)]
+
+
+def _equivalence(row: Any) -> Equivalence:
+    return Equivalence(
+        relation=cast(Relation, row.relation),
+        a=Run(row.a_name, row.a_lo, row.a_hi),
+        b=Run(row.b_name, row.b_lo, row.b_hi),
+        probe=row.probe,
+        similarity=row.similarity,
+        control=row.control,
+        metrics=json.loads(row.metrics),
+    )
+
+
+def put_equivalences(connection: Connection, pairs: Collection[Equivalence], ids: Mapping[str, int]) -> None:
+    """Keep pairs in place of those with the same relation, runs and probe. `ids`: model name -> number."""
+    for pair in pairs:
+        key = {
+            "relation": pair.relation,
+            **_run_columns("a", pair.a, ids),
+            **_run_columns("b", pair.b, ids),
+            "probe": pair.probe,
+        }
+        connection.execute(delete(t.EquivalenceRow).filter_by(**key))
+        values = {"similarity": pair.similarity, "control": pair.control, "metrics": canonical_json(dict(pair.metrics)), "created": _now()}
+        connection.execute(insert(t.EquivalenceRow).values(**key, **values))
+
+
+def _run_columns(side: str, run: Run, ids: Mapping[str, int]) -> dict[str, int]:
+    return {f"{side}_model": ids[run.model], f"{side}_lo": run.lo, f"{side}_hi": run.hi}
+
+
+def documents(connection: Connection, kind: str, model: str | None) -> list[Document]:
+    """Documents of a kind, of one model or (None) of all and of none, oldest first."""
+    query = (
+        select(t.DocumentRow.kind, t.DocumentRow.key, t.DocumentRow.value, t.Model.name)
+        .outerjoin(t.Model, t.Model.id == t.DocumentRow.model)
+        .where(t.DocumentRow.kind == kind)
+        .order_by(t.DocumentRow.id)
+    )
+    if model is not None:
+        query = query.where(t.Model.name == model)
+    return [Document(row.kind, row.name, row.key, json.loads(row.value)) for row in connection.execute(query)]
+
+
+def put_document(connection: Connection, document: Document, model: int | None) -> None:
+    """Keep a document in place of the one with the same kind, model number and key."""
+    same = (
+        t.DocumentRow.kind == document.kind,
+        t.DocumentRow.key == document.key,
+        t.DocumentRow.model.is_(None) if model is None else t.DocumentRow.model == model,
+    )
+    connection.execute(delete(t.DocumentRow).where(*same))
+    row = {"kind": document.kind, "model": model, "key": document.key, "value": canonical_json(document.value), "created": _now()}
+    connection.execute(insert(t.DocumentRow).values(**row))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(tzinfo=None)
