@@ -2,11 +2,12 @@
 
 Running all components of a model in order gives the model's logits bit for bit (BL-01).
 
-    embedding(ids, where) -> hidden            ids [1, T] -> [1, T, width]
-    attention | ffn | layer(hidden, where)     [1, T, width] -> [1, T, width]
+    embedding(ids, where) -> hidden            ids [B, T] -> [B, T, width]
+    attention | ffn | layer(hidden, where)     [B, T, width] -> [B, T, width]
+    stitch(hidden, where)                      [B, T, width] -> [B, T, other width]
     lm_head(hidden) -> logits                  [.., width] -> [.., vocabulary]
 
-Knows nothing of where modules and weights come from (`surgery.skeleton`, `surgery.build`), of batches, caches or adapters.
+Knows nothing of where modules and weights come from (`surgery.skeleton`, `surgery.build`), of batches or adapters.
 """
 
 from __future__ import annotations
@@ -20,10 +21,15 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Where a run's tokens stand: position ids [1, T] and, for rotary families, (cos, sin) of shape [1, T, rotary width]."""
+    """Where a run's tokens stand: position ids [B, T] and, for rotary families, (cos, sin) of shape [B, T, rotary width].
+
+    `mask` and `cache` (a `transformers.Cache`) are for runs outside the engine, whose attention function takes neither.
+    """
 
     positions: Tensor
     rotary: tuple[Tensor, Tensor] | None = None
+    mask: Tensor | None = None
+    cache: Any = None
 
 
 class Embedding(nn.Module):
@@ -80,18 +86,21 @@ class AttentionHalf(ResidualHalf):
     """A half whose body is an attention module: it returns (output, weights) and takes rotary embeddings."""
 
     def run(self, hidden: Tensor, where: Where) -> Tensor:
-        return self.body(hidden, position_embeddings=where.rotary, attention_mask=None)[0]  # type: ignore[no-any-return]
+        kept = {} if where.cache is None else {"past_key_values": where.cache}
+        return self.body(hidden, position_embeddings=where.rotary, attention_mask=where.mask, **kept)[0]  # type: ignore[no-any-return]
 
 
 class WholeLayer(nn.Module):
-    """A layer without a seam (parallel residual)."""
+    """A layer without a seam (parallel residual). `cache_name`: what the family calls its layers' cache."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, cache_name: str = "past_key_values") -> None:
         super().__init__()
         self.layer = layer
+        self.cache_name = cache_name
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        out = self.layer(hidden, attention_mask=None, position_ids=where.positions, position_embeddings=where.rotary, use_cache=False)
+        kept = {"use_cache": False} if where.cache is None else {"use_cache": True, self.cache_name: where.cache}
+        out = self.layer(hidden, attention_mask=where.mask, position_ids=where.positions, position_embeddings=where.rotary, **kept)
         return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
 
@@ -114,6 +123,25 @@ class Head(nn.Module):
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
+
+
+class Stitch(nn.Module):
+    """A stitching block (BL-09): `W [hidden; position] + b`, from one width to another; the position is folded into the bias.
+
+    Args:
+        weight: [width_out, width_in + 1]; its last column belongs to the position.
+        bias: [width_out].
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, position: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = nn.Parameter(bias, requires_grad=False)
+        self.position = position
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        shift = self.bias + self.weight[:, -1] * self.position
+        return nn.functional.linear(hidden, self.weight[:, :-1], shift)
 
 
 class OptFfn(nn.Module):

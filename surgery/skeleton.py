@@ -1,6 +1,6 @@
-"""A transformers model without weights: where a component's modules come from, and how each family names them.
+"""A transformers model, without weights or around one that has them: where a component's modules come from, and how each family names them.
 
-The attention function that its layers call is chosen by name here. Knows nothing of the store or of tensors' bytes.
+The attention function that a model without weights calls is chosen by name here. Knows nothing of the store or of tensors' bytes.
 """
 
 from __future__ import annotations
@@ -65,15 +65,24 @@ class Skeleton:
         from transformers import AutoModelForCausalLM
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-        self.family: Family = family_of(config)
-        if self.family.unserved is not None:
-            raise NotServable(f"{self.family.name}: {self.family.unserved}")
+        self.family: Family = _served_family(config)
         cleaned = {key: value for key, value in config.items() if key not in ("auto_map", "quantization_config")}
         self.config = CONFIG_MAPPING[self.family.name].from_dict(cleaned)
         with torch.device("meta"):
             self.model = AutoModelForCausalLM.from_config(self.config, attn_implementation=attention).eval()
         self.stem = self.model.get_submodule(self.family.prefix.rstrip("."))
         self.rotary = _real_rotary(self.stem, self.config)
+
+    @classmethod
+    def around(cls, model: Any) -> Skeleton:
+        """The parts of a loaded model, with its weights (and whatever peft has injected). Raises NotServable as the constructor."""
+        made = cls.__new__(cls)
+        made.family = _served_family(model.config.to_dict())
+        made.config = model.config
+        made.model = model
+        made.stem = model.get_submodule(made.family.prefix.rstrip("."))
+        made.rotary = getattr(made.stem, "rotary_emb", None)
+        return made
 
     def layer(self, index: int) -> nn.Module:
         layer: nn.Module = self.stem.get_submodule(f"{self.family.stack}.{index}")
@@ -88,7 +97,7 @@ class Skeleton:
         if layer is None:
             raise ValueError(f"a component of kind {kind} needs a layer")
         if kind == "layer":
-            return WholeLayer(self.layer(layer))
+            return WholeLayer(self.layer(layer), "layer_past" if self.family.name == "gpt_neox" else "past_key_values")
         return self._half(kind, layer)
 
     def owner(self, kind: ComponentKind, layer: int | None) -> nn.Module:
@@ -98,7 +107,7 @@ class Skeleton:
     def _embedding(self) -> nn.Module:
         name = self.family.embedding[0]
         table = self.stem.get_submodule(name)
-        if hasattr(table, "scalar_embed_scale"):
+        if hasattr(table, "scalar_embed_scale") and table.embed_scale.is_meta:
             table.embed_scale = torch.tensor(table.scalar_embed_scale)
         positions: nn.Module | None = None
         if self.family.name == "gpt2":
@@ -120,6 +129,13 @@ class Skeleton:
         pre, post = (None if name is None else layer.get_submodule(name) for name in (half.pre, half.post))
         shape = AttentionHalf if kind == "attention" else ResidualHalf
         return shape(layer.get_submodule(half.body), pre, post, None)
+
+
+def _served_family(config: Mapping[str, Any]) -> Family:
+    family = family_of(config)
+    if family.unserved is not None:
+        raise NotServable(f"{family.name}: {family.unserved}")
+    return family
 
 
 def _opt_half(layer: Any, kind: ComponentKind) -> nn.Module:
