@@ -51,6 +51,21 @@ def _assign(owner: nn.Module, name: str, tensor: Tensor) -> None:
         module.register_buffer(leaf, tensor)
 
 
+def parameters_of(skeleton: Skeleton, component: Component, layer: int | None) -> dict[str, Tensor]:
+    """Name within the component -> the parameter or buffer that holds it, after `build`. What is held in another form is left out."""
+    found: dict[str, Tensor] = {}
+    for name, _ in component.tensors:
+        owner = skeleton.model.lm_head if name.startswith("lm_head.") else skeleton.owner(component.kind, layer)
+        path, _, leaf = name.removeprefix("lm_head.").rpartition(".")
+        try:
+            value = getattr(owner.get_submodule(path), leaf)
+        except AttributeError:
+            continue
+        if isinstance(value, Tensor):
+            found[name] = value
+    return found
+
+
 def module_tensors(family: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Disk names to module names. Only Mixtral's differ: its experts are single matrices on disk and stacked in memory."""
     if family != "mixtral" or not any(".experts." in name for name in tensors):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from surgery.chains import is_chain
 from surgery.families import FAMILIES, Family
 from surgery.settings import config_of, side_json
 from surgery.tensors import map_tensor
@@ -31,10 +32,21 @@ def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype
         InputError: an unknown dtype.
     """
     kind = _dtype(dtype)
+    config = config_of(store, manifest)
+    if is_chain(config):
+        return _chain_model(store, manifest, config, kind).to(device)
     model = _full_model(store, manifest, kind)
     if manifest.kind == "lora":
         _inject(store, manifest, model)
     return model.to(device).eval()
+
+
+def _chain_model(store: Store, manifest: ModelManifest, config: dict[str, Any], dtype: torch.dtype | None) -> Any:
+    from surgery.chain_model import BlockZooChainForCausalLM
+    from surgery.stack import build_stack
+
+    generation = side_json(store, manifest, "generation_config.json")
+    return BlockZooChainForCausalLM.from_stack(config, build_stack(store, manifest, dtype), generation)
 
 
 def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None) -> Any:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surgery.build import build
+from surgery.build import build, parameters_of
 from surgery.chains import ChainPlan, is_chain, plan_of, stitch_spec
 from surgery.components import Stitch, Where
 from surgery.lowrank import adapt_
@@ -53,14 +53,19 @@ class Stack(nn.Module):
         origins: Sequence[Origin],
         configs: Sequence[Any],
         rotaries: Sequence[Any],
+        named: Sequence[Mapping[str, Tensor]] = (),
     ) -> None:
-        """Use `open_stack`, `stack_of` or `build_stack`. `configs`, `rotaries`: one per source; a rotary may be None."""
+        """Use `open_stack`, `stack_of` or `build_stack`. `configs`, `rotaries`: one per source; a rotary may be None.
+
+        `named`: each part's weights under their names within the component, where the stack was assembled.
+        """
         super().__init__()
         self.placed = tuple(placed)
         self.parts = nn.ModuleList(parts)
         self.rotaries = nn.ModuleList([nn.Identity() if each is None else each for each in rotaries])
         self.configs = tuple(configs)
         self._origins = tuple(origins)
+        self._named = tuple(named)
 
     @property
     def end(self) -> int:
@@ -99,6 +104,21 @@ class Stack(nn.Module):
         """Final norm and head on hidden states [.., width] -> logits [.., vocabulary], soft cap and scale included."""
         logits: Tensor = self.parts[self.end](hidden)
         return logits
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """`parts.<i>.<name within the component>` -> weight, as `surgery.making` keys the files of a chain.
+
+        Raises:
+            NotServable: a checkpoint's own stack, or a component that keeps its weights in another form than its file (stacked experts).
+        """
+        found: dict[str, Tensor] = {}
+        for index, placed in enumerate(self.placed):
+            named = self._named[index] if self._named else {}
+            for name, _ in placed.component.tensors:
+                if name not in named:
+                    raise NotServable(f"the {placed.component.kind} at place {index} does not hold {name!r} as its file does")
+                found[f"parts.{index}.{name}"] = named[name]
+        return found
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
         """ids [B, T] -> logits [B, T, vocabulary]."""
@@ -190,22 +210,30 @@ def _mapped(store: Store, digest: str, dtype: torch.dtype | None) -> Tensor:
 def assemble(plan: ChainPlan, components: Sequence[Placed], tensors: Mapping[str, Tensor]) -> Stack:
     """A stack out of a plan and its tensors (by digest). Layers that stand in it twice share their weights, not their caches."""
     sources = _Sources(plan)
-    parts: list[nn.Module] = []
+    built: list[Built] = []
     origins: list[Origin] = []
     attention = 0
     for link, placed in zip(plan.links, components, strict=True):
         component = placed.component
         if link.source is None:
-            parts.append(_stitch(component, tensors))
+            built.append(_stitch(component, tensors))
             origins.append(Origin(None))
             continue
-        part = sources.part(link.source, component, link.layer, tensors)
+        built.append(sources.part(link.source, component, link.layer, tensors))
         if component.kind in ("attention", "layer"):
-            _number_(part, attention)
+            _number_(built[-1].module, attention)
             attention += 1
-        parts.append(part)
         origins.append(_origin(Placed(link.layer, component), link.source, sources.configs[link.source]))
-    return Stack(components, parts, origins, sources.configs, sources.rotaries).eval()
+    parts, named = [each.module for each in built], [each.named for each in built]
+    return Stack(components, parts, origins, sources.configs, sources.rotaries, named).eval()
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A component's module, and its weights under their names within the component."""
+
+    module: nn.Module
+    named: Mapping[str, Tensor]
 
 
 class _Sources:
@@ -218,14 +246,15 @@ class _Sources:
         self.configs = [skeletons[0].config for skeletons in self._skeletons]
         self.rotaries = [skeletons[0].rotary for skeletons in self._skeletons]
 
-    def part(self, source: int, component: Component, layer: int | None, tensors: Mapping[str, Tensor]) -> nn.Module:
+    def part(self, source: int, component: Component, layer: int | None, tensors: Mapping[str, Tensor]) -> Built:
         """A component's module with its weights and its adapter."""
         skeleton = self._fresh(source, component, layer)
         owner, head = skeleton.owner(component.kind, layer), skeleton.model.lm_head
         module = build(skeleton, component, layer, {name: tensors[digest] for name, digest in component.tensors})
+        named = parameters_of(skeleton, component, layer)
         if component.adapter is not None:
             adapt_(module, owner, head, component.adapter, tensors)
-        return module
+        return Built(module, named)
 
     def _fresh(self, source: int, component: Component, layer: int | None) -> Skeleton:
         place = (component.kind, layer)
@@ -250,9 +279,10 @@ def _number_(part: nn.Module, index: int) -> None:
             module.layer_idx = index  # type: ignore[assignment]
 
 
-def _stitch(component: Component, tensors: Mapping[str, Tensor]) -> Stitch:
+def _stitch(component: Component, tensors: Mapping[str, Tensor]) -> Built:
     named = {name: tensors[digest] for name, digest in component.tensors}
-    return Stitch(named["weight"], named["bias"], stitch_spec(component).position)
+    stitch = Stitch(named["weight"], named["bias"], stitch_spec(component).position)
+    return Built(stitch, dict(stitch.named_parameters()))
 
 
 def _origin(placed: Placed, source: int, config: Any) -> Origin:
