@@ -37,7 +37,7 @@ def export(store: Store, name: str, folder: Path) -> ExportReport:
 
     Raises:
         NotFound, AmbiguousName: no such model, or several.
-        InputError: the folder is not empty, or cannot be made.
+        InputError: the folder is not empty, or cannot be made; the model is a chain that no files can hold.
         DamagedObject: stored bytes do not match their digest; the message names the models they hurt.
         StoreFull: no space left where the folder lies.
     """
@@ -45,6 +45,8 @@ def export(store: Store, name: str, folder: Path) -> ExportReport:
     with store.keeping():
         with store.catalog.reading() as reader:
             manifest = reader.model(reader.resolve(name))
+        if not manifest.weight_files:
+            raise InputError(f"{manifest.name} exists as a chain only, not as files: its blocks have adapters; merge these first")
         with _appearing(target) as made:
             sizes = {path: _write(made / path, chunks) for path, chunks in _files(store, manifest)}
     return ExportReport(manifest.name, tuple(sorted(sizes)), sum(sizes.values()))

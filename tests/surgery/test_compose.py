@@ -1,0 +1,156 @@
+"""Composed chains: they cost no bytes, compute what their slices compute, load, export and load again; what cannot be is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from surgery import chain_model
+from surgery.compose import compose, parse
+from surgery.stack import open_stack
+from tests import checkpoints
+from zoo import Zoo
+from zoo.errors import InputError, NameTaken, NotFound
+
+IDS = torch.randint(3, checkpoints.VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
+
+
+def slices(*parts: tuple[str, int, int], **extra):
+    return parse({"slices": [{"sources": [{"model": model, "layer_range": [lo, hi]}]} for model, lo, hi in parts], **extra})
+
+
+@pytest.fixture
+def zoo(tmp_path):
+    with Zoo(tmp_path / "store") as zoo:
+        for name, seed in (("a", 0), ("b", 1)):
+            zoo.ingest(checkpoints.make("llama", tmp_path / name, seed=seed, num_hidden_layers=4), name=name)
+        yield zoo
+
+
+def spliced(tmp_path: Path, layers: list[tuple[str, int]], head: str) -> torch.nn.Module:
+    """The oracle: transformers' own model with the layers' weights copied into it."""
+    parents = {name: AutoModelForCausalLM.from_pretrained(tmp_path / name) for name in "ab"}
+    model = checkpoints.build("llama", num_hidden_layers=len(layers))
+    model.model.embed_tokens.load_state_dict(parents[layers[0][0]].model.embed_tokens.state_dict())
+    for at, (name, layer) in enumerate(layers):
+        model.model.layers[at].load_state_dict(parents[name].model.layers[layer].state_dict())
+    model.model.norm.load_state_dict(parents[head].model.norm.state_dict())
+    model.lm_head.load_state_dict(parents[head].lm_head.state_dict())
+    return model.eval()
+
+
+@torch.inference_mode()
+def test_a_plain_composition_costs_nothing_and_is_a_checkpoint(zoo, tmp_path):
+    before = set(zoo.store.objects.digests())
+    report = compose(zoo.store, slices(("a", 0, 3), ("b", 1, 2), ("a", 2, 4)), "c")
+    assert (report.exportable, report.reason, report.family, report.bytes_new) == (True, None, "llama", 0)
+    assert set(zoo.store.objects.digests()) == before
+    expected = spliced(tmp_path, [("a", 0), ("a", 1), ("a", 2), ("b", 1), ("a", 2), ("a", 3)], "a")(IDS).logits
+    assert torch.equal(zoo.model("c").load()(IDS).logits, expected)
+    zoo.model("c").export(tmp_path / "out")
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()(IDS).logits, expected)
+    assert not zoo.verify().damaged
+
+
+@torch.inference_mode()
+def test_a_composed_model_may_be_composed_from_again(zoo, tmp_path):
+    compose(zoo.store, slices(("a", 0, 2), ("b", 2, 4)), "c")
+    compose(zoo.store, slices(("c", 1, 4), ("c", 0, 1), head="b"), "d")
+    expected = spliced(tmp_path, [("a", 1), ("b", 2), ("b", 3), ("a", 0)], "b")
+    expected.model.embed_tokens.load_state_dict(AutoModelForCausalLM.from_pretrained(tmp_path / "a").model.embed_tokens.state_dict())
+    assert torch.equal(zoo.model("d").load()(IDS).logits, expected(IDS).logits)
+
+
+@torch.inference_mode()
+def test_a_chain_of_two_shapes_loads_generates_and_comes_back_from_its_export(zoo, tmp_path):
+    """Same width, other heads and ffn: no config of the family holds both."""
+    zoo.ingest(checkpoints.make("llama", tmp_path / "n", num_key_value_heads=1, intermediate_size=48), name="n")
+    report = compose(zoo.store, slices(("a", 0, 2), ("n", 1, 3), ("a", 3, 4)), "c")
+    assert report.exportable and "shapes" in (report.reason or "")
+    model = zoo.model("c").load()
+    stacks = {name: open_stack(zoo.store, zoo.model(name).manifest) for name in ("a", "n")}
+    hidden = IDS
+    for name, lo, hi in (("a", 0, 5), ("n", 3, 7), ("a", 7, 10)):
+        hidden = stacks[name].run(hidden, stacks[name].course(IDS), lo, hi)
+    assert torch.equal(model(IDS).logits, hidden)
+    prompt = IDS[:1]
+    tokens = model.generate(prompt, max_new_tokens=12, do_sample=False, use_cache=True, eos_token_id=-1)
+    without = model.generate(prompt, max_new_tokens=12, do_sample=False, use_cache=False, eos_token_id=-1)
+    assert torch.equal(tokens, without)
+    zoo.model("c").export(tmp_path / "out")
+    chain_model.register()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert torch.equal(loaded(IDS).logits, hidden)
+    loaded.save_pretrained(tmp_path / "saved")
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "saved")(IDS).logits, hidden)
+
+
+@torch.inference_mode()
+def test_repeated_layers_keep_caches_of_their_own(zoo, tmp_path):
+    zoo.ingest(checkpoints.make("gpt_neox", tmp_path / "neox"), name="neox")
+    compose(zoo.store, slices(("neox", 0, 2), ("neox", 1, 3), ("a", 1, 3)), "r")
+    model = zoo.model("r").load()
+    tokens = model.generate(IDS[:1], max_new_tokens=12, do_sample=False, use_cache=True, eos_token_id=-1)
+    without = model.generate(IDS[:1], max_new_tokens=12, do_sample=False, use_cache=False, eos_token_id=-1)
+    assert torch.equal(tokens, without)
+
+
+@torch.inference_mode()
+def test_blocks_with_a_lora_are_taken_along(zoo, tmp_path):
+    checkpoints.make_lora(tmp_path / "a", tmp_path / "lora")
+    zoo.ingest(tmp_path / "lora", name="l", base="a")
+    report = compose(zoo.store, slices(("l", 0, 2), ("b", 2, 4)), "c")
+    assert not report.exportable and "adapters" in (report.reason or "")
+    lora, b = (open_stack(zoo.store, zoo.model(name).manifest) for name in "lb")
+    hidden = b.run(lora.run(IDS, lora.course(IDS), 0, 5), b.course(IDS), 5, 10)
+    torch.testing.assert_close(zoo.model("c").load()(IDS).logits, hidden, atol=1e-6, rtol=1e-6)
+    with pytest.raises(InputError, match="adapters"):
+        zoo.model("c").export(tmp_path / "out")
+
+
+def test_the_parents_may_go_and_the_chain_stays_whole(zoo):
+    compose(zoo.store, slices(("a", 0, 2), ("b", 2, 4)), "c")
+    expected = zoo.model("c").load()(IDS).logits
+    zoo.remove("a")
+    zoo.remove("b")
+    zoo.gc()
+    assert not zoo.verify().damaged
+    assert torch.equal(zoo.model("c").load()(IDS).logits, expected)
+
+
+def test_what_cannot_be_composed_is_refused_and_leaves_nothing(zoo, tmp_path):
+    zoo.ingest(checkpoints.make("llama", tmp_path / "w", hidden_size=96), name="w")
+    before = json.dumps([str(model) for model in zoo.models()])
+    with pytest.raises(InputError, match="4 layers"):
+        compose(zoo.store, slices(("a", 0, 5)), "c")
+    with pytest.raises(NotFound, match="zoo stitch --a a --b w"):
+        compose(zoo.store, slices(("a", 0, 2), ("w", 1, 3)), "c")
+    with pytest.raises(NotFound, match="nobody"):
+        compose(zoo.store, slices(("nobody", 0, 2)), "c")
+    with pytest.raises(NameTaken):
+        compose(zoo.store, slices(("a", 0, 2)), "b")
+    assert json.dumps([str(model) for model in zoo.models()]) == before
+
+
+@pytest.mark.parametrize(
+    ("document", "complaint"),
+    [
+        ([], "mapping"),
+        ({}, "slices"),
+        ({"slices": []}, "slices"),
+        ({"slices": [{"sources": []}]}, "one source"),
+        ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 1]}, {"model": "b", "layer_range": [0, 1]}]}]}, "one source"),
+        ({"slices": [{"sources": [{"model": "a", "layer_range": [2, 2]}]}]}, "no layer"),
+        ({"slices": [{"sources": [{"model": "a", "layer_range": [True, 2]}]}]}, "layer_range"),
+        ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 2], "parameters": {}}]}]}, "parameters"),
+        ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 2]}]}], "merge_method": "ties"}, "mixes weights"),
+        ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 2]}]}], "sliecs": 1}, "sliecs"),
+    ],
+)
+def test_documents_that_ask_for_what_cannot_be(document, complaint):
+    with pytest.raises(InputError, match=complaint):
+        parse(document)
