@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,13 +23,14 @@ from typing import TYPE_CHECKING, Any
 from zoo.audit import Audit, audit
 from zoo.catalog import ModelSummary
 from zoo.collect import Collected, collect
-from zoo.errors import MalformedCheckpoint
+from zoo.errors import InputError, MalformedCheckpoint
 from zoo.manifest import Component, ModelKind, ModelManifest
 from zoo.store import Store
 
 if TYPE_CHECKING:
     from surgery.export import ExportReport
     from surgery.ingest import IngestReport, Progress
+    from surgery.making import MadeReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,25 @@ class Zoo:
         from surgery.sources import open_source
 
         return ingest(self.store, open_source(os.fspath(source), revision, allow_pickle), name, base, progress)
+
+    def compose(self, composition: str | os.PathLike[str] | Mapping[str, Any], name: str | None = None) -> MadeReport:
+        """Put a chain of other models' layers into the zoo; it costs no bytes.
+
+        Args:
+            composition: a YAML file, or the same document as a mapping; see `surgery.compose`.
+            name: what to call it; the file's name when None, needed for a mapping.
+
+        Raises:
+            zoo.errors.ZooError: see `surgery.compose.compose`; nothing is left in the store then.
+        """
+        from surgery.compose import compose, parse, read_composition
+
+        if isinstance(composition, Mapping):
+            if name is None:
+                raise InputError("a composition that is no file needs a name")
+            return compose(self.store, parse(composition), name)
+        path = Path(composition)
+        return compose(self.store, read_composition(path), path.stem if name is None else name)
 
     def models(self) -> list[ModelSummary]:
         """One line per model, sorted by name."""
