@@ -111,12 +111,12 @@ def put_made(store: Store, made: Made) -> MadeReport:
         tensors=tuple(made.tensors[digest] for digest in _named(made.components)),
     )
     with store.catalog.writing() as writer:
-        before = writer.live_tensors()
+        known = writer.users_of([tensor.digest for tensor in manifest.tensors])
         writer.put_model(manifest)
         regroup(writer, writer.sharing_group([placed.component.digest for placed in manifest.components]))
         writer.put_equivalences(made.pairs)
         blocks = len(writer.chain(made.name))
-    new = sum(tensor.nbytes for tensor in manifest.tensors if tensor.digest not in before)
+    new = sum(tensor.nbytes for tensor in manifest.tensors if tensor.digest not in known)
     return MadeReport(made.name, manifest.family, blocks, bool(files), reason, new)
 
 
