@@ -15,7 +15,7 @@ from typing import Literal
 from blake3 import blake3
 
 ComponentKind = Literal["embedding", "attention", "ffn", "layer", "lm_head"]
-ModelKind = Literal["foundation", "full", "lora", "prefix", "prompt", "ia3", "adapter", "bitfit"]
+ModelKind = Literal["foundation", "full", "lora", "prefix", "prompt", "ia3", "ln", "adapter", "bitfit"]
 
 #: Bytes per element, by safetensors dtype name.
 DTYPE_BYTES: Mapping[str, int] = {
