@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surgery.adapters import LoraBase, OfferedTensor, place_lora
+from surgery.adapters import AdapterPlan, plan_adapter
 from surgery.bases import adapter_base
 from surgery.cut import cut
 from surgery.families import FAMILIES, family_of, is_tied
 from surgery.inherit import inherited
-from surgery.lora_config import LoraConfig
+from surgery.overlay import AdapterBase, OfferedTensor
 from surgery.settings import config_of
 from surgery.shapes import check_shapes
 from surgery.sources.base import Source
 from surgery.sources.strict_json import parse_object
 from surgery.specs import spec_of
 from zoo.errors import MalformedCheckpoint, UnknownFamily, UnsafeCheckpoint, WrongBase
-from zoo.manifest import ModelManifest, Placed, SideFile, canonical_json
+from zoo.manifest import ModelKind, ModelManifest, Placed, SideFile, canonical_json
 from zoo.store import Store
 
 #: Stands for every digest while none is known: what is checked before bytes are read does not depend on their being equal.
@@ -30,8 +30,12 @@ _UNKNOWN = "0" * 64
 
 @dataclass(frozen=True)
 class Draft:
-    """A checked source. `place` gives its components from the digests of its keys; `base` is set for adapters only."""
+    """A checked source. `place` gives its components from the digests of its keys; `base` is set for adapters only.
 
+    `kind`: what it is as far as it tells itself; a full checkpoint may still turn out to be a fine-tune.
+    """
+
+    kind: ModelKind
     family: str
     place: Callable[[Mapping[str, str]], tuple[Placed, ...]]
     base: ModelManifest | None
@@ -67,7 +71,7 @@ def _full(source: Source) -> Draft:
     place = _Cut(config)
     place(dict.fromkeys(shapes, _UNKNOWN))
     check_shapes(config, shapes)
-    return Draft(family, place, None, (), (*source.notes, *_notes(config, family)))
+    return Draft("foundation", family, place, None, (), (*source.notes, *_notes(config, family)))
 
 
 @dataclass(frozen=True)
@@ -102,36 +106,37 @@ def _notes(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
 
 def _adapter(store: Store, source: Source, given: str | None) -> Draft:
     config = source.adapter or {}
-    LoraConfig.parse(config)  # what is refused in any case is refused before a base is looked for
+    plan = plan_adapter(config)  # what is refused in any case is refused before a base is looked for
     with store.catalog.reading() as reader:
         base = adapter_base(reader, config, given)
     base_config = config_of(store, base)
     if source.config is not None:
         _check_own_config(source.config, base)
     place = _LaidOver(
-        config=config,
+        plan=plan,
         shapes={tensor.key: tensor.shape for tensor in source.tensors()},
-        base=LoraBase(
+        base=AdapterBase(
             name=base.name,
             family=base.family,
+            config=base_config,
             components=base.components,
             shapes={tensor.digest: tensor.shape for tensor in base.tensors},
             tied=is_tied(base_config, FAMILIES[base.family]),
         ),
     )
     sides = inherited(base.side_files, (side.path for side in source.sides))
-    return Draft(base.family, place, base, sides, (*source.notes, *_notes({}, base.family)))
+    return Draft(plan.kind, base.family, place, base, sides, (*source.notes, *_notes({}, base.family)))
 
 
 @dataclass(frozen=True)
 class _LaidOver:
-    config: Mapping[str, Any]
+    plan: AdapterPlan
     shapes: Mapping[str, tuple[int, ...]]
-    base: LoraBase
+    base: AdapterBase
 
     def __call__(self, digests: Mapping[str, str]) -> tuple[Placed, ...]:
         offered = {key: OfferedTensor(shape, digests[key]) for key, shape in self.shapes.items()}
-        return place_lora(self.config, offered, self.base)
+        return self.plan.place(offered, self.base)
 
 
 def _check_own_config(config: Mapping[str, Any], base: ModelManifest) -> None:

@@ -170,7 +170,7 @@ def _manifest(name: str, source: Source, plan: Draft, written: _Written) -> Mode
     components = plan.place(written.digests)
     return ModelManifest(
         name=name,
-        kind="foundation" if plan.base is None else "lora",
+        kind=plan.kind,
         base=None if plan.base is None else plan.base.name,
         family=plan.family,
         source=source.origin,

@@ -17,8 +17,11 @@ from surgery.families import FAMILIES, Family
 from surgery.settings import config_of, side_json
 from surgery.tensors import map_tensor
 from zoo.errors import InputError, WrongBase
-from zoo.manifest import ModelManifest, Placed
+from zoo.manifest import ModelKind, ModelManifest, Placed
 from zoo.store import Store
+
+#: Kinds whose files hold an adapter alone: their weights are their base's, and peft puts the adapter in.
+ADAPTERS: frozenset[ModelKind] = frozenset({"lora", "ia3", "ln"})
 
 
 def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
@@ -36,7 +39,7 @@ def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype
     if is_chain(config):
         return _chain_model(store, manifest, config, kind).to(device)
     model = _full_model(store, manifest, kind)
-    if manifest.kind == "lora":
+    if manifest.kind in ADAPTERS:
         _inject(store, manifest, model)
     return model.to(device).eval()
 
@@ -55,7 +58,7 @@ def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
 
     settings = {key: value for key, value in config_of(store, manifest).items() if key != "auto_map"}
     config = CONFIG_MAPPING[manifest.family].from_dict(settings)
-    own = manifest.kind != "lora"
+    own = manifest.kind not in ADAPTERS
     state = _files_state(store, manifest) if own else _chain_state(store, manifest.components, FAMILIES[manifest.family])
     wanted = dtype or max(state.values(), key=torch.numel).dtype
     # The class for this config, not the automatic front: only the class takes a state dict without a folder.

@@ -99,28 +99,40 @@ def make(
 
 def make_lora(base: Path, folder: Path, *, seed: int = 1, base_name: str | None = None, **options: Any) -> Path:
     """Save a PEFT LoRA with random A and B on the checkpoint in `base`. `options` go to `LoraConfig`."""
-    import torch
-    from peft import LoraConfig, get_peft_model
-    from transformers import AutoModelForCausalLM
+    from peft import LoraConfig
+    from transformers import AutoConfig
 
-    model = AutoModelForCausalLM.from_pretrained(base)
-    family = model.config.model_type
+    family = AutoConfig.from_pretrained(base).model_type
     options.setdefault("r", 4)
     options.setdefault("lora_alpha", 16)
     options.setdefault("target_modules", LORA_TARGETS.get(family, DEFAULT_TARGETS))
-    peft_model = get_peft_model(model, LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=family == "gpt2", **options))
+    config = LoraConfig(task_type="CAUSAL_LM", fan_in_fan_out=family == "gpt2", **options)
+    return make_peft(base, folder, config, seed=seed, base_name=base_name)
+
+
+def make_peft(base: Path, folder: Path, config: Any, *, seed: int = 1, base_name: str | None = None) -> Path:
+    """Save a PEFT adapter of any kind with random weights on the checkpoint in `base`."""
+    import torch
+    from peft import get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    peft_model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
     torch.manual_seed(seed)
     with torch.no_grad():
         for key, parameter in peft_model.named_parameters():
             if "lora_" in key:
                 parameter.normal_(0.0, 0.2)
+            elif "ia3_" in key or "ln_tuning" in key:
+                parameter.mul_(torch.rand_like(parameter) + 0.5)
+            elif "prompt_encoder" in key:
+                parameter.normal_(0.0, 1.0)
             elif parameter.requires_grad:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
     peft_model.save_pretrained(folder)
     path = folder / "adapter_config.json"
-    config = json.loads(path.read_text())
-    config["base_model_name_or_path"] = base_name or str(base)
-    path.write_text(json.dumps(config, indent=2, sort_keys=True))
+    settings = json.loads(path.read_text())
+    settings["base_model_name_or_path"] = base_name or str(base)
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True))
     return folder
 
 

@@ -15,9 +15,9 @@ from typing import Literal
 from blake3 import blake3
 
 ComponentKind = Literal["embedding", "attention", "ffn", "layer", "stitch", "lm_head"]
-#: From checkpoints: the first eight. Made here: chains of other models' blocks, with pruned blocks, with low-rank deltas; stitches alone.
+#: From checkpoints: the first nine. Made here: chains of other models' blocks, with pruned blocks, with low-rank deltas; stitches alone.
 ModelKind = Literal[
-    "foundation", "full", "lora", "prefix", "prompt", "ia3", "adapter", "bitfit", "composed", "surrogate", "delta", "stitch"
+    "foundation", "full", "lora", "prefix", "prompt", "ia3", "ln", "adapter", "bitfit", "composed", "surrogate", "delta", "stitch"
 ]
 
 #: Bytes per element, by safetensors dtype name.

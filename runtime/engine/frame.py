@@ -97,10 +97,27 @@ class Frame:
     paging: Paging | None = None
     layer: int = 0
     _adapter_masks: dict[tuple[tuple[str, int], ...], Tensor] = field(default_factory=dict)
+    _adapter_indices: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
         return int(self.positions.shape[1])
+
+    @property
+    def covered_by_one(self) -> bool:
+        """Whether one adapter's span is the whole frame."""
+        return len(self.adapters) == 1 and self.adapters[0].hi - self.adapters[0].lo == self.tokens
+
+    def adapter_index(self, adapters: tuple[str, ...]) -> Tensor:
+        """[tokens]: which of these adapters a token uses; their number where it uses none of them."""
+        index = self._adapter_indices.get(adapters)
+        if index is None:
+            rows = [len(adapters)] * self.tokens
+            for span in self.adapters:
+                if span.adapter in adapters:
+                    rows[span.lo : span.hi] = [adapters.index(span.adapter)] * (span.hi - span.lo)
+            index = self._adapter_indices[adapters] = torch.tensor(rows, device=self.positions.device)
+        return index
 
     def adapter_mask(self, ranks: tuple[tuple[str, int], ...], dtype: torch.dtype) -> Tensor:
         """[tokens, sum of ranks]: one where a token's adapter owns the column. `ranks`: (adapter, rank) in column order."""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.engine.frame import Frame, current
+from runtime.engine.scaling import Scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,7 @@ class _Stack:
 
 
 class SharedLinear(nn.Module):
-    """A linear layer with any number of low-rank adapters.
+    """A linear layer with any number of adapters: low-rank parts, and vectors that scale what goes in or comes out.
 
     Args:
         weight: [out, in], or [in, out] when `transposed` (transformers' Conv1D).
@@ -94,8 +95,15 @@ class SharedLinear(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.adapters: dict[str, LowRank] = {}
+        self.inputs, self.outputs = Scales(), Scales()
+        self._plain = True
         self._stack: _Stack | None = None
         self._bind(transposed)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of all that adapters hold here."""
+        return sum(part.nbytes for part in self.adapters.values()) + self.inputs.nbytes + self.outputs.nbytes
 
     def _bind(self, transposed: bool) -> None:
         """Plain references to what every call reads: a module looks its parameters up by name, which costs as much as a small product."""
@@ -103,19 +111,38 @@ class SharedLinear(nn.Module):
         self.product = product_of(weight, None if self.bias is None else self.bias.data)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.product.of(x)
-        if not self.adapters:
-            return out
+        if self._plain:
+            return self.product.of(x)
         frame = current()
-        return self._add(out, x, frame) if frame.adapters else out
+        if not frame.adapters:
+            return self.product.of(x)
+        if self.inputs:
+            x = self.inputs.of(x, frame)
+        out = self.product.of(x)
+        if self.adapters:
+            out = self._add(out, x, frame)
+        return self.outputs.of(out, frame) if self.outputs else out
 
     def attach(self, adapter: str, part: LowRank) -> None:
+        """Put a low-rank part on the layer."""
         self.adapters[adapter] = part
-        self._stack = None
+        self._changed()
+
+    def scale(self, adapter: str, vector: Tensor, inputs: bool) -> None:
+        """Scale what goes in ([in]) or comes out ([out], bias included) for an adapter's tokens. `vector` is float32."""
+        (self.inputs if inputs else self.outputs).attach(adapter, vector)
+        self._changed()
 
     def detach(self, adapter: str) -> None:
+        """Take off whatever an adapter has here."""
         self.adapters.pop(adapter, None)
+        self.inputs.detach(adapter)
+        self.outputs.detach(adapter)
+        self._changed()
+
+    def _changed(self) -> None:
         self._stack = None
+        self._plain = not (self.adapters or self.inputs or self.outputs)
 
     def _add(self, out: Tensor, x: Tensor, frame: Frame) -> Tensor:
         active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self.adapters))
@@ -123,7 +150,7 @@ class SharedLinear(nn.Module):
             return out
         stack = self._stacked(active)
         low = x.to(stack.a.dtype) @ stack.a
-        if len(active) > 1 or frame.adapters[0].hi - frame.adapters[0].lo != frame.tokens:
+        if len(active) > 1 or not frame.covered_by_one:
             low = low * frame.adapter_mask(stack.ranks, low.dtype)
         added = low @ stack.b
         for span in frame.adapters:
@@ -149,6 +176,11 @@ class SharedEmbedding(nn.Module):
         super().__init__()
         self.table = table
         self.adapters: dict[str, LowRank] = {}
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of all that adapters hold here."""
+        return sum(part.nbytes for part in self.adapters.values())
 
     def forward(self, ids: Tensor) -> Tensor:
         out: Tensor = self.table(ids)

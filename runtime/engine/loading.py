@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from runtime.config import EngineConfig
+from runtime.engine.attaching import attach, detach
 from runtime.engine.attention import register
 from runtime.engine.loaded import LoadedModel, PageTables, kv_indices
-from runtime.engine.units import Unit, UnitStore, attach, detach
+from runtime.engine.units import Unit, UnitStore
 from runtime.kv.pool import Geometry, PagePool
 from runtime.types import ModelSpec
 from surgery.families import family_of

@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from runtime.engine.fused import fuse
-from runtime.engine.linear import LowRank, SharedEmbedding, SharedLinear, share_linears_
+from runtime.engine.linear import SharedEmbedding, SharedLinear, share_linears_
 from surgery.build import build
 from surgery.skeleton import Skeleton
 from surgery.tensors import TensorPool
-from zoo.errors import NotServable
-from zoo.manifest import Adapter, Component, ComponentKind, Placed
+from zoo.manifest import Component, ComponentKind, Placed
 
 
 @dataclass(slots=True)
@@ -39,6 +38,11 @@ class Unit:
     @property
     def attends(self) -> bool:
         return self.kind in ("attention", "layer")
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of all adapters on it."""
+        return sum(target.adapter_bytes for target in self.targets.values())
 
 
 @dataclass(slots=True)
@@ -70,8 +74,7 @@ class UnitStore:
     @property
     def nbytes(self) -> int:
         """Resident bytes of all weights, each distinct tensor once, adapters included."""
-        adapters = sum(part.nbytes for unit in self.units.values() for t in unit.targets.values() for part in t.adapters.values())
-        return self.pool.nbytes + sum(unit.private_bytes for unit in self.units.values()) + adapters
+        return self.pool.nbytes + sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
 
     def _load(self, component: Component, layer: int | None, skeleton: Skeleton) -> Unit:
         held: list[str] = []
@@ -116,38 +119,3 @@ def _private_bytes(module: nn.Module, tensors: dict[str, Tensor]) -> int:
     """Bytes of parameters that are not the pooled tensors themselves (Mixtral's stacked experts)."""
     pooled = {tensor.data_ptr() for tensor in tensors.values()}
     return sum(p.numel() * p.element_size() for p in module.parameters() if p.data_ptr() not in pooled)
-
-
-def attach(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
-    """Put an adapter's part on a unit under `key`. The tensors are copied (they are small, and B takes the scaling in).
-
-    Raises:
-        NotServable: an adapter kind or variant that cannot be run exactly beside others, or a module that is not a shared layer.
-    """
-    if adapter.kind != "lora":
-        raise NotServable(f"{key}: adapters of kind {adapter.kind} are not served yet")
-    tensors = dict(adapter.tensors)
-    for path, how in json.loads(adapter.config)["modules"].items():
-        if how.get("dora"):
-            raise NotServable(f"{key}: DoRA rescales the base weight of {path}, so its rows cannot share the base product; merge it first")
-        target = unit.targets.get(path)
-        if target is None:
-            raise NotServable(f"{key}: {path} is no linear layer or embedding that rows can share")
-        suffix = "lora_embedding_{}" if how.get("embedding") else "lora_{}.weight"
-        target.attach(key, _low_rank(tensors, path, suffix, float(how["scaling"]), pool))
-
-
-def _low_rank(tensors: dict[str, str], path: str, suffix: str, scaling: float, pool: TensorPool) -> LowRank:
-    digests = [tensors[f"{path}.{suffix.format(part)}"] for part in "AB"]
-    a, b = (pool.acquire(digest) for digest in digests)
-    bias_digest = tensors.get(f"{path}.lora_B.bias")
-    bias = None if bias_digest is None else pool.acquire(bias_digest).float() * scaling
-    part = LowRank(a.float().clone(), b.float() * scaling, bias)
-    pool.release(digests if bias_digest is None else [*digests, bias_digest])
-    return part
-
-
-def detach(unit: Unit, key: str) -> None:
-    """Take an adapter off a unit."""
-    for target in unit.targets.values():
-        target.detach(key)

@@ -219,7 +219,8 @@ def test_a_wrong_base_is_refused_with_the_first_mismatch(zoo, made, tmp_path, ot
     ("changes", "error", "reason"),
     [
         ({"peft_type": "PREFIX_TUNING"}, UnsupportedAdapter, "PREFIX_TUNING"),
-        ({"peft_type": "IA3"}, UnsupportedAdapter, "IA3"),
+        ({"peft_type": "ADALORA"}, UnsupportedAdapter, "ADALORA"),
+        ({"peft_type": "IA3"}, MalformedCheckpoint, "lora_A"),
         ({"peft_type": None}, UnsupportedAdapter, "peft_type"),
         ({"target_parameters": ["mlp.experts.gate_up_proj"]}, UnsupportedAdapter, "target_parameters"),
         ({"trainable_token_indices": [1]}, UnsupportedAdapter, "trainable_token_indices"),

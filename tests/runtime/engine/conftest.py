@@ -35,6 +35,10 @@ class Bench:
         folder = checkpoints.make_lora(self.folders[base], self.root / "hf" / name, **options)
         return self.add(name, folder, base=base)
 
+    def peft(self, base: str, name: str, config, **options) -> str:
+        folder = checkpoints.make_peft(self.folders[base], self.root / "hf" / name, config, **options)
+        return self.add(name, folder, base=base)
+
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:

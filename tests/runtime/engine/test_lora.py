@@ -106,13 +106,8 @@ def test_rows_of_adapters_share_the_base_product(bench):
     for step in out.steps:
         assert len(step.segments) == 1 and step.segments[0].models == names
     alone = sum(t.nbytes for t in made._models[base].manifest.tensors)
-    adapters = sum(
-        t.numel() * t.element_size()
-        for u in made._units.units.values()
-        for m in u.targets.values()
-        for p in m.adapters.values()
-        for t in (p.a, p.b)
-    )
+    parts = [p for u in made._units.units.values() for m in u.targets.values() for p in m.adapters.values()]
+    adapters = sum(t.numel() * t.element_size() for p in parts for t in (p.a, p.b))
     assert made.memory().weights == alone + adapters
 
 

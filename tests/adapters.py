@@ -1,0 +1,49 @@
+"""Configs of every kind of PEFT adapter, for every family: `KINDS[kind](family)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+CAUSAL = {"task_type": "CAUSAL_LM"}
+#: Norms that LN tuning goes on where peft knows no defaults, by family.
+NORMS = {
+    "opt": ["self_attn_layer_norm", "final_layer_norm"],
+    "gpt_neox": ["input_layernorm", "post_attention_layernorm"],
+    "phi": ["input_layernorm"],
+    "olmo2": ["post_attention_layernorm", "post_feedforward_layernorm", "norm"],
+}
+DEFAULT_NORMS = ["input_layernorm", "post_attention_layernorm", "norm"]
+#: (all targets, those whose input is scaled) where the architecture has other names than Llama's.
+SCALED = {
+    "phi3": (["qkv_proj", "down_proj"], ["down_proj"]),
+    "gpt2": (["c_attn", "mlp.c_proj"], ["mlp.c_proj"]),
+    "opt": (["k_proj", "v_proj", "fc2"], ["fc2"]),
+    "gpt_neox": (["query_key_value", "dense_4h_to_h"], ["dense_4h_to_h"]),
+    "phi": (["k_proj", "v_proj", "fc2"], ["fc2"]),
+    "mixtral": (["k_proj", "v_proj"], []),
+}
+
+
+def peft(name: str, **options: Any) -> Any:
+    """A config of peft's class of that name."""
+    import peft
+
+    return getattr(peft, name)(**CAUSAL, **options)
+
+
+def ia3(family: str, **options: Any) -> Any:
+    from peft import IA3Config
+
+    targets, inputs = SCALED.get(family, (["k_proj", "v_proj", "down_proj"], ["down_proj"]))
+    return IA3Config(**CAUSAL, target_modules=targets, feedforward_modules=inputs, fan_in_fan_out=family == "gpt2", **options)
+
+
+def ln(family: str, **options: Any) -> Any:
+    from peft import LNTuningConfig
+
+    norms = ["ln_1", "ln_2", "ln_f"] if family == "gpt2" else NORMS.get(family, DEFAULT_NORMS)
+    return LNTuningConfig(**CAUSAL, target_modules=norms, **options)
+
+
+KINDS: dict[str, Callable[..., Any]] = {"ia3": ia3, "ln": ln}

@@ -1,0 +1,140 @@
+"""Every kind of PEFT adapter: it adds its own bytes and no others, comes back as it came, and loads as what peft makes of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import adapters
+from tests.checkpoints import make_lora, make_peft
+from tests.surgery.helpers import files_of, stored
+from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
+
+TIED = "llama-tied-bias"
+
+#: kind of model -> (base, folder of the adapter).
+_Maker = Callable[[Path, Path], Path]
+
+
+def _made(config: Callable[[], Any]) -> _Maker:
+    return lambda base, folder: make_peft(base, folder, config())
+
+
+VARIANTS: dict[str, tuple[str, str, _Maker]] = {
+    "lora": ("lora", "llama", lambda base, folder: make_lora(base, folder)),
+    "ia3": ("ia3", "llama", _made(lambda: adapters.ia3("llama"))),
+    "ia3 saved head": ("ia3", "llama", _made(lambda: adapters.ia3("llama", modules_to_save=["lm_head"]))),
+    "ia3 tied, saved embedding": ("ia3", TIED, _made(lambda: adapters.ia3("llama", modules_to_save=["embed_tokens"]))),
+    "ia3 defaults": ("ia3", "qwen2", _made(lambda: adapters.peft("IA3Config"))),
+    "ia3 expression": (
+        "ia3",
+        "llama",
+        _made(lambda: adapters.peft("IA3Config", target_modules=r".*\.(k_proj|down_proj)", feedforward_modules=r".*down_proj")),
+    ),
+    "ia3 on the head": ("ia3", TIED, _made(lambda: adapters.peft("IA3Config", target_modules=["lm_head"], feedforward_modules=[]))),
+    "ia3 gpt2": ("ia3", "gpt2", _made(lambda: adapters.ia3("gpt2"))),
+    "ln": ("ln", "llama", _made(lambda: adapters.ln("llama"))),
+    "ln opt": ("ln", "opt", _made(lambda: adapters.ln("opt"))),
+    "ln saved head": ("ln", TIED, _made(lambda: adapters.ln("llama", modules_to_save=["lm_head"]))),
+    "ln on linear layers": ("ln", "llama", _made(lambda: adapters.peft("LNTuningConfig", target_modules=["k_proj", "norm"]))),
+}
+
+
+def _content(tensor: Any) -> tuple[tuple[int, ...], bytes]:
+    return tuple(tensor.shape), tensor.numpy().tobytes()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_kind_of_adapter(zoo, made, tmp_path, variant):
+    """Bytes added equal its own, the base's components are shared, the export is the folder, the loaded model gives peft's logits."""
+    import torch
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    kind, base, maker = VARIANTS[variant]
+    folder = maker(made(base), tmp_path / "pe")
+    zoo.ingest(made(base), name="base")
+    before = stored(zoo.store)["objects"]
+    report = zoo.ingest(folder)
+    assert (report.kind, report.base, zoo.model("pe").kind) == (kind, "base", kind)
+    theirs = {_content(tensor) for path in made(base).glob("*.safetensors") for tensor in load_file(path).values()}
+    own = {_content(tensor) for tensor in load_file(folder / "adapter_model.safetensors").values()} - theirs
+    assert report.bytes.new == sum(len(data) for _, data in own)
+    assert len(stored(zoo.store)["objects"] - before) == report.tensors.new == len(own)
+    assert zoo.ingest(folder).tensors.new == 0
+    zoo.model("pe").export(tmp_path / "out")
+    assert files_of(tmp_path / "out") == files_of(folder)
+    reference = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(made(base)), folder).eval()
+    ids = torch.arange(40).reshape(2, 20) * 7 % 320
+    with torch.no_grad():
+        theirs = reference(ids).logits
+        ours = zoo.model("pe").load()(ids).logits
+        plain = zoo.model("base").load()(ids).logits
+    assert torch.equal(ours, theirs)
+    assert not torch.allclose(plain, theirs, atol=0.05), "the adapter must do something for this test to mean anything"
+
+
+def test_an_ia3_leaves_its_bases_units_as_they_are(zoo, made, tmp_path):
+    """Components: 0 embedding, 1 to 6 attention and ffn of three layers, 7 head; the adapter touches all but the first and the last."""
+    zoo.ingest(made("llama"), name="base")
+    zoo.ingest(make_peft(made("llama"), tmp_path / "pe", adapters.ia3("llama")))
+    base, mine = ([p.component for p in zoo.model(name).manifest.components] for name in ("base", "pe"))
+    assert [b.base_digest for b in base] == [m.base_digest for m in mine]
+    assert [b.digest == m.digest for b, m in zip(base, mine, strict=True)] == [True, *[False] * 6, True]
+    assert {m.adapter.kind for m in mine if m.adapter} == {"ia3"}
+
+
+def _edit_config(folder: Path, **changes: Any) -> Path:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    return folder
+
+
+def _rename(folder: Path, old: str, new: str) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    path = folder / "adapter_model.safetensors"
+    save_file({key.replace(old, new): tensor for key, tensor in load_file(path).items()}, path, {"format": "pt"})
+    return folder
+
+
+#: (what, kind of adapter, base that it is ingested on, changes of its config, renamed keys, error, what the message names)
+REFUSED = [
+    ("wrong family", "ia3", ("gpt2", {}), {}, None, WrongBase, "gpt2"),
+    ("wrong width", "ia3", ("llama", {"intermediate_size": 80}), {}, None, WrongBase, "down_proj has shape"),
+    ("wrong depth", "ia3", ("llama", {"num_hidden_layers": 2}), {}, None, WrongBase, "layers.2"),
+    ("ia3 side", "ia3", ("llama", {}), {"feedforward_modules": []}, None, WrongBase, "must be"),
+    ("ia3 untargeted", "ia3", ("llama", {}), {"target_modules": ["q_proj"]}, None, MalformedCheckpoint, "target_modules"),
+    ("ia3 names", "ia3", ("llama", {}), {"feedforward_modules": [1]}, None, MalformedCheckpoint, "feedforward_modules"),
+    ("ia3 pattern", "ia3", ("llama", {}), {"feedforward_modules": "(a+)+$"}, None, MalformedCheckpoint, "too complex"),
+    ("ia3 unsaved", "ia3", ("llama", {}), {"modules_to_save": ["lm_head"]}, None, MalformedCheckpoint, "lm_head"),
+    ("ia3 key", "ia3", ("llama", {}), {}, ("ia3_l", "ia3_x"), MalformedCheckpoint, "not a key"),
+    ("ia3 whole", "ia3", ("llama", {}), {}, ("ia3_l", "weight"), MalformedCheckpoint, "modules_to_save"),
+    ("ia3 prefix", "ia3", ("llama", {}), {}, ("base_model.model.", ""), MalformedCheckpoint, "begin with"),
+    ("ln wrong width", "ln", ("llama", {"hidden_size": 32}), {}, None, WrongBase, "shape"),
+    ("ln wrong family", "ln", ("gpt2", {}), {}, None, WrongBase, "gpt2"),
+    ("ln base_layer", "ln", ("llama", {}), {}, ("ln_tuning_layers", "base_layer"), UnsupportedAdapter, "base_layer"),
+    ("ln untargeted", "ln", ("llama", {}), {"target_modules": ["other"]}, None, MalformedCheckpoint, "target_modules"),
+    ("ln unsaved", "ln", ("llama", {}), {"modules_to_save": ["mlp"]}, None, MalformedCheckpoint, "mlp"),
+    ("another kind", "ia3", ("llama", {}), {"peft_type": "BOFT"}, None, UnsupportedAdapter, "BOFT"),
+    ("no kind", "ia3", ("llama", {}), {"peft_type": ["IA3"]}, None, UnsupportedAdapter, "IA3"),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("what", "kind", "base", "changes", "rename", "error", "reason"), REFUSED, ids=[each[0] for each in REFUSED])
+def test_what_cannot_be_run_exactly_is_refused_and_leaves_nothing(zoo, made, tmp_path, what, kind, base, changes, rename, error, reason):
+    folder = _edit_config(make_peft(made("llama"), tmp_path / "pe", adapters.KINDS[kind]("llama")), **changes)
+    if rename is not None:
+        _rename(folder, *rename)
+    zoo.ingest(made(base[0], **base[1]), name="base")
+    before = stored(zoo.store)
+    with pytest.raises(error, match=reason):
+        zoo.ingest(folder, base="base")
+    assert stored(zoo.store) == before
