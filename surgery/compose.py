@@ -22,6 +22,7 @@ from surgery.chains import ChainPlan, Link, StitchSpec, plan_of, stitch_componen
 from surgery.making import Made, MadeReport, check_adapters, put_made, renumbered
 from surgery.settings import config_of
 from surgery.stitches import STITCH_FILE, StoredStitch, stitch_position, stored_stitches
+from surgery.tokenizers import require_same
 from zoo.catalog import Reader
 from zoo.errors import InputError, NotFound
 from zoo.manifest import Component, ModelManifest, Placed, SideFile, TensorMeta, canonical_json
@@ -150,7 +151,8 @@ def compose(store: Store, composition: Composition, name: str) -> MadeReport:
     """Put a composed chain into the zoo.
 
     Raises:
-        InputError: layers that a model does not have, adapters that cannot be taken along, other tokenizers.
+        InputError: layers that a model does not have, adapters that cannot be taken along.
+        Incomparable: models whose tokenizers differ.
         NotFound, AmbiguousName: a model, or the stitch between two widths, is not in the zoo.
         NameTaken: the name holds another model.
     """
@@ -166,6 +168,7 @@ def draft(store: Store, reader: Reader, composition: Composition, name: str) -> 
     pieces = _pieces(parents, composition)
     stitched, tensors = _with_stitches(store, reader, parents, pieces)
     first = parents[composition.embedding]
+    _check_tokenizers(store, first, parents.all())
     components = renumbered(piece.component for piece in stitched)
     check_adapters(components)
     for parent in parents.all():
@@ -180,6 +183,14 @@ def draft(store: Store, reader: Reader, composition: Composition, name: str) -> 
         tensors=tensors,
         sides=_carried(first),
     )
+
+
+def _check_tokenizers(store: Store, first: ModelManifest, parents: Sequence[ModelManifest]) -> None:
+    """Layers that were trained on other token ids cannot read the first model's. Raises Incomparable with the reason."""
+    from zoo.api import ModelHandle
+
+    for other in parents:
+        require_same(ModelHandle(store, first), ModelHandle(store, other))
 
 
 def _pieces(parents: _Parents, composition: Composition) -> list[_Piece]:

@@ -14,7 +14,7 @@ from surgery.compose import compose, parse
 from surgery.stack import open_stack
 from tests import checkpoints
 from zoo import Zoo
-from zoo.errors import InputError, NameTaken, NotFound
+from zoo.errors import Incomparable, InputError, NameTaken, NotFound
 
 IDS = torch.randint(3, checkpoints.VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
 
@@ -124,7 +124,16 @@ def test_the_parents_may_go_and_the_chain_stays_whole(zoo):
 
 def test_what_cannot_be_composed_is_refused_and_leaves_nothing(zoo, tmp_path):
     zoo.ingest(checkpoints.make("llama", tmp_path / "w", hidden_size=96), name="w")
+    other = checkpoints.make("llama", tmp_path / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    first, second = list(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    zoo.ingest(other, name="t")
     before = json.dumps([str(model) for model in zoo.models()])
+    with pytest.raises(Incomparable, match="different tokenizers"):
+        compose(zoo.store, slices(("a", 0, 2), ("t", 2, 3)), "c")
     with pytest.raises(InputError, match="4 layers"):
         compose(zoo.store, slices(("a", 0, 5)), "c")
     with pytest.raises(NotFound, match="zoo stitch --a a --b w"):
