@@ -35,7 +35,7 @@ FAMILIES = [*checkpoints.SERVED, "opt-prenorm", "gpt_neox-sequential"]
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("family", "layers"), [*((f, "fused") for f in FAMILIES), ("llama", "stock"), ("qwen3", "stock")])
 def test_all_kinds_beside_their_base(bench, family, layers):
-    """Every kind (two of each for llama), a LoRA and the base in one batch, prompts in chunks, rows arriving late, pages for half of them."""
+    """Every kind (two each for llama), a LoRA and the base in one batch, prompts in chunks, rows arriving late, pages for half of them."""
     base = f"{family}-base"
     numbers = (1, 2) if family == "llama" else (1,)
     if base not in bench.folders:
@@ -53,6 +53,20 @@ def test_all_kinds_beside_their_base(bench, family, layers):
     check(reference(bench.folders[base]), wanted[base], out)
     for name in names[1:]:
         check(peft_reference(bench, base, name), wanted[name], out)
+
+
+def test_bitfit_beside_its_base(bench):
+    """A base without biases and a fine-tune that has them: one set of matrices in memory, each its own tokens."""
+    base = bench.family("llama", "bitfit-base", seed=6)
+    name = bench.add("bitfit", checkpoints.make_bitfit(bench.folders[base], bench.root / "hf" / "bitfit"))
+    made = engine(bench, base, name)
+    wanted = {each: [(p, f"{each}.{i}") for i, p in enumerate(prompts(n, (4, 13)))] for n, each in enumerate((base, name))}
+    out = drive(made, {0: [ask(each, *one) for each in wanted for one in wanted[each]]}, BatchingConfig(token_budget=7))
+    for each in wanted:
+        check(reference(bench.folders[each]), wanted[each], out)
+    biases = [tensor for key, tensor in load_file(bench.folders[name] / "model.safetensors").items() if key.endswith(".bias")]
+    added = made.memory().weights - engine(bench, base).memory().weights
+    assert added == sum(tensor.numel() * tensor.element_size() for tensor in biases)
 
 
 @pytest.mark.filterwarnings("ignore")
