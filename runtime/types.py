@@ -71,7 +71,9 @@ class ModelSpec:
 
     `kv_layers`: pages that one page's worth of tokens takes (one per attention layer).
     `page_tokens`: tokens whose K and V of one layer fit a page; all pages of a device have the same bytes.
-    `max_model_len`: prompt and answer together, in tokens.
+    `max_model_len`: prompt and answer together, in tokens, virtual tokens not counted.
+    `virtual_tokens`: positions before every prompt that are no tokens of it (prompt and prefix tuning). They take pages and positions
+    like tokens, but whoever asks never sees them: they are in no prompt, no usage and no log-probabilities.
     `blocks`: digests of its chain's blocks, in order. `domain`: its KV domain (UN-15), a digest.
     """
 
@@ -85,11 +87,14 @@ class ModelSpec:
     domain: str = ""
     kind: str = "foundation"
     base: str | None = None
+    virtual_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
     """One sequence's share of a step: `tokens` run at positions `start, start + 1, …`.
+
+    Positions count from the model's first virtual token; at positions below `ModelSpec.virtual_tokens` a row says 0, which nobody reads.
 
     `new_pages`: page groups opened for this step, each of `kv_layers` page ids (index = layer), appended to the
     sequence's table. `sample`: choose a token from the last position's logits; false inside a chunked prompt.
@@ -154,7 +159,7 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class PromptLogprobs:
-    """Log-probabilities of prompt tokens at positions `start, start + 1, …`; position 0 has none and is never listed."""
+    """Log-probabilities of prompt tokens number `start, start + 1, …` of the prompt; number 0 has none and is never listed."""
 
     seq: str
     start: int

@@ -14,6 +14,7 @@ from surgery.lora import place_lora
 from surgery.lora_config import LoraConfig
 from surgery.module_adapters import ModuleConfig, place_ia3, place_ln
 from surgery.overlay import AdapterBase, OfferedTensor
+from surgery.prompts import PromptConfig, place_prefix, place_prompt
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter
 from zoo.manifest import ModelKind, Placed
 
@@ -46,8 +47,23 @@ def _ln(config: Mapping[str, Any]) -> AdapterPlan:
     return AdapterPlan("ln", functools.partial(place_ln, ModuleConfig.parse(config)))
 
 
+def _prompt(config: Mapping[str, Any]) -> AdapterPlan:
+    return AdapterPlan("prompt", functools.partial(place_prompt, PromptConfig.parse(config)))
+
+
+def _prefix(config: Mapping[str, Any]) -> AdapterPlan:
+    return AdapterPlan("prefix", functools.partial(place_prefix, PromptConfig.parse(config)))
+
+
 #: PEFT's name of a kind -> how its config is read.
-_PEFT: Mapping[str, Callable[[Mapping[str, Any]], AdapterPlan]] = {"LORA": _lora, "IA3": _ia3, "LN_TUNING": _ln}
+_PEFT: Mapping[str, Callable[[Mapping[str, Any]], AdapterPlan]] = {
+    "LORA": _lora,
+    "IA3": _ia3,
+    "LN_TUNING": _ln,
+    "PROMPT_TUNING": _prompt,
+    "P_TUNING": _prompt,
+    "PREFIX_TUNING": _prefix,
+}
 
 
 def plan_adapter(config: Mapping[str, Any]) -> AdapterPlan:

@@ -5,6 +5,7 @@ It reads the catalogue and manifests; it knows nothing of files and bytes on dis
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -116,11 +117,22 @@ def _matrices(manifest: ModelManifest) -> dict[str, TensorMeta]:
 
 
 def only_biases_differ(mine: tuple[Placed, ...], others: tuple[Placed, ...]) -> bool:
-    """Whether two models have the same components with the same weights but for biases, and at least one bias differs."""
+    """Whether two models have the same components with the same weights but for biases, and at least one bias differs.
+
+    A model without any biases may be the other's base (Llama's BitFit comes with `attention_bias` and `mlp_bias` switched on).
+    """
     if [(p.component.kind, p.layer) for p in mine] != [(p.component.kind, p.layer) for p in others]:
         return False
-    differing = {name for a, b in zip(mine, others, strict=True) for name in _differing(a, b)}
-    return bool(differing) and all(name.rsplit(".", 1)[-1] == "bias" for name in differing)
+    pairs = list(zip(mine, others, strict=True))
+    differing = {name for a, b in pairs for name in _differing(a, b)}
+    same_settings = all(_settings(a) == _settings(b) for a, b in pairs)
+    return bool(differing) and same_settings and all(name.rsplit(".", 1)[-1] == "bias" for name in differing)
+
+
+def _settings(placed: Placed) -> dict[str, Any]:
+    """What fixes a component's computation, but for the switches that say whether there are biases: the tensors show that."""
+    spec: dict[str, Any] = json.loads(placed.component.spec)
+    return {key: value for key, value in spec.items() if not key.endswith("_bias")}
 
 
 def _differing(a: Placed, b: Placed) -> set[str]:

@@ -1,7 +1,7 @@
 """A stored model as a working `PreTrainedModel`: Trainer, peft, generate and lm-eval run on it.
 
 The weights go through transformers' own loading, under the names they had on disk; on a CPU they are mapped, not copied. An adapter's
-model is its base with the adapter injected by peft. Knows nothing of serving.
+model is its base with the adapter injected by peft (virtual tokens: peft's model around it). Knows nothing of serving.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from zoo.manifest import ModelKind, ModelManifest, Placed
 from zoo.store import Store
 
 #: Kinds whose files hold an adapter alone: their weights are their base's, and peft puts the adapter in.
-ADAPTERS: frozenset[ModelKind] = frozenset({"lora", "ia3", "ln"})
+ADAPTERS: frozenset[ModelKind] = frozenset({"lora", "ia3", "ln", "prompt", "prefix"})
+#: Those that are not part of any module: the model is peft's own, with the base inside.
+_VIRTUAL: frozenset[ModelKind] = frozenset({"prompt", "prefix"})
 
 
 def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
@@ -40,7 +42,7 @@ def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype
         return _chain_model(store, manifest, config, kind).to(device)
     model = _full_model(store, manifest, kind)
     if manifest.kind in ADAPTERS:
-        _inject(store, manifest, model)
+        model = _adapted(store, manifest, model)
     return model.to(device).eval()
 
 
@@ -91,19 +93,23 @@ def disk_key(family: Family, layer: int | None, name: str) -> str:
     return f"{family.prefix}{name}" if layer is None else f"{family.prefix}{family.stack}.{layer}.{name}"
 
 
-def _inject(store: Store, manifest: ModelManifest, model: Any) -> None:
-    """Put the adapter into its base with peft. Raises WrongBase when a tensor finds no place."""
-    from peft import PeftConfig, inject_adapter_in_model, set_peft_model_state_dict
+def _adapted(store: Store, manifest: ModelManifest, model: Any) -> Any:
+    """The base with the adapter in it, by peft. Raises WrongBase when a tensor finds no place."""
+    from peft import PeftConfig, get_peft_model, inject_adapter_in_model, set_peft_model_state_dict
 
     settings = side_json(store, manifest, "adapter_config.json")
     if settings is None:
         raise InputError(f"{manifest.name} has no adapter_config.json")
     config = PeftConfig.from_peft_type(**{**settings, "inference_mode": True})
-    inject_adapter_in_model(config, model, adapter_name="default")
+    if manifest.kind in _VIRTUAL:
+        model = get_peft_model(model, config)
+    else:
+        inject_adapter_in_model(config, model, adapter_name="default")
     state = {key.removeprefix("base_model.model."): tensor for key, tensor in _files_state(store, manifest).items()}
     outcome = set_peft_model_state_dict(model, state, adapter_name="default")
-    if outcome.unexpected_keys:
+    if outcome.unexpected_keys and manifest.kind not in _VIRTUAL:  # peft counts the virtual tokens, which it has taken, among them
         raise WrongBase(f"{manifest.name}: {outcome.unexpected_keys[0]} has no place in its base")
+    return model
 
 
 def _dtype(name: str | torch.dtype | None) -> torch.dtype | None:

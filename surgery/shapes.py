@@ -60,7 +60,7 @@ def check_shapes(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None
         elif spot is not None:
             outer[spot.name] = shape
     _check_alike(layers)
-    dims = _dims(config, family)
+    dims = dims_of(config, family)
     if dims is None:
         return
     for layer, found in layers.items():
@@ -91,7 +91,7 @@ def _check_alike(layers: Mapping[int, Mapping[str, Shape]]) -> None:
                 raise MalformedCheckpoint(f"{name!r} has shape {list(mine)} in layer {layer}, but {list(others)} in layer {first}")
 
 
-def _dims(config: Mapping[str, Any], family: Family) -> Dims | None:
+def dims_of(config: Mapping[str, Any], family: Family) -> Dims | None:
     """The sizes, or None when the config leaves some of them to a default that is not known here."""
     hidden = _size(config, "n_embd", "n_embed", "hidden_size")
     heads = _size(config, "n_head", "num_attention_heads")

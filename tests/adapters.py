@@ -32,18 +32,38 @@ def peft(name: str, **options: Any) -> Any:
     return getattr(peft, name)(**CAUSAL, **options)
 
 
+def _root(family: str) -> str:
+    """The family of a variant (`opt-prenorm`)."""
+    return family.split("-")[0]
+
+
 def ia3(family: str, **options: Any) -> Any:
     from peft import IA3Config
 
-    targets, inputs = SCALED.get(family, (["k_proj", "v_proj", "down_proj"], ["down_proj"]))
-    return IA3Config(**CAUSAL, target_modules=targets, feedforward_modules=inputs, fan_in_fan_out=family == "gpt2", **options)
+    targets, inputs = SCALED.get(_root(family), (["k_proj", "v_proj", "down_proj"], ["down_proj"]))
+    return IA3Config(**CAUSAL, target_modules=targets, feedforward_modules=inputs, fan_in_fan_out=_root(family) == "gpt2", **options)
 
 
 def ln(family: str, **options: Any) -> Any:
     from peft import LNTuningConfig
 
-    norms = ["ln_1", "ln_2", "ln_f"] if family == "gpt2" else NORMS.get(family, DEFAULT_NORMS)
+    norms = ["ln_1", "ln_2", "ln_f"] if _root(family) == "gpt2" else NORMS.get(_root(family), DEFAULT_NORMS)
     return LNTuningConfig(**CAUSAL, target_modules=norms, **options)
 
 
-KINDS: dict[str, Callable[..., Any]] = {"ia3": ia3, "ln": ln}
+def prompt(family: str, **options: Any) -> Any:
+    return peft("PromptTuningConfig", **{"num_virtual_tokens": 5, **_NARROW.get(family, {}), **options})
+
+
+def p_tuning(family: str, **options: Any) -> Any:
+    return peft("PromptEncoderConfig", **{"num_virtual_tokens": 3, "encoder_hidden_size": 32, **_NARROW.get(family, {}), **options})
+
+
+def prefix(family: str, **options: Any) -> Any:
+    return peft("PrefixTuningConfig", **{"num_virtual_tokens": 6, **options})
+
+
+#: OPT's embeddings are projected; peft takes the width of the layers for that of the table unless told.
+_NARROW: dict[str, dict[str, int]] = {"opt": {"token_dim": 32}}
+
+KINDS: dict[str, Callable[..., Any]] = {"ia3": ia3, "ln": ln, "prompt": prompt, "p_tuning": p_tuning, "prefix": prefix}

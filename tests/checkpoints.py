@@ -136,6 +136,24 @@ def make_peft(base: Path, folder: Path, config: Any, *, seed: int = 1, base_name
     return folder
 
 
+def make_bitfit(base: Path, folder: Path, *, seed: int = 1) -> Path:
+    """Save the checkpoint in `base` with other biases; a Llama without any gets them all."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(base)
+    if config.model_type == "llama":
+        config.attention_bias = config.mlp_bias = True
+    model = AutoModelForCausalLM.from_pretrained(base, config=config)
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if key.endswith(".bias"):
+                parameter.normal_(0.0, 0.3)
+    model.save_pretrained(folder)
+    return folder
+
+
 @functools.lru_cache(maxsize=1)
 def _tokenizer_json() -> str:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -20,13 +20,12 @@ def capped(spec: ModelSpec, page_capacity: int) -> ModelSpec:
 
     Raises NotServable if not even one page group fits; ValueError for a shape that means nothing.
     """
-    if spec.kv_layers < 1 or spec.page_tokens < 1 or spec.vocab_size < 1 or spec.max_model_len < 1:
+    if spec.kv_layers < 1 or spec.page_tokens < 1 or spec.vocab_size < 1 or spec.max_model_len < 1 or spec.virtual_tokens < 0:
         raise ValueError(f"model {spec.name}: sizes must be positive")
-    fits = tokens_within(spec, page_capacity)
+    fits = tokens_within(spec, page_capacity) - spec.virtual_tokens
     if fits < 1:
-        raise NotServable(
-            f"{spec.name} needs {pages_for(spec, 1)} pages for its first token, the device has {page_capacity}: enlarge the KV pool"
-        )
+        need = pages_for(spec, spec.virtual_tokens + 1)
+        raise NotServable(f"{spec.name} needs {need} pages for its first token, the device has {page_capacity}: enlarge the KV pool")
     return replace(spec, max_model_len=min(spec.max_model_len, fits))
 
 

@@ -26,7 +26,7 @@ class Rank(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class LiveSequence:
-    """A sequence from `add` to its last event. `computed`: tokens of prompt and output whose K and V are in pages."""
+    """A sequence from `add` to its last event. `computed`: tokens, virtual ones among them, whose K and V are in pages."""
 
     request: SequenceRequest
     spec: ModelSpec
@@ -42,6 +42,12 @@ class LiveSequence:
 
     @property
     def tokens(self) -> int:
+        """Its context: virtual tokens, prompt and output."""
+        return self.spec.virtual_tokens + self.length
+
+    @property
+    def length(self) -> int:
+        """What its caller sees of its context: prompt and output."""
         return len(self.request.prompt) + len(self.output)
 
     @property
@@ -53,8 +59,14 @@ class LiveSequence:
         return SequenceView(self.request.seq, self.spec, self.tokens, self.computed, groups, self.phase)
 
     def span(self, count: int) -> tuple[int, ...]:
-        """The next `count` tokens to run."""
-        prompt, start = self.request.prompt, self.computed
+        """The next `count` tokens to run, zeros for virtual ones."""
+        virtual = min(max(0, self.spec.virtual_tokens - self.computed), count)
+        start = self.computed + virtual - self.spec.virtual_tokens
+        return (0,) * virtual + self._visible(start, count - virtual)
+
+    def _visible(self, start: int, count: int) -> tuple[int, ...]:
+        """`count` tokens of prompt and output, from number `start` on."""
+        prompt = self.request.prompt
         if start >= len(prompt):
             first = start - len(prompt)
             return tuple(self.output[first : first + count])
@@ -74,7 +86,7 @@ class LiveSequence:
             token = self.output[-1]
             if token in sampling.stop_token_ids or (not sampling.ignore_eos and token in self.spec.eos_token_ids):
                 return "stop"
-        full = made >= sampling.max_tokens or self.tokens >= self.spec.max_model_len
+        full = made >= sampling.max_tokens or self.length >= self.spec.max_model_len
         return "length" if full else None
 
 

@@ -23,17 +23,19 @@ class PromptPart:
 def asks_prompt(model: LoadedModel, row: Row) -> bool:
     """Whether a row's sequence wants log-probabilities of prompt tokens, and the row still runs prompt."""
     request = model.sequences[row.seq].request
-    return request.sampling.prompt_logprobs is not None and row.start < len(request.prompt)
+    return request.sampling.prompt_logprobs is not None and row.start < model.spec.virtual_tokens + len(request.prompt)
 
 
 def prompt_part(part: PromptPart) -> list[PromptLogprobs]:
     """Log-probabilities of the prompt tokens that a chunk's positions predict; none for what comes after the prompt."""
     request = part.model.sequences[part.row.seq].request
-    first = part.row.start + 1
-    targets = request.prompt[first : first + part.logits.shape[0]]
+    begin = part.row.start - part.model.spec.virtual_tokens
+    first = max(begin, 0) + 1
+    skipped = first - begin - 1  # positions that predict virtual tokens, or the prompt's first
+    targets = request.prompt[first : max(first, begin + 1 + part.logits.shape[0])]
     if not targets:
         return []
-    rows = prompt_logprobs(part.logits[: len(targets)], targets, request.sampling.prompt_logprobs or 0)
+    rows = prompt_logprobs(part.logits[skipped : skipped + len(targets)], targets, request.sampling.prompt_logprobs or 0)
     chosen = tuple(Logprob(token, row.chosen) for token, row in zip(targets, rows, strict=True))
     return [PromptLogprobs(part.row.seq, first, chosen, tuple(row.top for row in rows))]
 

@@ -32,6 +32,7 @@ def detach(unit: Unit, key: str) -> None:
     """Take an adapter off a unit."""
     for target in unit.targets.values():
         target.detach(key)
+    unit.prefixes.pop(key, None)
 
 
 def _target(unit: Unit, path: str, key: str) -> SharedLinear | SharedEmbedding:
@@ -77,4 +78,29 @@ def _attach_ia3(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> Non
         pool.release([digest])
 
 
-_KINDS: Mapping[str, Callable[[Unit, Adapter, str, TensorPool], None]] = {"lora": _attach_lora, "ia3": _attach_ia3}
+def _attach_prompt(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
+    digest = dict(adapter.tensors)["prompt_embeddings"]
+    for target in unit.targets.values():
+        if isinstance(target, SharedEmbedding):
+            target.prompts[key] = pool.acquire(digest).clone()
+            pool.release([digest])
+            return
+    raise NotServable(f"{key}: the base has no embedding table that rows can share")
+
+
+def _attach_prefix(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
+    """Layer i's K is part 2 i of the tensor's width, its V part 2 i + 1."""
+    digest = dict(adapter.tensors)["prompt_embeddings"]
+    how = json.loads(adapter.config)
+    parts = pool.acquire(digest).chunk(2 * int(how["layers"]), dim=1)
+    layer = int(how["layer"])
+    unit.prefixes[key] = (parts[2 * layer].clone(), parts[2 * layer + 1].clone())
+    pool.release([digest])
+
+
+_KINDS: Mapping[str, Callable[[Unit, Adapter, str, TensorPool], None]] = {
+    "lora": _attach_lora,
+    "ia3": _attach_ia3,
+    "prompt": _attach_prompt,
+    "prefix": _attach_prefix,
+}

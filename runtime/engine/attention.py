@@ -62,12 +62,16 @@ def paged_attention(
 def attend(frame: Frame, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
     """Keep this step's K and V, then attend. query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim] -> as query.
 
+    K and V of a prefix's virtual tokens are the prefix's, as they are: they were never meant to be rotated.
+
     Raises:
         RuntimeError: the frame has no pages.
     """
     paging, layer = frame.paging, frame.layer
     if paging is None:
         raise RuntimeError("this segment was given no pages")
+    if frame.virtual and frame.prefixes:
+        key, value = _prefixed(frame, key, value)
     paging.view.write(paging.token_pages[layer], paging.token_offsets, key, value)
     if len(paging.groups) == 1 and paging.groups[0].tokens is None:
         return _decode(paging, layer, paging.groups[0], query, how)
@@ -77,6 +81,17 @@ def attend(frame: Frame, query: Tensor, key: Tensor, value: Tensor, how: How) ->
     for row, span in paging.chunks:
         out[span.lo : span.hi] = _chunk(paging, layer, row, span, query, key, value, how)
     return out
+
+
+def _prefixed(frame: Frame, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """K and V with the prefixes' own at their virtual tokens."""
+    key, value = key.clone(), value.clone()
+    for span in frame.virtual:
+        prefix = frame.prefixes.get(span.adapter)
+        if prefix is not None:
+            for into, given in zip((key, value), prefix, strict=True):
+                into[span.lo : span.hi] = given[span.source].view(-1, *into.shape[1:])
+    return key, value
 
 
 def _decode(paging: Paging, layer: int, group: DecodeGroup, query: Tensor, how: How) -> Tensor:

@@ -1,6 +1,6 @@
 """An engine without tensors, whose every token and nanosecond can be worked out by hand. It trusts nobody.
 
-The next token of a sequence that has run `tokens` of a model called `name` is
+The next token of a sequence that has run `tokens` (virtual ones among them, as zeros) of a model called `name` is
 
     (sum(tokens) + len(tokens) + sum(name.encode())) mod vocab_size                        see `next_token`
 
@@ -44,7 +44,7 @@ class FakeFault(Exception):
 def next_token(spec: ModelSpec, tokens: Iterable[int]) -> int:
     """The token that follows `tokens`, prompt and output together, when nothing is forbidden."""
     seen = list(tokens)
-    return _token(spec, sum(seen), len(seen))
+    return _token(spec, sum(seen), spec.virtual_tokens + len(seen))
 
 
 def answer(spec: ModelSpec, prompt: Iterable[int], sampling: SamplingParams) -> list[int]:
@@ -78,7 +78,7 @@ def _allowed(spec: ModelSpec, sampling: SamplingParams, produced: int, token: in
 
 @dataclass(slots=True)
 class _Held:
-    """What the engine holds of a sequence. `tokens`: prompt and output; `computed`: how many have run, their sum in `total`."""
+    """What the engine holds of a sequence. `tokens`: virtual ones, prompt, output; `computed`: how many have run, their sum in `total`."""
 
     opened: Opened
     spec: ModelSpec
@@ -89,7 +89,7 @@ class _Held:
 
     @property
     def produced(self) -> int:
-        return len(self.tokens) - len(self.opened.request.prompt)
+        return len(self.tokens) - len(self.opened.request.prompt) - self.spec.virtual_tokens
 
 
 class FakeEngine:
@@ -191,7 +191,8 @@ class FakeEngine:
             request = one.request
             _require(request.seq not in self._held, f"sequence {request.seq} is opened twice")
             _require(request.model in self._models, f"model {request.model} is not loaded")
-            self._held[request.seq] = _Held(one, self._models[request.model], [*request.prompt, *one.output])
+            spec = self._models[request.model]
+            self._held[request.seq] = _Held(one, spec, [*[0] * spec.virtual_tokens, *request.prompt, *one.output])
 
     def _verify(self, rows: tuple[Row, ...]) -> None:
         _require(len({row.seq for row in rows}) == len(rows), "a sequence has two rows")
@@ -217,7 +218,7 @@ class FakeEngine:
         _require(groups == -(-end // held.spec.page_tokens), f"{row.seq}: {groups} groups for {end} tokens")
         _require(row.sample == (whole and wanted), f"{row.seq}: samples exactly when its context is complete")
         _require(row.generated == held.produced, f"{row.seq}: has produced {held.produced} tokens, not {row.generated}")
-        _require(end < held.spec.max_model_len or not row.sample, f"{row.seq}: no room for another token")
+        _require(end - held.spec.virtual_tokens < held.spec.max_model_len or not row.sample, f"{row.seq}: no room for another token")
 
     # -- what a step does ----------------------------------------------------------------------------------------------
 
@@ -239,8 +240,9 @@ class FakeEngine:
     def _prompt_logprobs(self, row: Row) -> PromptLogprobs | None:
         held = self._held[row.seq]
         count = held.opened.request.sampling.prompt_logprobs
-        first = max(row.start, 1)
-        tokens = held.opened.request.prompt[first : row.start + len(row.tokens)]
+        begin = row.start - held.spec.virtual_tokens
+        first = max(begin, 1)
+        tokens = held.opened.request.prompt[first : max(0, begin + len(row.tokens))]
         if count is None or not tokens:
             return None
         chosen = tuple(Logprob(token, -1.0) for token in tokens)

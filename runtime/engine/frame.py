@@ -9,7 +9,7 @@ function; facts, "Cutting transformers models"). `runtime.engine.layout` makes f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -45,6 +45,21 @@ class AdapterSpan:
     adapter: str
     lo: int
     hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualSpan:
+    """Tokens [lo, hi) of the frame that are an adapter's virtual tokens number start, start + 1, …"""
+
+    adapter: str
+    lo: int
+    hi: int
+    start: int
+
+    @property
+    def source(self) -> slice:
+        """Which of the adapter's virtual tokens these are."""
+        return slice(self.start, self.start + self.hi - self.lo)
 
 
 @dataclass(slots=True)
@@ -89,13 +104,18 @@ class Paging:
 
 @dataclass(slots=True)
 class Frame:
-    """See the top of the file. `layer`: which attention layer of `paging` runs now; `paging` None where nothing attends."""
+    """See the top of the file. `layer`: which attention layer of `paging` runs now; `paging` None where nothing attends.
+
+    `prefixes`: K and V [virtual tokens, kv width] by adapter, of the layer that runs now; they stand in for what `virtual` tokens compute.
+    """
 
     positions: Tensor
     spans: tuple[RowSpan, ...]
     adapters: tuple[AdapterSpan, ...] = ()
+    virtual: tuple[VirtualSpan, ...] = ()
     paging: Paging | None = None
     layer: int = 0
+    prefixes: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _adapter_masks: dict[tuple[tuple[str, int], ...], Tensor] = field(default_factory=dict)
     _adapter_indices: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.engine.frame import AdapterSpan, DecodeGroup, Frame, Paging, RowSpan
+from runtime.engine.frame import AdapterSpan, DecodeGroup, Frame, Paging, RowSpan, VirtualSpan
 from runtime.engine.loaded import LoadedModel
 from runtime.engine.units import UnitStore
 from runtime.kv.pool import Geometry, PagePool, PageView
@@ -160,7 +160,8 @@ class FrameMaker:
         runs = list(self._runs(models))
         tokens = [self._token_range(layout, run) for layout, run in runs]
         positions = _joined([layout.positions[:, lo:hi] for (layout, _), (lo, hi) in zip(runs, tokens, strict=True)], 1)
-        frame = Frame(positions, self._spans(models), self.adapter_spans(models, [self._batches[name].tokens for name in models]))
+        adapters = self.adapter_spans(models, [self._batches[name].tokens for name in models])
+        frame = Frame(positions, self._spans(models), adapters, self._virtual_spans(models))
         first = runs[0][0]
         if all(layout is first for layout, _ in runs):
             rows = [self._row_range(layout, run) for layout, run in runs]
@@ -176,7 +177,7 @@ class FrameMaker:
 
     def _make_unaligned(self, models: tuple[str, ...], layers: tuple[int, ...]) -> Frame:
         plain = self.frame(models)
-        frame = Frame(plain.positions, plain.spans, plain.adapters)
+        frame = Frame(plain.positions, plain.spans, plain.adapters, plain.virtual)
         tables, pages, offsets, lengths = [], [], [], []
         for name, layer in zip(models, layers, strict=True):
             layout = self._home[name]
@@ -198,6 +199,19 @@ class FrameMaker:
             spans.extend(span.moved(base) for span in self._batches[name].spans)
             base += self._batches[name].tokens
         return tuple(spans)
+
+    def _virtual_spans(self, models: Sequence[str]) -> tuple[VirtualSpan, ...]:
+        """Which tokens stand at virtual positions; none once prompts have begun."""
+        found, base = [], 0
+        for name in models:
+            batch = self._batches[name]
+            count = batch.model.spec.virtual_tokens
+            for span in batch.spans:
+                if span.start < count:
+                    hi = min(span.hi, span.lo + count - span.start)
+                    found.append(VirtualSpan(name, base + span.lo, base + hi, span.start))
+            base += batch.tokens
+        return tuple(found)
 
     def _paging(self, frame: Frame, view: PageView, tables: Tensor, pages: Tensor, offsets: Tensor, lengths: Tensor) -> Paging:
         groups = tuple(_groups(frame.spans, tables, lengths, view.page_tokens))

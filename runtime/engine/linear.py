@@ -170,23 +170,30 @@ class SharedLinear(nn.Module):
 
 
 class SharedEmbedding(nn.Module):
-    """An embedding table with low-rank adapters: `b @ a[:, ids]` added on a span's tokens, times the table's own scale if it has one."""
+    """An embedding table with adapters: low-rank ones add `b @ a[:, ids]` on their tokens, times the table's own scale if it has one;
+    prompts [virtual tokens, width] stand in for what the table gives at virtual tokens, unscaled.
+    """
 
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
         self.table = table
         self.adapters: dict[str, LowRank] = {}
+        self.prompts: dict[str, Tensor] = {}
 
     @property
     def adapter_bytes(self) -> int:
         """Bytes of all that adapters hold here."""
-        return sum(part.nbytes for part in self.adapters.values())
+        prompts = sum(prompt.numel() * prompt.element_size() for prompt in self.prompts.values())
+        return prompts + sum(part.nbytes for part in self.adapters.values())
 
     def forward(self, ids: Tensor) -> Tensor:
         out: Tensor = self.table(ids)
-        if not self.adapters:
+        if not (self.adapters or self.prompts):
             return out
         out = out.clone()
+        for virtual in current().virtual:
+            if virtual.adapter in self.prompts:
+                out[:, virtual.lo : virtual.hi] = self.prompts[virtual.adapter][virtual.source]
         scale = getattr(self.table, "embed_scale", None)
         for span in current().adapters:
             part = self.adapters.get(span.adapter)
@@ -201,6 +208,7 @@ class SharedEmbedding(nn.Module):
 
     def detach(self, adapter: str) -> None:
         self.adapters.pop(adapter, None)
+        self.prompts.pop(adapter, None)
 
 
 @dataclass(frozen=True, slots=True)

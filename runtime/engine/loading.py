@@ -16,6 +16,7 @@ from runtime.engine.units import Unit, UnitStore
 from runtime.kv.pool import Geometry, PagePool
 from runtime.types import ModelSpec
 from surgery.families import family_of
+from surgery.prompts import virtual_tokens
 from surgery.settings import config_of, context_length, eos_ids, side_json
 from surgery.skeleton import Skeleton
 from surgery.tensors import TORCH_DTYPES
@@ -108,7 +109,10 @@ def _spec(
     dtype: torch.dtype,
 ) -> ModelSpec:
     """What the control plane is told of the model."""
-    limit = context_length(settings)
+    virtual = virtual_tokens(manifest.components)
+    limit = context_length(settings) - virtual
+    if limit < 1:
+        raise NotServable(f"{manifest.name}: its {virtual} virtual tokens leave no room in a context of {limit + virtual}")
     return ModelSpec(
         name=manifest.name,
         kv_layers=kv_layers,
@@ -120,6 +124,7 @@ def _spec(
         domain=digest_of(["kv", [p.component.digest for p in manifest.components], str(dtype)]),
         kind=manifest.kind,
         base=manifest.base,
+        virtual_tokens=virtual,
     )
 
 

@@ -130,6 +130,7 @@ class StepRun:
             starts = zip(segment.models, segment.starts, strict=True)
             layers = tuple(self._batches[name].model.attention_number(start + step) for name, start in starts)
             frame = self._frames.for_layers(segment.models, layers)
+            frame.prefixes = unit.prefixes
         else:
             frame = self._frames.frame(segment.models)
         rotary = None if unit.rotary is None else self._frames.rotary(segment.models, unit.rotary, hidden)

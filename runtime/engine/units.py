@@ -24,7 +24,10 @@ from zoo.manifest import Component, ComponentKind, Placed
 
 @dataclass(slots=True)
 class Unit:
-    """A loaded component. `targets`: adapter module path -> shared layer. `private_bytes`: memory beyond the pooled tensors."""
+    """A loaded component. `targets`: adapter module path -> shared layer. `private_bytes`: memory beyond the pooled tensors.
+
+    `prefixes`: adapter -> K and V [virtual tokens, kv width] of this layer (prefix tuning).
+    """
 
     digest: str
     kind: ComponentKind
@@ -34,6 +37,7 @@ class Unit:
     tensors: tuple[str, ...]
     private_bytes: int
     users: int = 0
+    prefixes: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     @property
     def attends(self) -> bool:
@@ -42,7 +46,8 @@ class Unit:
     @property
     def adapter_bytes(self) -> int:
         """Bytes of all adapters on it."""
-        return sum(target.adapter_bytes for target in self.targets.values())
+        prefixes = sum(half.numel() * half.element_size() for both in self.prefixes.values() for half in both)
+        return prefixes + sum(target.adapter_bytes for target in self.targets.values())
 
 
 @dataclass(slots=True)

@@ -40,6 +40,14 @@ VARIANTS: dict[str, tuple[str, str, _Maker]] = {
     "ln": ("ln", "llama", _made(lambda: adapters.ln("llama"))),
     "ln opt": ("ln", "opt", _made(lambda: adapters.ln("opt"))),
     "ln saved head": ("ln", TIED, _made(lambda: adapters.ln("llama", modules_to_save=["lm_head"]))),
+    "prompt": ("prompt", "llama", _made(lambda: adapters.prompt("llama"))),
+    "prompt gemma2": ("prompt", "gemma2", _made(lambda: adapters.prompt("gemma2"))),
+    "p_tuning": ("prompt", "llama", _made(lambda: adapters.p_tuning("llama"))),
+    "p_tuning lstm": ("prompt", "gpt2", _made(lambda: adapters.p_tuning("gpt2", encoder_reparameterization_type="LSTM"))),
+    "prefix": ("prefix", "llama", _made(lambda: adapters.prefix("llama"))),
+    "prefix projected": ("prefix", "llama", _made(lambda: adapters.prefix("llama", prefix_projection=True, encoder_hidden_size=24))),
+    "prefix qwen3": ("prefix", "qwen3", _made(lambda: adapters.prefix("qwen3"))),
+    "prefix gpt_neox": ("prefix", "gpt_neox", _made(lambda: adapters.prefix("gpt_neox"))),
     "ln on linear layers": ("ln", "llama", _made(lambda: adapters.peft("LNTuningConfig", target_modules=["k_proj", "norm"]))),
 }
 
@@ -77,7 +85,7 @@ def test_every_kind_of_adapter(zoo, made, tmp_path, variant):
         ours = zoo.model("pe").load()(ids).logits
         plain = zoo.model("base").load()(ids).logits
     assert torch.equal(ours, theirs)
-    assert not torch.allclose(plain, theirs, atol=0.05), "the adapter must do something for this test to mean anything"
+    assert not torch.allclose(plain, theirs[:, -20:], atol=0.05), "the adapter must do something for this test to mean anything"
 
 
 def test_an_ia3_leaves_its_bases_units_as_they_are(zoo, made, tmp_path):
@@ -122,6 +130,25 @@ REFUSED = [
     ("ln base_layer", "ln", ("llama", {}), {}, ("ln_tuning_layers", "base_layer"), UnsupportedAdapter, "base_layer"),
     ("ln untargeted", "ln", ("llama", {}), {"target_modules": ["other"]}, None, MalformedCheckpoint, "target_modules"),
     ("ln unsaved", "ln", ("llama", {}), {"modules_to_save": ["mlp"]}, None, MalformedCheckpoint, "mlp"),
+    ("prompt width", "prompt", ("llama", {"hidden_size": 32}), {}, None, WrongBase, "must be .5, 32."),
+    ("prompt count", "prompt", ("llama", {}), {"num_virtual_tokens": 4}, None, MalformedCheckpoint, "num_virtual_tokens 4"),
+    ("prompt no count", "prompt", ("llama", {}), {"num_virtual_tokens": None}, None, MalformedCheckpoint, "num_virtual_tokens"),
+    ("prompt task", "prompt", ("llama", {}), {"task_type": "SEQ_CLS"}, None, UnsupportedAdapter, "SEQ_CLS"),
+    ("prompt saved", "prompt", ("llama", {}), {"modules_to_save": ["lm_head"]}, None, UnsupportedAdapter, "modules_to_save"),
+    ("prompt key", "prompt", ("llama", {}), {}, ("prompt_", "promp_"), MalformedCheckpoint, "promp_embeddings"),
+    ("prefix of another width", "prefix", ("llama", {"num_key_value_heads": 4}), {}, None, WrongBase, "2 heads"),
+    ("prefix of another depth", "prefix", ("llama", {"num_hidden_layers": 2}), {}, None, WrongBase, "3 layers"),
+    (
+        "prefix shape",
+        "prefix",
+        ("llama", {}),
+        {"num_layers": None, "token_dim": None, "num_virtual_tokens": 6.0},
+        None,
+        MalformedCheckpoint,
+        "6.0",
+    ),
+    ("prefix encoder", "prefix", ("llama", {}), {"num_transformer_submodules": 2}, None, UnsupportedAdapter, "submodules"),
+    ("prefix as prompt", "prefix", ("llama", {}), {"peft_type": "PROMPT_TUNING"}, None, WrongBase, "must be .6, 64."),
     ("another kind", "ia3", ("llama", {}), {"peft_type": "BOFT"}, None, UnsupportedAdapter, "BOFT"),
     ("no kind", "ia3", ("llama", {}), {"peft_type": ["IA3"]}, None, UnsupportedAdapter, "IA3"),
 ]

@@ -218,7 +218,7 @@ def test_a_wrong_base_is_refused_with_the_first_mismatch(zoo, made, tmp_path, ot
 @pytest.mark.parametrize(
     ("changes", "error", "reason"),
     [
-        ({"peft_type": "PREFIX_TUNING"}, UnsupportedAdapter, "PREFIX_TUNING"),
+        ({"peft_type": "PREFIX_TUNING"}, MalformedCheckpoint, "num_virtual_tokens"),
         ({"peft_type": "ADALORA"}, UnsupportedAdapter, "ADALORA"),
         ({"peft_type": "IA3"}, MalformedCheckpoint, "lora_A"),
         ({"peft_type": None}, UnsupportedAdapter, "peft_type"),

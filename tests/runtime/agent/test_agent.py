@@ -56,6 +56,25 @@ def test_a_device_smaller_than_the_context_caps_it() -> None:
     assert virtual.told["a"].last.finish == "length"
 
 
+def test_virtual_tokens_take_pages_and_positions_but_are_nobodys_tokens() -> None:
+    model = spec(virtual_tokens=5)
+    virtual = played(request("a", (8, 9), max_tokens=50, prompt_logprobs=0), models=(model,), pages=7, token_budget=4)
+    assert [one.max_model_len for one in virtual.agent.models] == [7]  # of the 12 tokens that the device holds
+    told = virtual.told["a"]
+    assert len(told.tokens) == 5 and told.last.finish == "length"
+    assert [score.start for event in told.events for score in event.prompt_logprobs] == [1]
+    assert virtual.agent.state().counters.prompt_tokens == 2
+    agent = Agent([model], 7, BatchingConfig(token_budget=6))
+    agent.add(request("b", (8, 9)), 0)
+    plan = agent.next_step(0)
+    assert plan is not None and (plan.rows[0].tokens, plan.rows[0].start, plan.rows[0].sample) == ((0, 0, 0, 0, 0, 8), 0, False)
+
+
+def test_a_device_too_small_for_virtual_tokens_and_one_more_refuses_the_model() -> None:
+    with pytest.raises(NotServable, match="6 pages"):
+        Agent([spec(virtual_tokens=8)], 5, BatchingConfig())
+
+
 def test_scoring_a_prompt_needs_no_token() -> None:
     virtual = played(request("a", range(1, 11), max_tokens=0, prompt_logprobs=0), token_budget=4)
     (event,) = virtual.told["a"].events

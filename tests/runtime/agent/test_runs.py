@@ -18,6 +18,7 @@ from tests.runtime.virtual import Virtual, request, spec
 MODELS = (
     spec("m", kv_layers=2, page_tokens=4, max_model_len=40, eos_token_ids=(7, 30)),
     spec("n", kv_layers=3, page_tokens=2, max_model_len=30, blocks=("b0", "own")),
+    spec("v", kv_layers=2, page_tokens=3, max_model_len=30, virtual_tokens=5),
     spec("o", kv_layers=1, page_tokens=8, max_model_len=40, blocks=("b0", "b1", "head")),
 )
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
+
 import pytest
+import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 
 from runtime.config import BatchingConfig
+from runtime.types import SamplingParams
 from tests import checkpoints
 from tests.adapters import KINDS
 from tests.runtime.engine.drive import drive
-from tests.runtime.engine.oracle import greedy, reference, same_tokens
-from tests.runtime.engine.test_equality import FUSED, ask, engine, prompts
+from tests.runtime.engine.oracle import ROUNDING, greedy, reference, same_tokens
+from tests.runtime.engine.test_equality import ask, engine, prompts
+from zoo.errors import NotServable
 
 
 def peft_reference(bench, base: str, name: str):
@@ -26,22 +33,122 @@ FAMILIES = [*checkpoints.SERVED, "opt-prenorm", "gpt_neox-sequential"]
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("family", "layers"), [*((f, "fused") for f in FAMILIES), *((f, "stock") for f in FUSED)])
+@pytest.mark.parametrize(("family", "layers"), [*((f, "fused") for f in FAMILIES), ("llama", "stock"), ("qwen3", "stock")])
 def test_all_kinds_beside_their_base(bench, family, layers):
-    """Two of each kind, a LoRA and the base in one batch, prompts in chunks, rows arriving late, a pool too small for all."""
+    """Every kind (two each for llama), a LoRA and the base in one batch, prompts in chunks, rows arriving late, pages for half of them."""
     base = f"{family}-base"
+    numbers = (1, 2) if family == "llama" else (1,)
     if base not in bench.folders:
         bench.family(family, base)
         for kind, config in KINDS.items():
-            for number in (1, 2):
-                bench.peft(base, f"{family}-{kind}{number}", config(family.split("-")[0]), seed=number)
+            for number in numbers:
+                bench.peft(base, f"{family}-{kind}{number}", config(family), seed=number)
         bench.lora(base, f"{family}-lora")
-    names = [base, f"{family}-lora", *(f"{family}-{kind}{number}" for kind in KINDS for number in (1, 2))]
+    names = [base, f"{family}-lora", *(f"{family}-{kind}{number}" for kind in KINDS for number in numbers)]
     wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, (5, 11)))] for n, name in enumerate(names)}
     requests = [ask(name, *wanted[name][i]) for i in range(2) for name in names]
-    made = engine(bench, *names, layers=layers, pages=3 * 3 * 18)
+    made = engine(bench, *names, layers=layers, pages=3 * 4 * len(names))
     out = drive(made, {i: [request] for i, request in enumerate(requests)}, BatchingConfig(token_budget=13))
     assert out.preemptions > 0
     check(reference(bench.folders[base]), wanted[base], out)
     for name in names[1:]:
         check(peft_reference(bench, base, name), wanted[name], out)
+
+
+def test_bitfit_beside_its_base(bench):
+    """A base without biases and a fine-tune that has them: one set of matrices in memory, each its own tokens."""
+    base = bench.family("llama", "bitfit-base", seed=6)
+    name = bench.add("bitfit", checkpoints.make_bitfit(bench.folders[base], bench.root / "hf" / "bitfit"))
+    made = engine(bench, base, name)
+    wanted = {each: [(p, f"{each}.{i}") for i, p in enumerate(prompts(n, (4, 13)))] for n, each in enumerate((base, name))}
+    out = drive(made, {0: [ask(each, *one) for each in wanted for one in wanted[each]]}, BatchingConfig(token_budget=7))
+    for each in wanted:
+        check(reference(bench.folders[each]), wanted[each], out)
+    biases = [tensor for key, tensor in load_file(bench.folders[name] / "model.safetensors").items() if key.endswith(".bias")]
+    added = made.memory().weights - engine(bench, base).memory().weights
+    assert added == sum(tensor.numel() * tensor.element_size() for tensor in biases)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_alone(bench, kind):
+    """One sequence on the device, its prompt in one piece: no other rows, no chunks."""
+    base = "alone-base" if "alone-base" in bench.folders else bench.family("llama", "alone-base", seed=4)
+    name = bench.peft(base, f"alone-{kind}", KINDS[kind]("llama"), seed=5)
+    wanted = [(p, f"{i}") for i, p in enumerate(prompts(6, (1, 19)))]
+    made, model = engine(bench, name), peft_reference(bench, base, name)
+    for prompt, seq in wanted:
+        check(model, [(prompt, seq)], drive(made, {0: [ask(name, prompt, seq)]}))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_half_precision(bench, family, kind):
+    """Tokens may part only at ties within rounding, and most sequences never do; adapters saved in either precision."""
+    base = f"{family}-half"
+    if base not in bench.folders:
+        bench.family(family, base, dtype="bfloat16")
+    full = bench.peft(base, f"{family}-half-{kind}", KINDS[kind](family))
+    path = bench.root / "hf" / f"{full}16"
+    shutil.copytree(bench.folders[full], path)
+    file = path / "adapter_model.safetensors"
+    save_file({key: tensor.bfloat16() for key, tensor in load_file(file).items()}, file)
+    names = (base, full, bench.add(path.name, path, base=base))
+    wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, (3, 11)))] for n, name in enumerate(names)}
+    out = drive(engine(bench, *names), {0: [ask(name, *each) for name in names for each in wanted[name]]}, BatchingConfig(token_budget=9))
+    agreed = 0
+    for name in names[1:]:
+        model = peft_reference(bench, base, name)
+        agreed += sum(same_tokens(model, p, greedy(model, p, 20), out.tokens(seq), ROUNDING[torch.bfloat16]) for p, seq in wanted[name])
+    assert agreed >= 40, "hardly a token agrees"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["prompt", "prefix"])
+def test_virtual_tokens_are_nobodys_affair_but_the_engines(bench, kind):
+    """Prompt log-probabilities are of the prompt alone and equal peft's; the context shrinks by the virtual tokens; KV stays apart."""
+    base = "virtual-base"
+    if base not in bench.folders:
+        bench.family("llama", base, max_position_embeddings=48)
+    name = bench.peft(base, f"virtual-{kind}", KINDS[kind]("llama"))
+    made = engine(bench, base, name)
+    plain, spec = made.models()
+    assert plain.virtual_tokens == 0 < spec.virtual_tokens
+    assert spec.max_model_len == plain.max_model_len - spec.virtual_tokens
+    assert spec.domain != plain.domain and spec.blocks != plain.blocks
+    prompt = prompts(7, (23,))[0]
+    request = replace(ask(name, prompt, "x", prompt_logprobs=2), sampling=SamplingParams(max_tokens=40, prompt_logprobs=2))
+    for budget in (1, 4, 256):
+        out = drive(made, {0: [request]}, BatchingConfig(token_budget=budget))
+        assert len(out.tokens("x")) == spec.max_model_len - len(prompt)
+        parts = [part for event in out.events["x"] for part in event.prompt_logprobs]
+        assert [part.start + i for part in parts for i in range(len(part.chosen))] == list(range(1, len(prompt)))
+        with torch.inference_mode():
+            logits = peft_reference(bench, base, name)(torch.tensor([prompt])).logits[0, -len(prompt) :]
+        wanted = torch.log_softmax(logits[:-1], dim=-1).gather(1, torch.tensor(prompt[1:])[:, None])[:, 0]
+        got = torch.tensor([one.logprob for part in parts for one in part.chosen])
+        torch.testing.assert_close(got, wanted, rtol=1e-3, atol=1e-3)
+
+
+def test_a_prompt_that_fills_the_context_is_refused(bench):
+    base = bench.family("llama", "narrow-base", max_position_embeddings=8)
+    name = bench.peft(base, "narrow-prompt", KINDS["prompt"]("llama", num_virtual_tokens=8))
+    with pytest.raises(NotServable, match="8 virtual tokens"):
+        engine(bench, name)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_unloading_adapters_leaves_their_base_as_it_was(bench):
+    base = bench.family("qwen3", "unload-base")
+    names = [bench.peft(base, f"unload-{kind}", config("qwen3")) for kind, config in KINDS.items()]
+    alone = engine(bench, base)
+    made = engine(bench, base, *names)
+    prompt = prompts(5, (9,))[0]
+    before = drive(alone, {0: [ask(base, prompt, "x")]}).tokens("x")
+    for name in names:
+        resident = made.memory().weights
+        made.unload(name)
+        assert made.memory().weights < resident
+        assert drive(made, {0: [ask(base, prompt, name)]}).tokens(name) == before
+    assert made.memory().weights == alone.memory().weights
