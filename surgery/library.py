@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import re
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -95,12 +96,16 @@ class Corpus:
         everything = Slice(
             tuple(text for part in parts.values() for text in part.train), tuple(text for part in parts.values() for text in part.held_out)
         )
-        prose = Slice(tuple(map(docstrings, everything.train)), tuple(map(docstrings, everything.held_out)))
-        return {**parts, EVERYTHING: everything, PROSE: prose}
+        return {**parts, EVERYTHING: everything}
+
+    @cached_property
+    def _prose(self) -> Slice:
+        everything = self._slices[EVERYTHING]
+        return Slice(tuple(map(docstrings, everything.train)), tuple(map(docstrings, everything.held_out)))
 
     def slice(self, name: str) -> Slice:
         """One of `SLICES`."""
-        return self._slices[name]
+        return self._prose if name == PROSE else self._slices[name]
 
     def _subject(self, name: str) -> Slice:
         ordered = sorted((d for d in self.documents if subject_of(d.path) == name), key=lambda d: hashlib.sha256(d.path.encode()).digest())
@@ -127,11 +132,13 @@ def docstrings(text: str) -> str:
     return "\n\n".join(inspect.cleandoc(found) for found in _QUOTED.findall(text) if len(found) >= _SHORTEST_DOCSTRING)
 
 
-def _sources(library: Path) -> Iterator[Path]:
-    for path in sorted(library.rglob("*.py"), key=lambda p: p.relative_to(library).as_posix()):
-        folders = path.relative_to(library).parts[:-1]
-        if _SKIPPED_FOLDERS.isdisjoint(folders) and not any(part.startswith("config-") for part in folders):
-            yield path
+def _sources(library: Path) -> list[Path]:
+    """Sorted by path. Folders that are not read are not walked: site-packages may hold ten times the library."""
+    found = []
+    for folder, below, files in os.walk(library):
+        below[:] = [name for name in below if name not in _SKIPPED_FOLDERS and not name.startswith("config-")]
+        found += [Path(folder, name) for name in files if name.endswith(".py")]
+    return sorted(found, key=lambda path: path.relative_to(library).as_posix())
 
 
 def _read(library: Path, path: Path) -> Document | None:

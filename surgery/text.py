@@ -33,11 +33,15 @@ _STRIDE = 8
 
 @dataclass(frozen=True)
 class Text:
-    """Documents to learn from, and documents that only measure. No document is in both."""
+    """Documents to learn from, and documents that only measure. No document is in both.
+
+    `probe`: the part to score models on: everything, unless some of the family may have learned from the text.
+    """
 
     origin: str
     train: tuple[Document, ...]
     held_out: tuple[Document, ...]
+    probe: Part = "all"
 
     @cached_property
     def digest(self) -> str:
@@ -102,7 +106,7 @@ def read_text(source: str | None = None) -> Text:
     """
     built_in = library_slice(source)
     if built_in is not None:
-        return Text(source or "the built-in text", built_in.train, built_in.held_out)
+        return Text(source or "the built-in text", built_in.train, built_in.held_out, "held_out")
     documents = read_documents(source or "")
     if not documents:
         raise InputError(f"{source} is a probe file without text")

@@ -28,6 +28,8 @@ from zoo.manifest import Component, ModelKind, ModelManifest
 from zoo.store import Store
 
 if TYPE_CHECKING:
+    from surgery.comparison import Comparison
+    from surgery.equivalence import Settings as CompareSettings
     from surgery.export import ExportReport
     from surgery.ingest import IngestReport, Progress
     from surgery.making import MadeReport
@@ -235,6 +237,22 @@ class Zoo:
         from surgery.remove import remove
 
         return remove(self.store, name)
+
+    def compare(self, a: str, b: str, settings: CompareSettings | None = None, progress: Progress | None = None) -> Comparison:
+        """How alike two models are, part by part (BL-05); the scores are kept. See `surgery.equivalence.compare`.
+
+        Args:
+            settings: text, granularity, device and so on; layers over the built-in text when None.
+            progress: called with (batches done, batches in all).
+
+        Raises:
+            NotFound, AmbiguousName: no such model, or several.
+            Incomparable: the models' tokenizers differ, or their states cannot be read.
+            InputError: the probe cannot be used.
+        """
+        from surgery.equivalence import compare
+
+        return compare(self.store, self.model(a), self.model(b), settings, progress)
 
     def gc(self, dry_run: bool = False) -> Collected:
         """Remove what no model names. Raises StoreBusy, StoreError."""

@@ -1,0 +1,139 @@
+"""Which parts of two models are held against each other: components, layers, or proportional groups of layers (BL-04, BL-05).
+
+A run's score is that of the hidden states behind its last component. Pure: knows no tensors, no stores, no scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import gcd
+from typing import Literal
+
+from zoo.errors import Incomparable, InputError
+from zoo.manifest import Placed
+
+Granularity = Literal["component", "layer", "group"]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Components (or layers) [lo, hi)."""
+
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A part of a chain. `layers` is an empty range for the embedding or the head alone."""
+
+    components: Span
+    layers: Span
+
+    def through(self, last: Unit) -> Unit:
+        """From this one to a later one."""
+        return Unit(Span(self.components.lo, last.components.hi), Span(self.layers.lo, last.layers.hi))
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """Units of two models. `a`, `b`: all of them, in order: the axes of a matrix. `pairs`: those that are held against each other."""
+
+    granularity: Granularity
+    a: tuple[Unit, ...]
+    b: tuple[Unit, ...]
+    pairs: tuple[tuple[Unit, Unit], ...]
+
+
+def components_of(chain: Sequence[Placed]) -> tuple[Unit, ...]:
+    """Every component by itself."""
+    units = []
+    reached = 0
+    for at, placed in enumerate(chain):
+        layers = Span(reached, reached) if placed.layer is None else Span(placed.layer, placed.layer + 1)
+        units.append(Unit(Span(at, at + 1), layers))
+        reached = layers.hi
+    return tuple(units)
+
+
+def layers_of(chain: Sequence[Placed]) -> tuple[Unit, ...]:
+    """The layers, each with its components; embedding, stitches and head belong to none."""
+    units: list[Unit] = []
+    for unit, placed in zip(components_of(chain), chain, strict=True):
+        if placed.layer is None:
+            continue
+        if units and units[-1].layers == unit.layers and units[-1].components.hi == unit.components.lo:
+            units[-1] = units[-1].through(unit)
+        else:
+            units.append(unit)
+    return tuple(units)
+
+
+def pairing(a: Sequence[Placed], b: Sequence[Placed], granularity: Granularity | None = None, groups: int | None = None) -> Pairing:
+    """What to score between two chains.
+
+    Args:
+        granularity: None: layers where the models have equally many, else groups.
+        groups: how many groups; as many as divide both depths evenly when None, as 3 layers of 6 go with 4 of 8.
+
+    Raises:
+        InputError: components or layers of models that do not have the same, or a number of groups that cannot be.
+        Incomparable: a model without layers.
+    """
+    layers_a, layers_b = layers_of(a), layers_of(b)
+    if not layers_a or not layers_b:
+        raise Incomparable("a chain without layers has nothing to compare")
+    chosen = granularity or ("layer" if len(layers_a) == len(layers_b) and groups is None else "group")
+    if groups is not None and chosen != "group":
+        raise InputError("a number of groups goes with the granularity `group`")
+    if chosen == "component":
+        return _by_component(a, b)
+    if chosen == "group":
+        return Pairing(chosen, layers_a, layers_b, _grouped(layers_a, layers_b, groups))
+    if len(layers_a) != len(layers_b):
+        raise InputError(f"{len(layers_a)} and {len(layers_b)} layers cannot be compared one by one: use the granularity `group`")
+    return Pairing(chosen, layers_a, layers_b, tuple(zip(layers_a, layers_b, strict=True)))
+
+
+def _by_component(a: Sequence[Placed], b: Sequence[Placed]) -> Pairing:
+    if [placed.component.kind for placed in a] != [placed.component.kind for placed in b]:
+        raise InputError("the models are not made of the same components one by one: use the granularity `layer` or `group`")
+    units_a, units_b = components_of(a), components_of(b)
+    return Pairing("component", units_a, units_b, tuple(zip(units_a, units_b, strict=True)))
+
+
+def _grouped(a: Sequence[Unit], b: Sequence[Unit], groups: int | None) -> tuple[tuple[Unit, Unit], ...]:
+    count = groups if groups is not None else _even(len(a), len(b))
+    if not 0 < count <= min(len(a), len(b)):
+        raise InputError(f"{len(a)} and {len(b)} layers make no {count} groups")
+    return tuple(zip(_cut(a, count), _cut(b, count), strict=True))
+
+
+def _even(a: int, b: int) -> int:
+    """Groups that divide both depths; where none but the whole does, as many as the shallower model has layers."""
+    common = gcd(a, b)
+    return common if common > 1 else min(a, b)
+
+
+def _cut(units: Sequence[Unit], count: int) -> list[Unit]:
+    bounds = [(at * len(units) + count // 2) // count for at in range(count + 1)]
+    return [units[lo].through(units[hi - 1]) for lo, hi in pairwise(bounds)]
+
+
+def equivalent_runs(a: Sequence[str], b: Sequence[str], scores: Sequence[float], threshold: float) -> list[Span]:
+    """The maximal runs of components that are alike enough to be one block each (BL-04), in order.
+
+    A component that is the very same in both is shared already and belongs to no run: what is equal needs no score. So at T = 1
+    nothing but identical weights is shared.
+
+    Args:
+        a, b: component digests of two chains of equal length.
+        scores: the similarity behind each component.
+        threshold: what a score must exceed.
+    """
+    alike = [x != y and score > threshold for x, y, score in zip(a, b, scores, strict=True)]
+    starts = [at for at, each in enumerate(alike) if each and not (at and alike[at - 1])]
+    ends = [at + 1 for at, each in enumerate(alike) if each and not (at + 1 < len(alike) and alike[at + 1])]
+    return [Span(lo, hi) for lo, hi in zip(starts, ends, strict=True)]

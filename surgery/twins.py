@@ -1,0 +1,48 @@
+"""A random-init twin of a model: the same shapes, nothing learned. The control of a score: what an unrelated model would get (BL-05)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from surgery.chains import is_chain
+from surgery.settings import config_of
+from surgery.stack import Stack, open_stack, stack_of
+from zoo.manifest import ModelManifest
+from zoo.store import Store
+
+#: Standard deviation of weights where no config says it: transformers' own default.
+_DEVIATION = 0.02
+
+
+def random_twin(store: Store, manifest: ModelManifest, seed: int = 0, device: str = "cpu", dtype: torch.dtype | None = None) -> Stack:
+    """A stack of the model's architecture with weights as transformers initialises them, the same for the same seed.
+
+    An adapter's twin is a twin of its base. Raises as `surgery.stack.open_stack`.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if is_chain(config_of(store, manifest)):
+            return _forgotten(open_stack(store, manifest, "cpu", dtype)).to(device)
+        return _fresh(store, manifest, dtype).to(device)
+
+
+def _fresh(store: Store, manifest: ModelManifest, dtype: torch.dtype | None) -> Stack:
+    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    settings = {key: value for key, value in config_of(store, manifest).items() if key not in ("auto_map", "quantization_config")}
+    config = CONFIG_MAPPING[manifest.family].from_dict(settings)
+    return stack_of(AutoModelForCausalLM.from_config(config, dtype=dtype or torch.float32).eval(), manifest.components)
+
+
+@torch.no_grad()
+def _forgotten(stack: Stack) -> Stack:
+    """A chain of its own kind belongs to no class that could initialise it: matrices as most families do, norms one, biases zero."""
+    for module in stack.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.dim() > 1:
+                nn.init.normal_(parameter, std=_DEVIATION)
+            else:
+                nn.init.constant_(parameter, 0.0 if name.endswith("bias") else 1.0)
+    return stack
