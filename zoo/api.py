@@ -30,6 +30,7 @@ from zoo.store import Store
 if TYPE_CHECKING:
     from surgery.export import ExportReport
     from surgery.ingest import IngestReport, Progress
+    from zoo.packed.pack import PackReport
     from surgery.making import MadeReport
 
 
@@ -243,6 +244,26 @@ class Zoo:
     def verify(self) -> Audit:
         """Re-hash everything that is stored."""
         return audit(self.store)
+
+    def pack(
+        self,
+        models: Collection[str] = (),
+        level: int = 1,
+        threads: int = 2,
+        alone: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> PackReport:
+        """Store full fine-tunes (these, or all) as differences from their bases; see `zoo.packed.pack.pack`."""
+        from zoo.packed.pack import Coding, pack
+
+        return pack(self.store, models, Coding(level=level, threads=threads), alone, dry_run, progress)
+
+    def unpack(self, models: Collection[str] = (), dry_run: bool = False, progress: Progress | None = None) -> PackReport:
+        """Store packed tensors plainly again; see `zoo.packed.pack.unpack`."""
+        from zoo.packed.pack import unpack
+
+        return unpack(self.store, models, dry_run, progress)
 
     def close(self) -> None:
         self.store.close()
