@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,8 +30,8 @@ from zoo.store import Store
 if TYPE_CHECKING:
     from surgery.export import ExportReport
     from surgery.ingest import IngestReport, Progress
-    from zoo.packed.pack import PackReport
     from surgery.making import MadeReport
+    from zoo.packed.pack import PackReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,8 @@ class Zoo:
         progress: Progress | None = None,
     ) -> PackReport:
         """Store full fine-tunes (these, or all) as differences from their bases; see `zoo.packed.pack.pack`."""
-        from zoo.packed.pack import Coding, pack
+        from zoo.packed.pack import pack
+        from zoo.packed.writer import Coding
 
         return pack(self.store, models, Coding(level=level, threads=threads), alone, dry_run, progress)
 

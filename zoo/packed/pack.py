@@ -24,8 +24,9 @@ from zoo.packed.writer import Candidate, Coding, packed_bytes
 from zoo.publish import discard
 from zoo.store import Store
 
-#: A packed object must take this much less than the plain one: decoding is not free.
+#: A packed object must take this share less than the plain one, and a block of a disk less: decoding is not free.
 LEAST_SAVING = 0.05
+LEAST_BYTES = 4096
 
 Progress = Callable[[int, int], None]
 
@@ -260,4 +261,4 @@ def _unpacked(store: Store, digest: str) -> int:
 
 
 def _pays(packed: int, plain: int) -> bool:
-    return packed <= plain * (1 - LEAST_SAVING)
+    return packed <= min(plain * (1 - LEAST_SAVING), plain - LEAST_BYTES)
