@@ -23,6 +23,7 @@ VERBS: dict[str, str] = {
     "export": "cli.export",
     "verify": "cli.verify",
     "gc": "cli.gc",
+    "pack": "cli.pack",
     "compose": "cli.compose",
     "generate": "cli.generate",
     "serve": "cli.serve",

@@ -15,7 +15,7 @@ import torch
 from surgery.chains import is_chain
 from surgery.families import FAMILIES, Family
 from surgery.settings import config_of, side_json
-from surgery.tensors import map_tensor
+from surgery.tensors import stored_tensor
 from zoo.errors import InputError, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed
 from zoo.store import Store
@@ -74,7 +74,7 @@ def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
 
 def _files_state(store: Store, manifest: ModelManifest) -> dict[str, torch.Tensor]:
     """Every tensor under its key on disk."""
-    return {key: map_tensor(store.open_tensor(digest)) for file in manifest.weight_files for key, digest in file.entries}
+    return {key: stored_tensor(store, digest) for file in manifest.weight_files for key, digest in file.entries}
 
 
 def _chain_state(store: Store, components: Iterable[Placed], family: Family) -> dict[str, torch.Tensor]:
@@ -82,7 +82,7 @@ def _chain_state(store: Store, components: Iterable[Placed], family: Family) -> 
     state: dict[str, torch.Tensor] = {}
     for placed in components:
         for name, digest in placed.component.tensors:
-            state[disk_key(family, placed.layer, name)] = map_tensor(store.open_tensor(digest))
+            state[disk_key(family, placed.layer, name)] = stored_tensor(store, digest)
     return state
 
 

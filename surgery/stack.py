@@ -26,7 +26,7 @@ from surgery.components import Stitch, Where
 from surgery.lowrank import adapt_
 from surgery.settings import config_of
 from surgery.skeleton import Skeleton
-from surgery.tensors import map_tensor
+from surgery.tensors import stored_tensor
 from zoo.errors import NotServable
 from zoo.manifest import Component, ModelManifest, Placed
 from zoo.store import Store
@@ -203,7 +203,7 @@ def build_stack(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
 
 
 def _mapped(store: Store, digest: str, dtype: torch.dtype | None) -> Tensor:
-    tensor = map_tensor(store.open_tensor(digest))
+    tensor = stored_tensor(store, digest)
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 

@@ -1,6 +1,7 @@
 """Stored tensors as torch tensors: mapped from the object files, one per distinct digest, dropped by reference count.
 
-A mapped tensor costs no copy on a CPU: its pages are the file's own in the page cache, shared by every process that maps them.
+A mapped tensor costs no copy on a CPU: its pages are the file's own in the page cache, shared by every process that maps them. A packed
+one is decoded into memory of its own each time it is asked for.
 Knows the store and torch; nothing of components or models.
 """
 
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from zoo.objects import Opened
+from zoo.objects import Decoded, Opened
 from zoo.store import Store
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -30,12 +31,26 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
 }
 
 
-def map_tensor(opened: Opened) -> torch.Tensor:
-    """The tensor of an opened object, mapped copy-on-write: reading shares pages, and no write can reach the file."""
+def stored_tensor(store: Store, digest: str) -> torch.Tensor:
+    """A stored tensor on the CPU. Raises zoo.errors.DamagedObject, with the models that it hurts."""
+    while True:
+        opened = store.open_tensor(digest)
+        try:
+            return map_tensor(opened)
+        except RuntimeError:
+            if isinstance(opened, Decoded) or opened.path.exists():
+                raise
+            # It was packed between the two steps: the store finds it again.
+
+
+def map_tensor(opened: Opened | Decoded) -> torch.Tensor:
+    """The tensor of an opened object. A plain one is mapped copy-on-write: reading shares pages, and no write can reach the file."""
     meta = opened.tensor
     dtype = TORCH_DTYPES[meta.dtype]
     if meta.nbytes == 0:
         return torch.empty(meta.shape, dtype=dtype)
+    if isinstance(opened, Decoded):
+        return torch.frombuffer(opened.data, dtype=torch.uint8).view(dtype).view(meta.shape)
     size = opened.offset + meta.nbytes
     storage = torch.UntypedStorage.from_file(str(opened.path), shared=False, nbytes=size)
     whole = torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
@@ -83,6 +98,6 @@ class TensorPool:
         return sum(held.tensor.numel() * held.tensor.element_size() for held in self._held.values())
 
     def _read(self, digest: str) -> torch.Tensor:
-        tensor = map_tensor(self._store.open_tensor(digest))
+        tensor = stored_tensor(self._store, digest)
         dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else None
         return tensor.to(device=self._device, dtype=dtype)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from surgery.export import ExportReport
     from surgery.ingest import IngestReport, Progress
     from surgery.making import MadeReport
+    from zoo.packed.pack import PackReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +262,27 @@ class Zoo:
     def verify(self) -> Audit:
         """Re-hash everything that is stored."""
         return audit(self.store)
+
+    def pack(
+        self,
+        models: Collection[str] = (),
+        level: int = 1,
+        threads: int = 2,
+        alone: bool = False,
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> PackReport:
+        """Store full fine-tunes (these, or all) as differences from their bases; see `zoo.packed.pack.pack`."""
+        from zoo.packed.pack import pack
+        from zoo.packed.writer import Coding
+
+        return pack(self.store, models, Coding(level=level, threads=threads), alone, dry_run, progress)
+
+    def unpack(self, models: Collection[str] = (), dry_run: bool = False, progress: Progress | None = None) -> PackReport:
+        """Store packed tensors plainly again; see `zoo.packed.pack.unpack`."""
+        from zoo.packed.pack import unpack
+
+        return unpack(self.store, models, dry_run, progress)
 
     def close(self) -> None:
         self.store.close()

@@ -5,13 +5,12 @@ Ingests may go on meanwhile; a collection may not. This file knows nothing of ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Protocol
 
 from zoo.catalog import Reader
-from zoo.publish import Shelf
 from zoo.store import Store
 
 
@@ -37,7 +36,9 @@ class Audit:
 class _Checked(Protocol):
     """What objects and blobs have in common here."""
 
-    shelf: Shelf
+    def digests(self) -> Iterator[str]: ...
+
+    def size(self, digest: str) -> int: ...
 
     def check(self, digest: str) -> bool: ...
 
@@ -63,15 +64,25 @@ def audit(store: Store, progress: Callable[[int, int], None] | None = None) -> A
         nbytes = 0
         bad = []
         for done, item in enumerate(items, start=1):
-            nbytes += item.checked.shelf.size(item.digest)
+            nbytes += item.checked.size(item.digest)
             if not item.checked.check(item.digest):
                 bad.append(item.digest)
             if progress is not None:
                 progress(done, len(items))
         with store.catalog.reading() as reader:
-            users = reader.users_of(bad)
-            damaged = [Damaged(digest, users.get(digest, ())) for digest in bad] + _changed_manifests(reader)
+            damaged = _hurt(store, reader, bad) + _changed_manifests(reader)
         return Audit(len(items), nbytes, tuple(sorted(damaged, key=lambda found: found.digest)))
+
+
+def _hurt(store: Store, reader: Reader, bad: list[str]) -> list[Damaged]:
+    """A damaged object hurts its own models and those of every object that is packed against it."""
+    upon = store.objects.packed.dependents() if bad else {}
+    users = reader.users_of({*bad, *chain.from_iterable(upon.get(digest, ()) for digest in bad)})
+    return [Damaged(digest, _merged(users, [digest, *upon.get(digest, ())])) for digest in bad]
+
+
+def _merged(users: Mapping[str, tuple[str, ...]], digests: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted({name for digest in digests for name in users.get(digest, ())}))
 
 
 def _changed_manifests(reader: Reader) -> list[Damaged]:
@@ -88,4 +99,4 @@ def _items(store: Store) -> Iterator[_Item]:
 
 
 def _of(checked: _Checked, live: set[str]) -> Iterator[_Item]:
-    return (_Item(digest, checked) for digest in sorted(live.union(checked.shelf.digests())))
+    return (_Item(digest, checked) for digest in sorted(live.union(checked.digests())))

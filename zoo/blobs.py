@@ -56,5 +56,9 @@ class BlobStore:
     def digests(self) -> Iterator[str]:
         return self.shelf.digests()
 
+    def size(self, digest: str) -> int:
+        """Bytes of its file, 0 when there is none."""
+        return self.shelf.size(digest)
+
     def path(self, digest: str) -> Path:
         return self.shelf.path(digest)

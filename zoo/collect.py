@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zoo.errors import StoreError
+from zoo.errors import DamagedObject, StoreError
 from zoo.publish import Shelf, discard
 
 if TYPE_CHECKING:
@@ -30,10 +30,18 @@ class Collected:
 
 @dataclass(frozen=True, slots=True)
 class _Live:
-    """What models name. Of tensors and of blobs."""
+    """What has to stay: `tensors` and `blobs` are named by models, `packed` are the tensors' packed files, `bases` what these are packed
+    against, whether a model names it or not.
+    """
 
-    objects: frozenset[str]
+    tensors: frozenset[str]
+    packed: frozenset[str]
+    bases: frozenset[str]
     blobs: frozenset[str]
+
+    @property
+    def objects(self) -> frozenset[str]:
+        return self.tensors | self.bases
 
 
 def collect(store: Store, dry_run: bool = False, timeout: float = WAIT_SECONDS) -> Collected:
@@ -52,7 +60,9 @@ def collect(store: Store, dry_run: bool = False, timeout: float = WAIT_SECONDS) 
         _refuse_if_missing(store, live)
         removed = 0
         nbytes = 0
-        for shelf, kept in ((store.objects.shelf, live.objects), (store.blobs.shelf, live.blobs)):
+        # Packed before plain: what is interrupted here leaves no packed object without its base.
+        packed = (store.objects.packed.shelf, live.packed)
+        for shelf, kept in (packed, (store.objects.shelf, live.objects), (store.blobs.shelf, live.blobs)):
             for digest in [digest for digest in shelf.digests() if digest not in kept]:
                 nbytes += shelf.size(digest) if dry_run else shelf.remove(digest)
                 removed += 1
@@ -64,7 +74,7 @@ def withdraw(store: Store, objects: Iterable[str], blobs: Iterable[str]) -> None
     """Remove those of these objects and blobs that no model names. Raises StoreBusy at once when anyone else holds the lock."""
     with store.collecting(timeout=0):
         live = _live(store)
-        for digest in set(objects) - live.objects:
+        for digest in set(objects) - live.objects:  # what a packed object stands on is live
             store.objects.shelf.remove(digest)
         for digest in set(blobs) - live.blobs:
             store.blobs.shelf.remove(digest)
@@ -72,14 +82,30 @@ def withdraw(store: Store, objects: Iterable[str], blobs: Iterable[str]) -> None
 
 def _live(store: Store) -> _Live:
     with store.catalog.reading() as reader:
-        return _Live(frozenset(reader.live_tensors()), frozenset(reader.live_blobs()))
+        tensors, blobs = frozenset(reader.live_tensors()), frozenset(reader.live_blobs())
+    packed = frozenset(digest for digest in store.objects.packed.shelf.digests() if digest in tensors and not _is_spare(store, digest))
+    return _Live(tensors, packed, _bases(store, packed), blobs)
+
+
+def _is_spare(store: Store, packed: str) -> bool:
+    """Whether a packed object is plain as well, and sound: then the packed file has no use."""
+    return store.objects.shelf.size(packed) > 0 and store.objects.check(packed)
+
+
+def _bases(store: Store, packed: Iterable[str]) -> frozenset[str]:
+    try:
+        bases = [store.objects.packed.table(digest).base for digest in packed]
+    except DamagedObject as error:
+        raise StoreError(f"nothing was removed: {error}; run `zoo verify`") from error
+    return frozenset(base for base in bases if base is not None)
 
 
 def _refuse_if_missing(store: Store, live: _Live) -> None:
     """A catalogue that names what is not there may not be this store's, or not the newest: no ground to remove anything on."""
-    missing = sorted(live.objects - set(store.objects.digests())) + sorted(live.blobs - set(store.blobs.digests()))
+    missing = sorted(live.tensors - set(store.objects.digests())) + sorted(live.blobs - set(store.blobs.digests()))
+    missing += sorted(live.bases - set(store.objects.shelf.digests()))
     if missing:
-        raise StoreError(f"nothing was removed: the catalogue names {len(missing)} missing objects, first {missing[0]}; run `zoo verify`")
+        raise StoreError(f"nothing was removed: {len(missing)} objects that models need are missing, first {missing[0]}; run `zoo verify`")
 
 
 def _remove_temporaries(shelf: Shelf, dry_run: bool) -> int:

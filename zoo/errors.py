@@ -16,6 +16,7 @@ ZooError                      exit code 2, one line on standard error
 ├── Unavailable               the runtime takes no requests: it drains, or its engine has died
 └── StoreError                the store itself
     ├── DamagedObject         bytes do not match their digest; names the models it hurts
+    │   └── MissingObject     not there at all
     ├── StoreFull             no space left on the device
     └── StoreBusy             a lock could not be had in time
 
@@ -87,6 +88,10 @@ class StoreError(ZooError):
 
 class DamagedObject(StoreError):
     """Stored bytes do not match their digest."""
+
+
+class MissingObject(DamagedObject):
+    """The store does not hold it at all."""
 
 
 class StoreFull(StoreError):

@@ -27,6 +27,9 @@ MAX_DIMENSIONS = 64
 #: Bound on one extent and on the product of the non-zero ones: far above any tensor, far below 64-bit overflow of byte offsets.
 MAX_ELEMENTS = 1 << 52
 
+#: Data begins at a multiple of this in an object's file: mapped, it can be viewed as any dtype.
+ALIGNMENT = 64
+
 _LENGTH = struct.Struct("<Q")
 _FIELDS = {"dtype", "shape", "data_offsets"}
 
@@ -111,6 +114,11 @@ def make_header(
     if len(text) > MAX_HEADER_BYTES:
         raise MalformedCheckpoint(f"the header would take {len(text)} bytes, more than {MAX_HEADER_BYTES}")
     return _LENGTH.pack(len(text)) + text
+
+
+def object_header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """The first bytes of an object's own file: one tensor, `tensor`. Raises MalformedCheckpoint for an impossible dtype or shape."""
+    return make_header([("tensor", dtype, shape)], align=ALIGNMENT)
 
 
 class _Refused(Exception):

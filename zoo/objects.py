@@ -9,33 +9,42 @@ first to hash it and, only if the store lacks it, again to write it; a source th
 A put never trusts what is there already: an object that would stand for the new bytes is verified first and replaced when it is damaged.
 So ingesting a model again heals what `verify` found.
 
+An object may be packed instead (`zoo.packed`): then another file stands for it, in fewer bytes, under the same digest. Readers look for
+the plain file first, then for the packed one; as either may be put in the other's place at any time, they look more than once.
+
 Callers hold the store's shared lock from before a put until the catalogue names the object. This file knows nothing of that lock, of
 models, the catalogue or torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
+from typing import TypeVar
 
-from zoo.errors import DamagedObject, MalformedCheckpoint
-from zoo.headers import make_header, read_header
+from zoo.errors import DamagedObject, MalformedCheckpoint, MissingObject
+from zoo.headers import ALIGNMENT, object_header, read_header
 from zoo.manifest import TensorMeta
-from zoo.publish import Shelf, discard
+from zoo.packed.reader import Decoded, PackedStore
+from zoo.publish import Shelf, Stamp, discard, stamp_of
 from zoo.sources import CHUNK_BYTES, ByteSource, again, batches, hasher_of, measured
 
-__all__ = ["ALIGNMENT", "BUFFER_BYTES", "ByteSource", "ObjectStore", "Opened", "Put"]
+__all__ = ["ALIGNMENT", "BUFFER_BYTES", "ByteSource", "Decoded", "ObjectStore", "Opened", "Put"]
 
 #: Largest tensor that is held in memory whole; each worker of `put_many` may hold one.
 BUFFER_BYTES = 8 << 20
-#: Data begins at a multiple of this in an object's file: mapped, it can be viewed as any dtype.
-ALIGNMENT = 64
 #: Concurrent fsyncs share journal commits: with 8 writers a disk takes 3 to 10 times what one writer gets.
 WORKERS = 8
 
-_KEY = "tensor"
+#: How often a reader looks for an object that is neither plain nor packed: between two looks it may have become the other.
+_LOOKS = 3
+
+_Plain = TypeVar("_Plain")
+_Packed = TypeVar("_Packed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +57,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A verified object: its data begins at byte `offset` of `path`, a multiple of ALIGNMENT, and runs to the end."""
+    """A verified plain object: its data begins at byte `offset` of `path`, a multiple of ALIGNMENT, and runs to the end."""
 
     tensor: TensorMeta
     path: Path
@@ -64,25 +73,17 @@ class _Staged:
 
 
 @dataclass(frozen=True, slots=True)
-class _Stamp:
-    """Tells one file from a later one under the same name."""
-
-    inode: int
-    size: int
-    changed_ns: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Verified:
-    stamp: _Stamp
+    stamp: Stamp
     opened: Opened
 
 
 class ObjectStore:
-    """Objects under `root`. Safe for any number of threads and processes."""
+    """Objects under `root`, packed ones under `packed` (beside it when None). Safe for any number of threads and processes."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, packed: Path | None = None) -> None:
         self.shelf = Shelf(root)
+        self.packed = PackedStore(packed or root.with_name("packed"), self.shelf)
         self._verified: dict[str, _Verified] = {}
 
     def put(self, source: ByteSource) -> Put:
@@ -102,45 +103,36 @@ class ObjectStore:
             for batch in batches(sources):
                 yield from self._put_batch(batch, pool)
 
-    def open(self, digest: str) -> Opened:
-        """The object's place, verified on first use in this process and again when its file has changed. Raises DamagedObject."""
-        stamp = self._stamp(digest)
-        known = self._verified.get(digest)
-        if known is None or known.stamp != stamp:
-            for _ in self.read(digest):
-                pass
-            known = self._verified[digest] = _Verified(stamp, self._locate(digest))
-        return known.opened
+    def open(self, digest: str) -> Opened | Decoded:
+        """A plain object's place, verified on first use in this process and again when its file has changed; a packed object's bytes,
+        verified on every call. Raises DamagedObject.
+        """
+        return self._found(digest, self._open_plain, self.packed.load)
 
     def read(self, digest: str, size: int = CHUNK_BYTES) -> Iterator[bytes]:
         """The tensor's bytes in chunks, verified on the way: DamagedObject comes at the latest after the last chunk."""
-        opened = self._locate(digest)
-        hasher = hasher_of(opened.tensor.dtype, opened.tensor.shape)
-        try:
-            with opened.path.open("rb", buffering=0) as file:
-                file.seek(opened.offset)
-                while chunk := file.read(size):
-                    hasher.update(chunk)
-                    yield chunk
-        except OSError as error:
-            raise _unreadable(digest, error) from error
-        if hasher.hexdigest() != digest:
-            raise DamagedObject(f"object {digest} is damaged: its bytes do not match its digest")
+        yield from self._found(digest, lambda wanted: self._read_plain(wanted, size), lambda wanted: self.packed.read(wanted, size))
 
     def has(self, digest: str) -> bool:
         """Whether the object is there; says nothing of its bytes."""
-        return self.path(digest).is_file()
+        return self.path(digest).is_file() or self.packed.shelf.path(digest).is_file()
 
     def check(self, digest: str) -> bool:
         """Whether the object is there and undamaged: reads all of it, on every call."""
         self._verified.pop(digest, None)
+        self.packed.forget(digest)
         return self._intact(digest)
 
     def digests(self) -> Iterator[str]:
-        return self.shelf.digests()
+        """Digests of all objects, plain or packed, sorted."""
+        yield from sorted({*self.shelf.digests(), *self.packed.shelf.digests()})
+
+    def size(self, digest: str) -> int:
+        """Bytes of its files on disk, 0 when there are none."""
+        return self.shelf.size(digest) + self.packed.shelf.size(digest)
 
     def path(self, digest: str) -> Path:
-        """Where the object is or would be. Raises StoreError when the digest is none."""
+        """Where the plain object is or would be. Raises StoreError when the digest is none."""
         return self.shelf.path(digest)
 
     def _put_batch(self, batch: Sequence[ByteSource], pool: ThreadPoolExecutor) -> list[Put]:
@@ -156,7 +148,7 @@ class ObjectStore:
         return puts
 
     def _stage(self, source: ByteSource) -> _Staged:
-        header = make_header([(_KEY, source.dtype, source.shape)], align=ALIGNMENT)
+        header = object_header(source.dtype, source.shape)
         if source.nbytes != TensorMeta("", source.dtype, source.shape).nbytes:
             raise MalformedCheckpoint(f"a {source.dtype} tensor of shape {list(source.shape)} does not take {source.nbytes} bytes")
         if source.nbytes > BUFFER_BYTES:
@@ -188,17 +180,43 @@ class ObjectStore:
 
     def _intact(self, digest: str) -> bool:
         try:
-            self.open(digest)
+            self._found(digest, self._open_plain, self.packed.verify)
         except DamagedObject:
             return False
         return True
 
-    def _stamp(self, digest: str) -> _Stamp:
+    def _found(self, digest: str, plain: Callable[[str], _Plain], packed: Callable[[str], _Packed]) -> _Plain | _Packed:
+        """The object by whichever of the two finds it."""
+        for _ in range(_LOOKS):
+            with suppress(MissingObject):
+                return plain(digest)
+            with suppress(MissingObject):
+                return packed(digest)
+        raise MissingObject(f"object {digest} is missing from the store")
+
+    def _open_plain(self, digest: str) -> Opened:
+        stamp = self._stamp(digest)
+        known = self._verified.get(digest)
+        if known is None or known.stamp != stamp:
+            for _ in self.read(digest):
+                pass
+            known = self._verified[digest] = _Verified(stamp, self._locate(digest))
+        return known.opened
+
+    def _read_plain(self, digest: str, size: int) -> Iterator[bytes]:
+        """Opens the file at once, so that a missing one is known before the first chunk is asked for."""
+        opened = self._locate(digest)
         try:
-            status = self.path(digest).stat()
+            file = FileIO(opened.path)
         except OSError as error:
             raise _unreadable(digest, error) from error
-        return _Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
+        return _chunks(file, opened, size)
+
+    def _stamp(self, digest: str) -> Stamp:
+        try:
+            return stamp_of(self.path(digest))
+        except OSError as error:
+            raise _unreadable(digest, error) from error
 
     def _locate(self, digest: str) -> Opened:
         """Read the object's header, which must be the very one that a put writes."""
@@ -207,13 +225,31 @@ class ObjectStore:
         try:
             header = read_header(path)
         except MalformedCheckpoint as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                raise _unreadable(digest, error.__cause__) from error
             raise DamagedObject(f"object {digest} is damaged: {error}") from error
         if len(header.entries) != 1:
             raise DamagedObject(f"object {digest} is damaged: it does not hold one tensor")
         entry = header.entries[0]
-        if header.raw != make_header([(_KEY, entry.dtype, entry.shape)], align=ALIGNMENT):
+        if header.raw != object_header(entry.dtype, entry.shape):
             raise DamagedObject(f"object {digest} is damaged: its header is not the one it was written with")
         return Opened(TensorMeta(digest, entry.dtype, entry.shape), path, entry.begin)
+
+
+def _chunks(file: FileIO, opened: Opened, size: int) -> Iterator[bytes]:
+    """The data of an open object, verified on the way."""
+    digest = opened.tensor.digest
+    hasher = hasher_of(opened.tensor.dtype, opened.tensor.shape)
+    try:
+        with file:
+            file.seek(opened.offset)
+            while chunk := file.read(size):
+                hasher.update(chunk)
+                yield chunk
+    except OSError as error:
+        raise _unreadable(digest, error) from error
+    if hasher.hexdigest() != digest:
+        raise DamagedObject(f"object {digest} is damaged: its bytes do not match its digest")
 
 
 def _discard_all(staged: Sequence[Future[_Staged]]) -> None:
@@ -227,5 +263,5 @@ def _discard_all(staged: Sequence[Future[_Staged]]) -> None:
 
 def _unreadable(digest: str, error: OSError) -> DamagedObject:
     if isinstance(error, FileNotFoundError):
-        return DamagedObject(f"object {digest} is missing from the store")
+        return MissingObject(f"object {digest} is missing from the store")
     return DamagedObject(f"object {digest} cannot be read: {error.strerror or error}")

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
@@ -29,6 +30,21 @@ _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 def is_digest(text: str) -> bool:
     """Whether a text is 64 lower-case hex digits: only then may it become part of a path."""
     return _DIGEST.fullmatch(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """Tells one file from a later one under the same name."""
+
+    inode: int
+    size: int
+    changed_ns: int
+
+
+def stamp_of(path: Path) -> Stamp:
+    """Raises OSError."""
+    status = path.stat()
+    return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 class Shelf:

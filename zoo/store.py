@@ -1,7 +1,8 @@
 """A store: a folder of objects and blobs with a catalogue and a lock.
 
     root/objects/ab/abcd…   tensors          root/catalog.sqlite   the catalogue, unless it is in another database
-    root/files/ab/abcd…     blobs            root/lock             the store-wide lock
+    root/packed/ab/abcd…    packed tensors   root/lock             the store-wide lock
+    root/files/ab/abcd…     blobs            root/pack.lock        held by whoever packs
                                              root/store.id         ties the folder to its catalogue
 
 The order that keeps it whole: within `ingesting()`, objects and blobs are put and durable first, then one catalogue transaction names
@@ -25,7 +26,7 @@ from zoo.blobs import BlobStore
 from zoo.catalog import Catalog
 from zoo.collect import withdraw
 from zoo.errors import DamagedObject, StoreError
-from zoo.objects import ObjectStore, Opened
+from zoo.objects import Decoded, ObjectStore, Opened
 
 #: Seconds to wait for the store-wide lock.
 INGEST_SECONDS = 600.0
@@ -48,7 +49,7 @@ class Store:
         """Use `Store.open`."""
         self.root = root
         self.catalog = catalog
-        self.objects = ObjectStore(root / "objects")
+        self.objects = ObjectStore(root / "objects", root / "packed")
         self.blobs = BlobStore(root / "files")
 
     @classmethod
@@ -97,12 +98,18 @@ class Store:
             yield
 
     @contextmanager
+    def packing(self) -> Iterator[None]:
+        """Be the only one that packs or unpacks. Raises StoreBusy when another one does."""
+        with locks.exclusive(self.root / "pack.lock", 0.0):
+            yield
+
+    @contextmanager
     def collecting(self, timeout: float = COLLECT_SECONDS) -> Iterator[None]:
         """Hold the store's lock alone. Raises StoreBusy when ingests or readers hold it for longer than `timeout` seconds."""
         with locks.exclusive(self.root / "lock", timeout):
             yield
 
-    def open_tensor(self, digest: str) -> Opened:
+    def open_tensor(self, digest: str) -> Opened | Decoded:
         """`objects.open`, with the models that a damaged object hurts named in the error. Raises DamagedObject."""
         try:
             return self.objects.open(digest)
@@ -126,7 +133,7 @@ class Store:
 
     def usage(self) -> Usage:
         """What is on disk, against what the models would take without sharing. Lists every object."""
-        sizes = [self.objects.shelf.size(digest) for digest in self.objects.digests()]
+        sizes = [self.objects.size(digest) for digest in self.objects.digests()]
         with self.catalog.reading() as reader:
             logical = sum(model.bytes for model in reader.models())
         return Usage(len(sizes), sum(sizes), logical)

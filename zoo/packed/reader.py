@@ -1,0 +1,260 @@
+"""Packed objects read: decoded chunk by chunk, side by side in threads, and verified against their digest, as plain ones are.
+
+What is decoded is hashed, so neither the packed file nor its base need be trusted or hashed on the way. Memory: a few chunks per thread
+beside what is asked for. Safe for any number of threads and processes. This file knows nothing of models, the catalogue or locks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import TypeVar
+
+from zoo.errors import DamagedObject, MissingObject
+from zoo.headers import object_header
+from zoo.manifest import TensorMeta
+from zoo.packed.layout import LENGTH_BYTES, MAGIC, Table, Unreadable, parse_table, table_bytes
+from zoo.publish import Shelf, Stamp, stamp_of
+from zoo.sources import CHUNK_BYTES, hasher_of
+
+_Result = TypeVar("_Result")
+
+#: Threads that decode one tensor, at most.
+WORKERS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A verified object in memory: all its bytes, the holder's own."""
+
+    tensor: TensorMeta
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Coded:
+    """An open packed file and, where it has one, its open base. `starts[i]`: where chunk i's planes begin in the file."""
+
+    table: Table
+    file: int
+    starts: tuple[int, ...]
+    base: int | None
+    base_start: int
+
+    def decode(self, index: int, out: memoryview) -> None:
+        """Chunk `index` into memory of its plain size. Raises Unreadable, OSError."""
+        from zoo.packed import planes  # here: numpy and zstd are only for stores that hold packed objects
+
+        sizes = self.table.planes[index]
+        coded = memoryview(exactly(self.file, sum(sizes), self.starts[index]))
+        ends = list(accumulate(sizes))
+        begin, end = self.table.plain(index)
+        base = None if self.base is None else exactly(self.base, end - begin, self.base_start + begin)
+        apart = [coded[stop - size : stop] for size, stop in zip(sizes, ends, strict=True)]
+        try:
+            planes.decode(apart, base, self.table.delta, planes.elements_of(out, self.table.width))
+        except ValueError as error:
+            raise Unreadable(f"chunk {index}: {error}") from error
+
+    def chunks(self, out: memoryview | None = None) -> Iterator[memoryview]:
+        """The tensor's bytes in order, in memory of their own or, where it is given, in `out`. Raises Unreadable, OSError."""
+        from zoo.packed import planes
+
+        def decoded(index: int) -> memoryview:
+            begin, end = self.table.plain(index)
+            target = planes.empty(end - begin) if out is None else out[begin:end]
+            self.decode(index, target)
+            return target
+
+        return in_order(decoded, len(self.table.planes), WORKERS)
+
+
+class PackedStore:
+    """Packed objects under `root`; their bases are on the shelf `plain`."""
+
+    def __init__(self, root: Path, plain: Shelf) -> None:
+        self.shelf = Shelf(root)
+        self._plain = plain
+        self._verified: dict[str, tuple[Stamp, ...]] = {}
+
+    def load(self, digest: str) -> Decoded:
+        """The object in memory, verified on every call. Raises DamagedObject; MissingObject when it is not packed."""
+        from zoo.packed import planes
+
+        with self.opened(digest) as coded:
+            out = planes.empty(coded.table.tensor.nbytes)
+            for _ in self._checked(digest, coded, out):
+                pass
+            return Decoded(coded.table.tensor, out)
+
+    def read(self, digest: str, size: int = CHUNK_BYTES) -> Iterator[bytes]:
+        """Its bytes, at most `size` at a time, verified on the way. Raises as `load` does; MissingObject at once."""
+        with ExitStack() as stack:
+            coded = stack.enter_context(self.opened(digest))
+            return self._sliced(digest, coded, size, stack.pop_all())
+
+    def verify(self, digest: str) -> None:
+        """Decode and hash it on first use in this process, and again when its file or its base's has changed. Raises as `load` does."""
+        with self.opened(digest) as coded:
+            stamps = self._stamps(digest, coded.table)
+            if self._verified.get(digest) != stamps:
+                for _ in self._checked(digest, coded):
+                    pass
+                self._verified[digest] = stamps
+
+    def forget(self, digest: str) -> None:
+        """Let the next `verify` read it whatever was seen before."""
+        self._verified.pop(digest, None)
+
+    def table(self, digest: str) -> Table:
+        """How it is coded. Raises DamagedObject, MissingObject."""
+        with self._file(digest) as (_, table):
+            return table
+
+    def dependents(self) -> dict[str, list[str]]:
+        """Base -> the objects that are packed against it; those whose table cannot be read are left out."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for digest in self.shelf.digests():
+            with suppress(DamagedObject):
+                if (base := self.table(digest).base) is not None:
+                    found[base].append(digest)
+        return dict(found)
+
+    @contextmanager
+    def opened(self, digest: str) -> Iterator[Coded]:
+        """Its file and its base's, held open: whatever is removed meanwhile can still be read. Raises DamagedObject, MissingObject."""
+        with ExitStack() as stack:
+            file, table = stack.enter_context(self._file(digest))
+            starts = tuple(accumulate((sum(row) for row in table.planes), initial=len(MAGIC)))
+            if table.base is None:
+                yield Coded(table, file, starts, None, 0)
+                return
+            header = object_header(table.tensor.dtype, table.tensor.shape)
+            base = stack.enter_context(self._base(digest, table.base, len(header) + table.tensor.nbytes))
+            yield Coded(table, file, starts, base, len(header))
+
+    @contextmanager
+    def _file(self, digest: str) -> Iterator[tuple[int, Table]]:
+        with ExitStack() as stack:
+            try:
+                file = stack.enter_context(_open(self.shelf.path(digest)))
+                table = _read_table(file, digest)
+            except FileNotFoundError as error:
+                raise MissingObject(f"object {digest} is missing from the store") from error
+            except (OSError, Unreadable) as error:
+                raise _damaged(digest, error) from error
+            yield file, table
+
+    @contextmanager
+    def _base(self, digest: str, base: str, size: int) -> Iterator[int]:
+        with ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(_open(self._plain.path(base)))
+                if os.fstat(descriptor).st_size != size:
+                    raise Unreadable(f"its base {base} has another size")
+            except FileNotFoundError as error:
+                if self.shelf.path(digest).exists():
+                    raise DamagedObject(f"object {digest} is damaged: its base {base} is missing from the store") from error
+                raise MissingObject(f"object {digest} is missing from the store") from error  # unpacked and collected since
+            except (OSError, Unreadable) as error:
+                raise _damaged(digest, error) from error
+            yield descriptor
+
+    def _checked(self, digest: str, coded: Coded, out: memoryview | None = None) -> Iterator[memoryview]:
+        hasher = hasher_of(coded.table.tensor.dtype, coded.table.tensor.shape)
+        try:
+            for chunk in coded.chunks(out):
+                hasher.update(chunk)
+                yield chunk
+        except (OSError, Unreadable) as error:
+            raise _damaged(digest, error) from error
+        if hasher.hexdigest() != digest:
+            raise DamagedObject(f"object {digest} is damaged: {_cause(coded)}")
+
+    def _sliced(self, digest: str, coded: Coded, size: int, files: ExitStack) -> Iterator[bytes]:
+        with files:
+            for chunk in self._checked(digest, coded):
+                yield from (bytes(chunk[begin : begin + size]) for begin in range(0, len(chunk), size))
+
+    def _stamps(self, digest: str, table: Table) -> tuple[Stamp, ...]:
+        paths = [self.shelf.path(digest), *([self._plain.path(table.base)] if table.base else [])]
+        try:
+            return tuple(stamp_of(path) for path in paths)
+        except OSError as error:
+            raise MissingObject(f"object {digest} is missing from the store") from error
+
+
+def in_order(job: Callable[[int], _Result], count: int, workers: int) -> Iterator[_Result]:
+    """`job(0)`, `job(1)`, …, side by side in threads, no more of them ahead than twice the threads."""
+    threads = min(workers, count, _cores())
+    if threads < 2:
+        yield from map(job, range(count))
+        return
+    with ThreadPoolExecutor(threads, thread_name_prefix="zoo-pack") as pool:
+        running: deque[Future[_Result]] = deque()
+        for index in range(count):
+            running.append(pool.submit(job, index))
+            if len(running) == 2 * threads:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on every system
+        return os.cpu_count() or 1
+
+
+def _cause(coded: Coded) -> str:
+    """Why decoded bytes are wrong: the base's fault or the packed file's own."""
+    table = coded.table
+    if coded.base is None or table.base is None:
+        return "its bytes do not match its digest"
+    hasher = hasher_of(table.tensor.dtype, table.tensor.shape)
+    for index in range(len(table.planes)):
+        begin, end = table.plain(index)
+        hasher.update(exactly(coded.base, end - begin, coded.base_start + begin))
+    return "its bytes do not match its digest" if hasher.hexdigest() == table.base else f"its base {table.base} is damaged"
+
+
+@contextmanager
+def _open(path: Path) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _read_table(file: int, digest: str) -> Table:
+    size = os.fstat(file).st_size
+    length = table_bytes(exactly(file, LENGTH_BYTES, max(size - LENGTH_BYTES, 0)), size)
+    if exactly(file, len(MAGIC), 0) != MAGIC:
+        raise Unreadable("it does not begin as a packed file does")
+    return parse_table(exactly(file, length, size - LENGTH_BYTES - length), digest, size)
+
+
+def exactly(file: int, size: int, offset: int) -> bytes:
+    """So many bytes from there on; a read may give fewer than asked for."""
+    data = os.pread(file, size, offset)
+    while len(data) < size:
+        more = os.pread(file, size - len(data), offset + len(data))
+        if not more:
+            raise Unreadable("it is truncated")
+        data += more
+    return data
+
+
+def _damaged(digest: str, error: OSError | Unreadable) -> DamagedObject:
+    if isinstance(error, OSError):
+        return DamagedObject(f"object {digest} cannot be read: {error.strerror or error}")
+    return DamagedObject(f"object {digest} is damaged: {error}")
