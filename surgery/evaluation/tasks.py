@@ -17,7 +17,7 @@ from surgery.evaluation.builtin import Builtin, Texts, write_task
 from zoo.errors import InputError
 
 _YAML = (".yaml", ".yml")
-_NAME = re.compile(r"""^\s*-?\s*(?:task|group|tag):\s*["']?([\w.-]+)""", re.MULTILINE)
+_NAME = re.compile(r"""^\s*[-{]?\s*["']?(?:task|group|tag)["']?:\s*["']?([\w.-]+)""", re.MULTILINE)
 _TAG_LIST = re.compile(r"^tag:\s*\n((?:\s*-\s*[\w.-]+\s*\n)+)", re.MULTILINE)
 
 
