@@ -18,9 +18,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cli.demo.corpus import EVERYTHING, Corpus
 from cli.demo.progress import Advance, Progress
 from cli.demo.recipe import Member, Recipe
+from surgery.library import EVERYTHING, Corpus
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cli.demo.ask import Answer, Together
-from cli.demo.corpus import Corpus
 from cli.demo.family import Trained
 from cli.demo.picture import Step, draw
 from cli.demo.recipe import Recipe
 from cli.demo.sharing import Shared, Sharing
 from cli.output import human_bytes
+from surgery.library import Corpus
 
 
 @dataclass(frozen=True, slots=True)

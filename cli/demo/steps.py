@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cli.demo import report
-from cli.demo.corpus import read_library
 from cli.demo.family import Trained, build_family
 from cli.demo.progress import Progress
 from cli.demo.recipe import Recipe
 from cli.demo.sharing import Sharing, ingest_family
 from cli.output import print_json
+from surgery.library import read_library
 
 #: Tokens per answer, and requests per model when all are asked at once.
 _ANSWER_TOKENS = 64

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from cli.demo import family as family_module
-from cli.demo.corpus import EVERYTHING, PROSE, SLICES, SUBJECTS, docstrings, read_library, subject_of
 from cli.demo.family import Places, Trained, build_family
 from cli.demo.optim import Muon, orthogonalised
 from cli.demo.picture import busiest_step, draw, place, read_runs
@@ -23,6 +22,7 @@ from cli.demo.sharing import ingest_family
 from cli.demo.steps import Demo, run_demo
 from cli.demo.tokenizer import train_tokenizer
 from cli.demo.train import batches, perplexity, rate_factor
+from surgery.library import EVERYTHING, PROSE, SLICES, SUBJECTS, docstrings, read_library, subject_of
 from zoo.api import Zoo
 from zoo.errors import InputError, NameTaken
 

@@ -1,4 +1,4 @@
-"""The text a demo family learns: the sources of Python's own standard library, cut into slices by subject.
+"""The built-in text: the sources of Python's own standard library, cut into slices by subject. What the demo's family learns.
 
 Deterministic: the same Python gives the same corpus, in the same order, with the same held-out files. No network.
 Knows nothing of tokens, models or training.
@@ -159,7 +159,7 @@ def read_library(library: Path | None = None, max_bytes: int | None = None) -> C
         documents = [document for name in (GENERAL, *SUBJECTS) for document in _first(documents, name, max_bytes)]
     corpus = Corpus(tuple(documents))
     if any(not corpus.slice(name).train for name in SUBJECTS):
-        raise InputError(f"the demo learns from the sources of Python's standard library, and {folder} does not hold them")
+        raise InputError(f"the built-in text is the sources of Python's standard library, and {folder} does not hold them")
     return corpus
 
 
