@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import Annotated, Any
 
 import typer
@@ -30,25 +31,33 @@ def eval(
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's accuracy; with none named, on the zoo's own tasks. A task's YAML file may name Python functions: they are run."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    from cli.held_out import SUBJECTS, held_out
     from cli.wiring import check_device
     from surgery.evaluation.builtin import builtins
     from surgery.evaluation.harness import EvalOptions
     from surgery.evaluation.record import evaluate_stored
+    from surgery.library import EVERYTHING
     from zoo.api import Zoo
 
-    known = builtins(SUBJECTS)
     specs = [spec for given in (*(tasks or ()), *(also or ())) for spec in given.split(",") if spec]
     options = EvalOptions(_limit(limit), _batch_size(batch_size), num_fewshot, seed)
     check_device(device)
+    _quiet()
     with Zoo(store, database, create=False) as zoo:
-        chosen = specs or [task for task in known if task.count("_") == 1]
-        document = evaluate_stored(zoo, name, chosen, known, held_out, options, device, dtype, keep=not no_store)
+        chosen = specs or [task.name for task in builtins().values() if task.subject == EVERYTHING]
+        document = evaluate_stored(zoo, name, chosen, options, device, dtype, keep=not no_store)
     if as_json:
         print_json(document)
     else:
         _print(document)
+
+
+def _quiet() -> None:
+    """No advice from lm-eval, and bars only where there is a terminal."""
+    from transformers.utils import logging as bars
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        bars.disable_progress_bar()
 
 
 def _limit(limit: float | None) -> float | None:

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from surgery.evaluation.items import cloze_items, passages, recall_items
+from surgery.library import EVERYTHING, SLICES, read_library
 
 #: Name of a subject -> the held-out texts of that subject, one per file.
 Texts = Callable[[str], Sequence[str]]
 
-#: What a task without a subject in its name is made of.
-WHOLE = "python"
 _VERSION = 1
 _PASSAGES, _PASSAGE_CHARACTERS = 40, 12_000
 _QUESTIONS = 400
@@ -46,11 +45,17 @@ class Builtin:
     subject: str
 
 
-def builtins(subjects: Sequence[str]) -> dict[str, Builtin]:
-    """Name -> task, for the whole text and for each subject."""
-    whole = [Builtin(f"library_{kind}", kind, WHOLE) for kind in _METRICS]
-    parts = [Builtin(f"library_{kind}_{subject}", kind, subject) for kind in _METRICS for subject in subjects if subject != WHOLE]
+def builtins() -> dict[str, Builtin]:
+    """Name -> task, for the whole text and then for each subject."""
+    whole = [Builtin(f"library_{kind}", kind, EVERYTHING) for kind in _METRICS]
+    parts = [Builtin(f"library_{kind}_{subject}", kind, subject) for kind in _METRICS for subject in SLICES if subject != EVERYTHING]
     return {task.name: task for task in (*whole, *parts)}
+
+
+def library_texts() -> Texts:
+    """The held-out files of the standard library, which no model of the demo learns from. Raises InputError where there are none."""
+    corpus = read_library()
+    return lambda subject: [text for text in corpus.slice(subject).held_out if text.strip()]
 
 
 def write_task(task: Builtin, texts: Texts, folder: Path) -> Path:
@@ -60,7 +65,7 @@ def write_task(task: Builtin, texts: Texts, folder: Path) -> Path:
         ValueError: the texts hold no question of this kind.
     """
     own = texts(task.subject)
-    rows = _rows(task.kind, own, () if len(own) >= _ENOUGH_FILES else texts(WHOLE))
+    rows = _rows(task.kind, own, () if len(own) >= _ENOUGH_FILES else texts(EVERYTHING))
     if not rows:
         raise ValueError(f"no question for {task.name} can be made of these texts")
     data = folder / f"{task.name}.jsonl"

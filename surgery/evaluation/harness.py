@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surgery.evaluation.builtin import Builtin, Texts
-from surgery.evaluation.tasks import load_tasks, want
+from surgery.evaluation.builtin import Texts
+from surgery.evaluation.tasks import Wanted, load_tasks
 from zoo.errors import InputError
 
 #: Packages that decide a result.
@@ -51,25 +51,23 @@ class Evaluated:
     seconds: float
 
 
-def evaluate(
-    model: Any, tokenizer: Any, specs: Sequence[str], known: Mapping[str, Builtin], texts: Texts, options: EvalOptions | None = None
-) -> Evaluated:
+def evaluate(model: Any, tokenizer: Any, wanted: Wanted, options: EvalOptions | None = None, texts: Texts | None = None) -> Evaluated:
     """Accuracy of a `PreTrainedModel` where it lies.
 
     Args:
         tokenizer: a `PreTrainedTokenizerBase`.
-        specs: built-in names, YAML files, folders of them, names that lm-eval knows.
-        known: the built-in tasks by name; `texts` gives what they are made of.
+        wanted: of `surgery.evaluation.tasks.want`.
+        texts: what built-in tasks are made of, by subject; the standard library when None.
 
     Raises:
-        InputError: lm-eval is not installed; a task that does not exist or whose data cannot be had; a tokenizer that knows no text.
+        InputError: lm-eval is not installed; a task's data cannot be had; a tokenizer that knows no text.
     """
     check_installed()
     options = options or EvalOptions()
-    _check_tokenizer(tokenizer)
+    check_tokenizer(tokenizer)
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="zoo-eval-") as folder, _kept_apart():
-        tasks = load_tasks(want(specs, dict(known)), texts, Path(folder))
+        tasks = load_tasks(wanted, Path(folder), texts)
         raw = _run(model, tokenizer, tasks, options)
         asked = {name: _asked(samples) for name, samples in raw["samples"].items()}
         results = _plain({key: value for key, value in raw.items() if key not in _LEFT_OUT}, folder)
@@ -102,7 +100,8 @@ def _kept_apart() -> Iterator[None]:
         yield
 
 
-def _check_tokenizer(tokenizer: Any) -> None:
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises InputError for the empty tokenizer that transformers makes where a checkpoint brought none."""
     if not tokenizer.encode("def f(x): return x", add_special_tokens=False):
         raise InputError("the model brought no tokenizer that turns text into tokens")
 

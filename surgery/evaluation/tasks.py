@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surgery.evaluation.builtin import Builtin, Texts, write_task
+from surgery.evaluation.builtin import Builtin, Texts, builtins, library_texts, write_task
 from zoo.errors import InputError
 
 _YAML = (".yaml", ".yml")
@@ -30,15 +30,13 @@ class Wanted:
     names: tuple[str, ...]
 
 
-def want(specs: Sequence[str], known: dict[str, Builtin]) -> Wanted:
+def want(specs: Sequence[str]) -> Wanted:
     """Sort what was asked for.
-
-    Args:
-        known: the built-in tasks, by name.
 
     Raises:
         InputError: nothing asked for; a task, file or folder that does not exist; a folder without tasks.
     """
+    known = builtins()
     builtin: list[Builtin] = []
     files: list[Path] = []
     names: list[str] = []
@@ -104,27 +102,36 @@ def _names_in(path: Path) -> list[str]:
     return [*_NAME.findall(text), *tags]
 
 
-def load_tasks(wanted: Wanted, texts: Texts, folder: Path) -> list[Any]:
-    """lm-eval's task and group objects, their data read. Built-in tasks are written into `folder`, which must outlive them.
+def load_tasks(wanted: Wanted, folder: Path, texts: Texts | None = None) -> list[Any]:
+    """lm-eval's task and group objects, their data read.
+
+    Args:
+        folder: where built-in tasks are written; it must outlive them.
+        texts: what built-in tasks are made of; the standard library when None.
 
     Raises:
         InputError: a task whose file or data cannot be read.
     """
     from lm_eval.tasks import TaskManager
 
-    found: list[Any] = []
     local = TaskManager(include_defaults=False)
-    for task in wanted.builtin:
-        try:
-            path = write_task(task, texts, folder)
-        except ValueError as error:
-            raise InputError(str(error)) from None
-        found += _load(local, str(path), task.name)
+    found = _load_builtin(local, wanted.builtin, folder, texts or library_texts()) if wanted.builtin else []
     for file in wanted.files:
         found += _load(local, str(file.resolve()), str(file))
     theirs = TaskManager() if wanted.names else local
     for name in wanted.names:
         found += _load(theirs, name, name)
+    return found
+
+
+def _load_builtin(manager: Any, tasks: Sequence[Builtin], folder: Path, texts: Texts) -> list[Any]:
+    found: list[Any] = []
+    for task in tasks:
+        try:
+            path = write_task(task, texts, folder)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+        found += _load(manager, str(path), task.name)
     return found
 
 

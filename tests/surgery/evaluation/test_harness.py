@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from surgery.evaluation.builtin import builtins
 from surgery.evaluation.harness import EvalOptions, evaluate
 from surgery.evaluation.items import cloze_items
 from surgery.evaluation.record import EVAL, evaluate_stored
+from surgery.evaluation.tasks import want
 from tests.checkpoints import make, make_lora
 from tests.surgery.evaluation.test_items import TEXTS
 from zoo import Zoo
@@ -23,7 +23,6 @@ from zoo.errors import InputError
 pytest.importorskip("lm_eval", reason="the eval extra is not installed")
 
 LIMIT = 6
-KNOWN = builtins(["python"])
 ALL = ["library_ppl", "library_cloze", "library_recall"]
 OPTIONS = EvalOptions(limit=LIMIT, batch_size=4)
 #: Tokens that the models read at once; lm-eval drops what is further back.
@@ -51,7 +50,7 @@ def family(tmp_path_factory):
 @pytest.fixture(scope="module")
 def documents(family):
     zoo, _ = family
-    return {name: evaluate_stored(zoo, name, ALL, KNOWN, texts, OPTIONS) for name in ("base", "lora")}
+    return {name: evaluate_stored(zoo, name, ALL, OPTIONS, texts=texts) for name in ("base", "lora")}
 
 
 def reference(root: Path, name: str):
@@ -117,20 +116,20 @@ def test_a_name_is_right_exactly_when_it_is_generated(family):
     assert len(set(spoken)) == len(spoken)
     successor_(model, spoken)
     asked = ["x = self.width(1)\ny = self.width(2)\n", "x = self.depth(1)\ny = self.depth(2)\n", "a.width = a.width\n"]
-    done = evaluate(model, tokenizer, ["library_recall"], KNOWN, lambda subject: asked)
+    done = evaluate(model, tokenizer, want(["library_recall"]), texts=lambda subject: asked)
     assert done.texts["library_recall"]["items"] == 3
     assert done.results["results"]["library_recall"]["exact_match,none"] == pytest.approx(2 / 3)
 
 
 def test_the_same_run_gives_the_same_document_and_is_kept_once(family, documents):
     zoo, _ = family
-    again = evaluate_stored(zoo, "base", ALL, KNOWN, texts, OPTIONS)
+    again = evaluate_stored(zoo, "base", ALL, OPTIONS, texts=texts)
     assert {**again, "seconds": 0} == {**documents["base"], "seconds": 0}
     json.dumps(again, allow_nan=False)
     with zoo.store.catalog.reading() as reader:
         kept = reader.documents(EVAL, "base")
     assert [document.value for document in kept] == [again]
-    other = evaluate_stored(zoo, "base", ALL[1:2], KNOWN, texts, EvalOptions(limit=2))
+    other = evaluate_stored(zoo, "base", ALL[1:2], EvalOptions(limit=2), texts=texts)
     with zoo.store.catalog.reading() as reader:
         assert [document.value for document in reader.documents(EVAL, "base")] == [again, other]
 
@@ -154,11 +153,11 @@ def test_a_task_of_ones_own_runs_by_its_file_and_by_its_folder(family, tmp_path,
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     path = task_file(tmp_path)
     model, tokenizer = zoo.model("base").load(), zoo.model("base").tokenizer()
-    by_file, by_folder = (evaluate(model, tokenizer, [str(spec)], KNOWN, texts) for spec in (path, tmp_path))
+    by_file, by_folder = (evaluate(model, tokenizer, want([str(spec)])) for spec in (path, tmp_path))
     assert by_file.results == by_folder.results
     assert by_file.texts["mine"]["items"] == 2
     path.write_text(path.read_text().replace("{{q}}", "{{q}} "))
-    assert evaluate(model, tokenizer, [str(path)], KNOWN, texts).texts != by_file.texts, "the digest is of what the model is asked"
+    assert evaluate(model, tokenizer, want([str(path)])).texts != by_file.texts, "the digest is of what the model is asked"
 
 
 @pytest.mark.parametrize(
@@ -176,10 +175,10 @@ def test_tasks_that_do_not_exist_are_refused_in_one_line(family, tmp_path, spec,
     (tmp_path / "broken.yaml").write_text("task: broken\ndataset_path: json\noutput_type: multiple_choice\n")
     spec = spec.format(broken=tmp_path / "broken.yaml", empty=tmp_path / "empty")
     with pytest.raises(InputError, match=reason):
-        evaluate_stored(zoo, "base", [spec], KNOWN, texts, OPTIONS, keep=False)
+        evaluate_stored(zoo, "base", [spec], OPTIONS, keep=False)
 
 
 def test_without_lm_eval_the_error_names_the_extra(family, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lm_eval", None)
     with pytest.raises(InputError, match=r"lm_eval.*blockzoo\[eval\]"):
-        evaluate_stored(family[0], "base", ALL, KNOWN, texts, OPTIONS)
+        evaluate_stored(family[0], "base", ALL, OPTIONS, texts=texts)

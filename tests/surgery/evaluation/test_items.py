@@ -53,5 +53,6 @@ def test_a_name_to_recall_stands_behind_a_dot_and_once_more_before():
 
 
 def test_every_subject_has_its_tasks():
-    known = builtins(["python", "mail"])
-    assert list(known) == [f"library_{kind}{part}" for part in ("", "_mail") for kind in ("ppl", "cloze", "recall")]
+    known = builtins()
+    assert list(known)[:3] == ["library_ppl", "library_cloze", "library_recall"]
+    assert {f"library_{kind}_mail" for kind in ("ppl", "cloze", "recall")} < set(known)
