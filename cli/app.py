@@ -25,6 +25,7 @@ VERBS: dict[str, str] = {
     "gc": "cli.gc",
     "compose": "cli.compose",
     "eval": "cli.eval",
+    "experiment": "cli.experiment",
     "generate": "cli.generate",
     "serve": "cli.serve",
     "demo": "cli.demo",
