@@ -25,6 +25,8 @@ VERBS: dict[str, str] = {
     "gc": "cli.gc",
     "pack": "cli.pack",
     "compose": "cli.compose",
+    "eval": "cli.eval",
+    "experiment": "cli.experiment",
     "generate": "cli.generate",
     "serve": "cli.serve",
     "demo": "cli.demo",

@@ -68,6 +68,11 @@ class Stack(nn.Module):
         self._named = tuple(named)
 
     @property
+    def origins(self) -> tuple[Origin, ...]:
+        """One per component."""
+        return self._origins
+
+    @property
     def end(self) -> int:
         """Index of the head: the components before it are [0, end)."""
         return len(self.parts) - 1

@@ -1,0 +1,87 @@
+"""`zoo eval`: accuracy of a stored model by lm-eval's tasks, or by those that come with the zoo and need no network."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
+from zoo.errors import InputError
+
+
+def eval(
+    name: Annotated[str, typer.Argument(help="The model, or a unique ending of its name.")],
+    also: Annotated[list[str] | None, typer.Argument(metavar="[TASK]...", help="Tasks after the first.", hidden=True)] = None,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option("--tasks", help="library_ppl, library_cloze, library_recall, a YAML file, a folder, or a name lm-eval knows."),
+    ] = None,
+    limit: Annotated[float | None, typer.Option(help="Questions per task; below 1, their share.")] = None,
+    batch_size: Annotated[str, typer.Option(help="Sequences at once; auto finds out.")] = "8",
+    num_fewshot: Annotated[int | None, typer.Option(help="Solved examples before a question.", show_default="the task's own")] = None,
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1234,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the model's own")] = None,
+    no_store: Annotated[bool, typer.Option("--no-store", help="Do not keep the result in the store.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a model's accuracy; with none named, on the zoo's own tasks. A task's YAML file may name Python functions: they are run."""
+    from cli.wiring import check_device
+    from surgery.evaluation.builtin import builtins
+    from surgery.evaluation.harness import EvalOptions
+    from surgery.evaluation.record import evaluate_stored
+    from surgery.library import EVERYTHING
+    from zoo.api import Zoo
+
+    specs = [spec for given in (*(tasks or ()), *(also or ())) for spec in given.split(",") if spec]
+    options = EvalOptions(_limit(limit), _batch_size(batch_size), num_fewshot, seed)
+    check_device(device)
+    _quiet()
+    with Zoo(store, database, create=False) as zoo:
+        chosen = specs or [task.name for task in builtins().values() if task.subject == EVERYTHING]
+        document = evaluate_stored(zoo, name, chosen, options, device, dtype, keep=not no_store)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document)
+
+
+def _quiet() -> None:
+    """No advice from lm-eval, and bars only where there is a terminal."""
+    from transformers.utils import logging as bars
+
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    if not sys.stderr.isatty():
+        bars.disable_progress_bar()
+
+
+def _limit(limit: float | None) -> float | None:
+    if limit is None or 0 < limit < 1 or (limit >= 1 and limit == int(limit)):
+        return limit
+    raise InputError("--limit takes a whole number of questions, or a share below 1")
+
+
+def _batch_size(given: str) -> int | str:
+    if given == "auto" or given.startswith("auto:"):
+        return given
+    if given.isdigit() and int(given) > 0:
+        return int(given)
+    raise InputError("--batch-size takes a whole number above 0, or auto")
+
+
+def _print(document: dict[str, Any]) -> None:
+    rows = []
+    for task, measured in document["results"]["results"].items():
+        for key, value in measured.items():
+            metric, _, choice = key.partition(",")
+            if not choice or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            error = measured.get(f"{metric}_stderr,{choice}")
+            rows.append((task, metric, f"{value:.4f}", f"± {error:.4f}" if isinstance(error, float) else ""))
+    print_table(("task", "metric", "value", ""), rows)
+    say(f"{document['model']}: {document['seconds']:.1f} s")

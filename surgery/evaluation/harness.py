@@ -1,0 +1,151 @@
+"""Run lm-eval on a loaded model, and make its answer a document: plain JSON, the same for the same run but for the clock.
+
+lm-eval seeds Python's, numpy's and torch's generators of the whole process. Knows nothing of the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import io
+import math
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from surgery.evaluation.builtin import Texts
+from surgery.evaluation.tasks import Wanted, load_tasks
+from zoo.errors import InputError
+
+#: Packages that decide a result.
+_PACKAGES = ("torch", "transformers", "peft", "lm_eval", "datasets", "tokenizers")
+#: Of the machine and the moment, not of the result.
+_LEFT_OUT = frozenset(("samples", "date", "pretty_env_info", "upper_git_hash", "git_hash", "transformers_version", "lm_eval_version"))
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+_BOOTSTRAP = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class EvalOptions:
+    """How to run. `limit`: questions per task (below 1: their share); `batch_size`: a number or "auto"; None: the task's own."""
+
+    limit: float | None = None
+    batch_size: int | str = 8
+    num_fewshot: int | None = None
+    seed: int = 1234
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """`results`: lm-eval's document. `texts`: per task the digest of its questions as the model saw them, and their number."""
+
+    results: dict[str, Any]
+    texts: dict[str, dict[str, Any]]
+    versions: dict[str, str]
+    seconds: float
+
+
+def evaluate(model: Any, tokenizer: Any, wanted: Wanted, options: EvalOptions | None = None, texts: Texts | None = None) -> Evaluated:
+    """Accuracy of a `PreTrainedModel` where it lies.
+
+    Args:
+        tokenizer: a `PreTrainedTokenizerBase`.
+        wanted: of `surgery.evaluation.tasks.want`.
+        texts: what built-in tasks are made of, by subject; the standard library when None.
+
+    Raises:
+        InputError: lm-eval is not installed; a task's data cannot be had; a tokenizer that knows no text.
+    """
+    check_installed()
+    options = options or EvalOptions()
+    check_tokenizer(tokenizer)
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="zoo-eval-") as folder, _kept_apart():
+        tasks = load_tasks(wanted, Path(folder), texts)
+        raw = _run(model, tokenizer, tasks, options)
+        asked = {name: _asked(samples) for name, samples in raw["samples"].items()}
+        results = _plain({key: value for key, value in raw.items() if key not in _LEFT_OUT}, folder)
+    return Evaluated(results, asked, versions(), round(time.monotonic() - started, 3))
+
+
+def check_installed() -> None:
+    """Raises InputError when lm-eval or its reader of data is not there."""
+    try:
+        import datasets  # noqa: F401 - the reader of every task's data
+        import lm_eval  # noqa: F401
+    except ImportError as error:
+        raise InputError(f"evaluation needs the package {error.name}: pip install 'blockzoo[eval]'") from None
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that decide a result, those that are installed."""
+    found = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+@contextlib.contextmanager
+def _kept_apart() -> Iterator[None]:
+    """lm-eval prints to standard output, which belongs to the caller's document, and draws bars even where there is no terminal."""
+    aside = sys.stderr if sys.stderr.isatty() else io.StringIO()
+    with contextlib.redirect_stdout(aside), contextlib.redirect_stderr(aside):
+        yield
+
+
+def check_tokenizer(tokenizer: Any) -> None:
+    """Raises InputError for the empty tokenizer that transformers makes where a checkpoint brought none."""
+    if not tokenizer.encode("def f(x): return x", add_special_tokens=False):
+        raise InputError("the model brought no tokenizer that turns text into tokens")
+
+
+def _run(model: Any, tokenizer: Any, tasks: list[Any], options: EvalOptions) -> dict[str, Any]:
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=options.batch_size)
+    raw: dict[str, Any] = simple_evaluate(
+        lm,
+        tasks=tasks,
+        num_fewshot=options.num_fewshot,
+        batch_size=options.batch_size,
+        limit=options.limit,
+        bootstrap_iters=_BOOTSTRAP,
+        task_manager=TaskManager(include_defaults=False),
+        random_seed=options.seed,
+        numpy_random_seed=options.seed,
+        torch_random_seed=options.seed,
+        fewshot_random_seed=options.seed,
+    )
+    return raw
+
+
+def _asked(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One digest over all questions as asked, few-shot examples included, and the right answers."""
+    whole = hashlib.sha256()
+    for sample in sorted(samples, key=lambda each: int(each["doc_id"])):
+        whole.update(repr((sample["doc_id"], sample["doc_hash"], sample["arguments"], sample["target_hash"])).encode())
+    return {"sha": whole.hexdigest(), "items": len({sample["doc_id"] for sample in samples})}
+
+
+def _plain(value: Any, folder: str) -> Any:
+    """The value as JSON holds it: no address, no temporary path, no number that is none (None instead)."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each, folder) for key, each in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [_plain(each, folder) for each in value]
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int):
+        return value
+    return _ADDRESS.sub("", str(value)).replace(folder, "built-in")

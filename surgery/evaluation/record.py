@@ -1,0 +1,61 @@
+"""Evaluate a stored model and keep the document in the catalogue, where reports and model cards find it.
+
+Knows nothing of how tasks are run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from surgery.evaluation.builtin import Texts
+from surgery.evaluation.harness import EvalOptions, check_installed, check_tokenizer, evaluate
+from surgery.evaluation.tasks import want
+from zoo.manifest import digest_of
+from zoo.records import Document
+
+if TYPE_CHECKING:
+    from zoo.api import Zoo
+
+#: Kind of the documents.
+EVAL = "eval"
+
+
+def evaluate_stored(
+    zoo: Zoo,
+    name: str,
+    specs: Sequence[str],
+    options: EvalOptions | None = None,
+    device: str = "cpu",
+    dtype: str | None = None,
+    keep: bool = True,
+    texts: Texts | None = None,
+) -> dict[str, Any]:
+    """Evaluate one model of the zoo; the document, kept unless `keep` is off, in place of that of an equal run.
+
+    Raises:
+        InputError: a task that does not exist, and as `harness.evaluate`.
+        NotFound, AmbiguousName, DamagedObject, NotServable: as naming and loading a model do.
+    """
+    check_installed()
+    options = options or EvalOptions()
+    handle = zoo.model(name)
+    tokenizer = handle.tokenizer()
+    check_tokenizer(tokenizer)
+    wanted = want(specs)
+    done = evaluate(handle.load(device=device, dtype=dtype), tokenizer, wanted, options, texts)
+    run = {"limit": options.limit, "num_fewshot": options.num_fewshot, "seed": options.seed, "dtype": dtype}
+    document = {
+        "model": handle.name,
+        "fingerprint": handle.manifest.fingerprint,
+        "tasks": sorted(done.texts),
+        "texts": done.texts,
+        "run": {**run, "batch_size": options.batch_size, "device": device},
+        "versions": done.versions,
+        "seconds": done.seconds,
+        "results": done.results,
+    }
+    if keep:
+        with zoo.store.catalog.writing() as writer:
+            writer.put_document(Document(EVAL, handle.name, digest_of([run, done.texts]), document))
+    return document

@@ -1,0 +1,165 @@
+"""Models of one shape side by side, and any mixture of their layers run over a batch: parts of mixtures that begin alike run once.
+
+Nothing is copied or changed: a mixture is a walk over the models' own components. Knows nothing of scores or of text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surgery.chains import CHAIN
+from surgery.experiments.points import PRUNED, SECOND, Mixture
+from surgery.splice import splice
+from surgery.stack import Stack, open_stack
+from zoo.errors import InputError
+from zoo.manifest import ModelManifest
+from zoo.store import Store
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Components [lo, hi) of a source."""
+
+    source: str
+    lo: int
+    hi: int
+
+
+class Bench:
+    """See the top of the file. Sources: `a`, `b`, and a pruned one per stand-in (`s0`, `s1`, …)."""
+
+    def __init__(self, stacks: Mapping[str, Stack]) -> None:
+        """Use `open_bench`. Raises InputError when the stacks have not one shape."""
+        self.stacks = dict(stacks)
+        self._spans = {source: _layer_spans(stack, source) for source, stack in self.stacks.items()}
+        self._check_shapes()
+        self.pruned_by = self._stand_ins()
+
+    @property
+    def layers(self) -> int:
+        return len(self._spans[SECOND])
+
+    @property
+    def replaceable(self) -> str:
+        """One letter per layer: `s` where a stand-in exists, `b` elsewhere; empty when there is none at all."""
+        return "".join(PRUNED if layer in self.pruned_by else SECOND for layer in range(self.layers)) if self.pruned_by else ""
+
+    def pieces(self, mixture: Mixture) -> list[Piece]:
+        """What the mixture runs, in order: embedding, layers; without the head."""
+        found = [Piece(mixture.ends, 0, 1)]
+        for layer, letter in enumerate(mixture.layers):
+            source = self.pruned_by[layer] if letter == PRUNED else letter
+            found.append(Piece(source, *self._spans[source][layer]))
+        return found
+
+    def run(self, mixtures: Sequence[Mixture], ids: Tensor) -> Iterator[tuple[Mixture, Tensor]]:
+        """Each mixture's hidden states before its head, [B, T, width], in an order that runs common beginnings once."""
+        courses = {source: stack.course(ids) for source, stack in self.stacks.items()}
+        yield from self._walk([(mixture, self.pieces(mixture)) for mixture in mixtures], 0, ids, courses)
+
+    def head(self, mixture: Mixture, hidden: Tensor) -> Tensor:
+        """Hidden states [.., width] -> logits [.., vocabulary] by the mixture's own norm and head."""
+        return self.stacks[mixture.ends].head(hidden)
+
+    def stack(self, mixture: Mixture) -> Stack:
+        """The mixture as one stack, which shares the models' modules."""
+        taken = [(self.stacks[piece.source], index) for piece in self.pieces(mixture) for index in range(piece.lo, piece.hi)]
+        ends = self.stacks[mixture.ends]
+        return splice([*taken, (ends, ends.end)])
+
+    def _walk(
+        self, mixtures: Sequence[tuple[Mixture, list[Piece]]], depth: int, x: Tensor, courses: Mapping[str, Any]
+    ) -> Iterator[tuple[Mixture, Tensor]]:
+        branches: dict[Piece, list[tuple[Mixture, list[Piece]]]] = {}
+        for mixture, pieces in mixtures:
+            if len(pieces) == depth:
+                yield mixture, x
+            else:
+                branches.setdefault(pieces[depth], []).append((mixture, pieces))
+        for piece, members in branches.items():
+            after = self.stacks[piece.source].run(x, courses[piece.source], piece.lo, piece.hi)
+            yield from self._walk(members, depth + 1, after, courses)
+
+    def _check_shapes(self) -> None:
+        b = self.stacks[SECOND]
+        for source, stack in self.stacks.items():
+            depth, width = len(self._spans[source]), _width(stack)
+            if depth != self.layers:
+                raise InputError(f"model {source} has {depth} layers and b {self.layers}: layers cannot be exchanged one for one")
+            if width != _width(b):
+                raise InputError(f"model {source} is {width} wide and b {_width(b)}: their layers need a stitch between them")
+            if _families(stack) != _families(b):
+                raise InputError(f"model {source} is of another family than b: {', '.join(_families(stack))} and {', '.join(_families(b))}")
+
+    def _stand_ins(self) -> dict[int, str]:
+        """Layer -> the first pruned source whose layer is not b's own."""
+        found: dict[int, str] = {}
+        for source in self.stacks:
+            if source.startswith(PRUNED):
+                for layer in range(self.layers):
+                    if self._digests(source, layer) != self._digests(SECOND, layer):
+                        found.setdefault(layer, source)
+        return found
+
+    def _digests(self, source: str, layer: int) -> list[str]:
+        lo, hi = self._spans[source][layer]
+        return [placed.component.digest for placed in self.stacks[source].placed[lo:hi]]
+
+
+def open_bench(
+    store: Store, a: ModelManifest, b: ModelManifest, surrogates: Sequence[ModelManifest], device: str = "cpu", dtype: str | None = None
+) -> Bench:
+    """Open the models and put them side by side.
+
+    Args:
+        surrogates: whole chains of b's depth in which some layers are pruned stand-ins of b's.
+
+    Raises:
+        InputError: other depths, widths or families; a surrogate without a layer that is not b's own.
+        DamagedObject, NotServable: as opening a stack does.
+    """
+    named = {"a": a, "b": b, **{f"{PRUNED}{index}": manifest for index, manifest in enumerate(surrogates)}}
+    bench = Bench({source: open_stack(store, manifest, device, dtype) for source, manifest in named.items()})
+    for source, manifest in named.items():
+        if source.startswith(PRUNED) and source not in bench.pruned_by.values():
+            raise InputError(f"{manifest.name} stands in for no layer of {b.name} that another surrogate does not")
+    return bench
+
+
+def _layer_spans(stack: Stack, source: str) -> list[tuple[int, int]]:
+    """Layer -> its components [lo, hi). Raises InputError for a chain that is not embedding, layers 0, 1, …, head."""
+    spans: list[tuple[int, int]] = []
+    for index, placed in enumerate(stack.placed[1 : stack.end], 1):
+        if placed.layer == len(spans):
+            spans.append((index, index + 1))
+        elif spans and placed.layer == len(spans) - 1:
+            spans[-1] = (spans[-1][0], index + 1)
+        else:
+            raise InputError(f"the chain of model {source} is not its layers one after another (it has a {placed.component.kind} between)")
+    return spans
+
+
+def _families(stack: Stack) -> list[str]:
+    return sorted({placed.component.family for placed in stack.placed})
+
+
+def _width(stack: Stack) -> int:
+    """Of the hidden states behind the embedding."""
+    ids = torch.zeros((1, 1), dtype=torch.int64, device=stack.device)
+    with torch.inference_mode():
+        return int(stack.run(ids, stack.course(ids), 0, 1).shape[-1])
+
+
+def mixed_model(bench: Bench, mixture: Mixture) -> Any:
+    """The mixture as a `PreTrainedModel` that lm-eval runs on. It shares the bench's modules."""
+    from surgery.chain_model import BlockZooChainForCausalLM
+
+    config = bench.stacks[mixture.ends].configs[0].to_dict()
+    kept = ("vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "num_hidden_layers", "hidden_size")
+    settings = {"model_type": CHAIN, **{key: config[key] for key in kept if key in config}}
+    return BlockZooChainForCausalLM.from_stack(settings, bench.stack(mixture))

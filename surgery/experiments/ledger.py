@@ -1,0 +1,67 @@
+"""What has been measured already, in a JSON file, so that a run that was stopped goes on where it was.
+
+    {"key": digest of all that decides a tally, "done": {batch: {mixture: [loss, hits, count]}}}
+
+A file of another key is started anew: its tallies are of other models or other questions. Each batch is written whole, through a
+temporary file. Knows nothing of plans.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from surgery.experiments.scores import Tally
+from zoo.errors import InputError
+
+
+class Ledger:
+    """The tallies of one key. A mixture that is asked for later is added to those that are there."""
+
+    def __init__(self, path: Path, key: str) -> None:
+        """Read what is there. Raises InputError when the folder cannot be written."""
+        self._path = path
+        self._key = key
+        self._done: dict[str, dict[str, Any]] = _read(path, key)
+
+    def has(self, batch: str, mixture: str) -> bool:
+        return mixture in self._done.get(batch, {})
+
+    def tally(self, batch: str, mixture: str) -> Tally:
+        loss, hits, count = self._done[batch][mixture]
+        return Tally(float(loss), int(hits), int(count))
+
+    def document(self, name: str, mixture: str) -> Any:
+        """What `put_document` kept."""
+        return self._done[name][mixture]
+
+    def put(self, batch: str, tallies: Mapping[str, Tally]) -> None:
+        """Add a batch's tallies, by mixture, and write the file."""
+        self._done.setdefault(batch, {}).update({code: [each.loss, each.hits, each.count] for code, each in tallies.items()})
+        self._write()
+
+    def put_document(self, name: str, mixture: str, value: Any) -> None:
+        """Add any result of a mixture under a name of its own, and write the file."""
+        self._done.setdefault(name, {})[mixture] = value
+        self._write()
+
+    def _write(self) -> None:
+        partial = self._path.with_name(f".{self._path.name}.partial")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            partial.write_text(json.dumps({"key": self._key, "done": self._done}, allow_nan=False), encoding="utf-8")
+            partial.replace(self._path)
+        except OSError as error:
+            raise InputError(f"{self._path} cannot be written: {error.strerror}") from None
+
+
+def _read(path: Path, key: str) -> dict[str, dict[str, Any]]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found["key"] == key:
+            return {str(batch): dict(tallies) for batch, tallies in found["done"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return {}

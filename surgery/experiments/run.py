@@ -1,0 +1,198 @@
+"""An experiment from its models to its document: what is not in the ledger is measured, and everything is put together and kept.
+
+Knows nothing of plots, nor of the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surgery.evaluation.harness import EvalOptions, versions
+from surgery.experiments.bench import Bench, mixed_model, open_bench
+from surgery.experiments.ledger import Ledger
+from surgery.experiments.points import FIRST, SECOND, Experiment, Mixture, Point, whole
+from surgery.experiments.questions import Ask, Questions, questions
+from surgery.experiments.scores import Tally, difference, mean, tally
+from surgery.text import Text
+from surgery.tokenizers import has_tokenizer, require_same
+from zoo.manifest import digest_of
+from zoo.records import Document
+
+if TYPE_CHECKING:
+    from zoo.api import ModelHandle, Zoo
+
+#: Kind of the documents.
+EXPERIMENT = "experiment"
+_VERSION = 1
+_UNBOUNDED = 1 << 20
+
+#: Called with (mixtures times batches done, in all).
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which models, on what. `plan` gives the points for the models' number of layers and their replaceable ones.
+
+    `tasks`: of lm-eval, for every point as well.
+    """
+
+    experiment: Experiment
+    a: str
+    b: str
+    plan: Callable[[int, str], list[Point]]
+    text: Text
+    ask: Ask = field(default_factory=Ask)
+    surrogates: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    options: EvalOptions = field(default_factory=EvalOptions)
+    device: str = "cpu"
+    dtype: str | None = None
+
+
+def run_experiment(zoo: Zoo, request: Request, state: Path, keep: bool = True, progress: Progress | None = None) -> dict[str, Any]:
+    """Measure what is missing and give the document, kept in the catalogue under b unless `keep` is off.
+
+    Args:
+        state: the file that holds what has been measured; another run of the same models and questions goes on from it.
+
+    Raises:
+        InputError: models of other shapes, points that cannot be, a text without enough text, a task that does not exist.
+        Incomparable: other tokenizers. NotFound, AmbiguousName, DamagedObject, NotServable: as naming and opening models do.
+    """
+    a, b = zoo.model(request.a), zoo.model(request.b)
+    surrogates = [zoo.model(name) for name in request.surrogates]
+    for other in (a, *surrogates):
+        require_same(other, b)
+    manifests = [each.manifest for each in surrogates]
+    bench = open_bench(zoo.store, a.manifest, b.manifest, manifests, request.device, request.dtype)
+    tokenizer = b.tokenizer() if has_tokenizer(b) else None
+    points = request.plan(bench.layers, bench.replaceable)
+    asked = questions(request.text, tokenizer, request.ask, _context(b))
+    key = _key(request, (a, b, *surrogates), asked)
+    ledger = Ledger(state, key)
+    mixtures = list(dict.fromkeys([whole(bench.layers, FIRST), whole(bench.layers, SECOND), *(point.mixture for point in points)]))
+    measure(bench, mixtures, asked, ledger, request.device, progress)
+    measure_tasks(bench, mixtures, tokenizer, request, ledger)
+    document = _document(request, (a, b, *surrogates), bench, points, asked, ledger, key)
+    if keep:
+        with zoo.store.catalog.writing() as writer:
+            writer.put_document(Document(EXPERIMENT, b.name, digest_of([request.experiment, key, document["tasks"]]), document))
+    return document
+
+
+def measure(
+    bench: Bench, mixtures: Sequence[Mixture], asked: Questions, ledger: Ledger, device: str = "cpu", progress: Progress | None = None
+) -> None:
+    """Put the tallies that are missing into the ledger, batch by batch."""
+    import torch
+
+    done, total = 0, len(asked.batches) * len(mixtures)
+    for batch in asked.batches:
+        missing = [mixture for mixture in mixtures if not ledger.has(batch.key, mixture.code)]
+        done += len(mixtures) - len(missing)
+        found: dict[str, Tally] = {}
+        with torch.inference_mode():
+            for mixture, hidden in bench.run(missing, batch.ids.to(device)):
+                found[mixture.code] = tally(batch, hidden, lambda x, mixture=mixture: bench.head(mixture, x))  # type: ignore[misc]
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+        if found:
+            ledger.put(batch.key, found)
+
+
+def measure_tasks(bench: Bench, mixtures: Sequence[Mixture], tokenizer: Any, request: Request, ledger: Ledger) -> None:
+    """The same through lm-eval, where tasks were asked for: one run per mixture."""
+    if not request.tasks:
+        return
+    from surgery.evaluation.harness import check_installed, evaluate
+    from surgery.evaluation.tasks import want
+
+    check_installed()
+    wanted, name = want(request.tasks), _tasks_key(request)
+    for mixture in mixtures:
+        if not ledger.has(name, mixture.code):
+            done = evaluate(mixed_model(bench, mixture), tokenizer, wanted, request.options)
+            ledger.put_document(name, mixture.code, {"results": done.results["results"], "texts": done.texts})
+
+
+def _tasks_key(request: Request) -> str:
+    return "tasks:" + digest_of([list(request.tasks), asdict(request.options)])
+
+
+def _context(model: ModelHandle) -> int:
+    limit = model.config.get("max_position_embeddings", model.config.get("n_positions"))
+    return int(limit) if limit else _UNBOUNDED
+
+
+def _key(request: Request, models: Sequence[ModelHandle], asked: Questions) -> str:
+    """Of all that decides a tally, and of nothing else: more points may be asked of the same ledger."""
+    prints = [model.manifest.fingerprint for model in models]
+    packages = {name: version for name, version in versions().items() if name in ("torch", "transformers", "peft")}
+    return digest_of([_VERSION, prints, asked.digest, request.dtype, request.device.split(":")[0], packages])
+
+
+def _document(
+    request: Request, models: Sequence[ModelHandle], bench: Bench, points: Sequence[Point], asked: Questions, ledger: Ledger, key: str
+) -> dict[str, Any]:
+    score = _Scores(bench, asked, ledger, _tasks_key(request) if request.tasks else None)
+    a, b, *surrogates = models
+    return {
+        "experiment": request.experiment,
+        "a": a.name,
+        "b": b.name,
+        "surrogates": [model.name for model in surrogates],
+        "fingerprints": {model.name: model.manifest.fingerprint for model in models},
+        "layers": bench.layers,
+        "replaceable": bench.replaceable,
+        "probe": {
+            "source": request.text.origin,
+            "text": request.text.digest,
+            "sha": asked.digest,
+            "tokens": asked.tokens,
+            "lines": asked.lines,
+        },
+        "seed": request.ask.seed,
+        "key": key,
+        "tasks": list(request.tasks),
+        "versions": versions(),
+        "baselines": {letter: score.of(whole(bench.layers, letter)) for letter in (FIRST, SECOND)},
+        "points": [_entry(point, score) for point in points],
+    }
+
+
+def _entry(point: Point, score: _Scores) -> dict[str, Any]:
+    return {"line": point.line, "size": point.size, "at": point.at, "mixture": point.mixture.layers, **score.of(point.mixture)}
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """Tallies of a mixture as the numbers of the document."""
+
+    bench: Bench
+    asked: Questions
+    ledger: Ledger
+    tasks: str | None
+
+    def of(self, mixture: Mixture) -> dict[str, Any]:
+        """Accuracy of the next token, loss in nats, accuracy of lines; each with its difference to b."""
+        base = whole(self.bench.layers, SECOND)
+        found = {"accuracy": self._measured(mixture, base, "text", "hits"), "loss": self._measured(mixture, base, "text", "loss")}
+        if self.asked.lines:
+            found["lines"] = self._measured(mixture, base, "lines", "hits")
+        if self.tasks is not None:
+            found["tasks"] = self.ledger.document(self.tasks, mixture.code)["results"]
+        return found
+
+    def _measured(self, mixture: Mixture, base: Mixture, kind: str, what: str) -> dict[str, float | None]:
+        own, its = (self._tallies(each, kind) for each in (mixture, base))
+        value, apart = mean(own, what), difference(own, its, what)
+        return {"value": value.value, "error": value.error, "difference": apart.value, "difference_error": apart.error}
+
+    def _tallies(self, mixture: Mixture, kind: str) -> list[Tally]:
+        keys: Iterable[str] = (batch.key for batch in self.asked.batches if batch.key.startswith(f"{kind}:"))
+        return [self.ledger.tally(key, mixture.code) for key in keys]
