@@ -90,7 +90,7 @@ def unowned(zoo: Zoo) -> set[str]:
     """Files of the store that no model needs: objects and blobs without a user, and temporary files."""
     with zoo.store.catalog.reading() as reader:
         live: set[Any] = reader.live_tensors() | reader.live_blobs()
-    shelves = [zoo.store.root / "objects", zoo.store.root / "files"]
+    shelves = [zoo.store.root / part for part in ("objects", "packed", "files")]
     return {str(path) for shelf in shelves for path in shelf.rglob("*") if path.is_file() and path.name not in live}
 
 

@@ -67,8 +67,17 @@ def collect(store: str, until: str, counts: str) -> None:
             time.sleep(0.01)
 
 
-PRELOADED = ("zoo.api", "zoo.store", "surgery.ingest", "surgery.export", "surgery.sources.local")
-VERBS: dict[str, Callable[..., None]] = {"ingest": ingest, "churn": churn, "collect": collect}
+def pack(store: str, *rounds: str) -> None:
+    """`pack STORE (pack|unpack)...`: pack all fine-tunes, or unpack everything, one after the other."""
+    from zoo import Zoo
+
+    with Zoo(store) as zoo:
+        for what in rounds:
+            zoo.pack() if what == "pack" else zoo.unpack()
+
+
+PRELOADED = ("zoo.api", "zoo.store", "surgery.ingest", "surgery.export", "surgery.sources.local", "zoo.packed.pack", "zoo.packed.planes")
+VERBS: dict[str, Callable[..., None]] = {"ingest": ingest, "churn": churn, "collect": collect, "pack": pack}
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ CHUNK_BYTES = 1 << 20
 #: Bounds on what a file may ask of its reader, in bytes.
 MAX_CHUNK_BYTES = 64 << 20
 MAX_TABLE_BYTES = 64 << 20
-DELTAS = frozenset({"difference", "xor", "none"})
+DELTAS = ("difference", "xor", "none")
 
 _LENGTH = struct.Struct("<Q")
 #: Bytes at the end that say where the table begins.

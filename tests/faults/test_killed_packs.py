@@ -1,0 +1,103 @@
+"""`kill -9` at random points of packing and unpacking: every model reads and exports as before, and a rerun completes."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.checkpoints import make
+from tests.faults.helpers import Nursery, exported, missing, nursery, same_folders, unowned
+from tests.surgery.helpers import edit_weights
+from zoo import Zoo
+
+KILLS = 8
+SEED = 11
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A foundation and two fine-tunes whose every matrix moved a little; large enough for packing to pay."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    make("llama", root / "base", hidden_size=64, intermediate_size=96, dtype="bfloat16")
+    for number in (1, 2):
+        shutil.copytree(root / "base", root / f"tuned-{number}")
+        edit_weights(root / f"tuned-{number}", lambda key, tensor, number=number: tensor * (1 + number / 128))
+    return {folder.name: folder for folder in sorted(root.iterdir())}
+
+
+@pytest.fixture
+def prepared(folders: dict[str, Path], tmp_path: Path) -> Path:
+    with Zoo(tmp_path / "prepared") as zoo:
+        for name, folder in folders.items():
+            zoo.ingest(folder, name, base=None if name == "base" else "base")
+    return tmp_path / "prepared"
+
+
+def run(running: Nursery, store: Path, delay: float | None) -> tuple[int, float]:
+    """Pack and unpack in a child, killed after a delay; its exit code and how long it took."""
+    begin = time.monotonic()
+    pid = running.start("pack", store, "pack", "unpack", "pack")
+    if delay is not None:
+        time.sleep(delay)
+        os.kill(pid, signal.SIGKILL)
+    return running.wait(), time.monotonic() - begin
+
+
+def test_kill_at_any_point_of_packing(prepared: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+    draw = random.Random(SEED)
+    killed = halfway = 0
+    with nursery() as running:
+        shutil.copytree(prepared, tmp_path / "natural")
+        code, natural = run(running, tmp_path / "natural", None)
+        assert code == 0
+        for number in range(KILLS):
+            store, scratch = tmp_path / f"store-{number}", tmp_path / f"exports-{number}"
+            shutil.copytree(prepared, store)
+            code, _ = run(running, store, draw.uniform(0.0, natural))
+            killed += code == -signal.SIGKILL
+            with Zoo(store) as zoo:
+                left = len(list(zoo.store.objects.packed.shelf.digests()))
+                assert not missing(zoo)
+                assert not zoo.verify().damaged
+                for name, folder in folders.items():
+                    assert same_folders(exported(zoo, name, scratch / name), folder)
+                zoo.pack()
+                zoo.gc()
+                done = set(zoo.store.objects.packed.shelf.digests())
+                halfway += 0 < left < len(done)
+                assert len(done) > 10
+                assert not done & set(zoo.store.objects.shelf.digests())
+                assert not unowned(zoo)
+                assert not zoo.verify().damaged
+            shutil.rmtree(store)
+            shutil.rmtree(scratch)
+    assert killed >= KILLS // 2, f"only {killed} of {KILLS} kills came in time"
+    assert halfway, "no kill came in the middle of packing: this test showed nothing"
+
+
+def test_readers_while_it_is_packed_and_unpacked(prepared: Path, folders: dict[str, Path], tmp_path: Path) -> None:
+    """Loads, exports and collections in this process while another one changes every object's form again and again."""
+    from surgery.tensors import stored_tensor
+
+    with nursery() as running, Zoo(prepared) as zoo:
+        running.start("pack", prepared, *(["pack", "unpack"] * 6))
+        expected = {one.digest: None for name in folders for one in zoo.model(name).manifest.tensors}
+        with Zoo(shutil.copytree(prepared, tmp_path / "still", ignore=shutil.ignore_patterns("tmp"))) as still:
+            still.unpack()
+            sums = {digest: stored_tensor(still.store, digest).double().sum().item() for digest in expected}
+        forms = set()
+        for number in range(6):
+            forms |= {len(list(zoo.store.objects.packed.shelf.digests()))}
+            assert {digest: stored_tensor(zoo.store, digest).double().sum().item() for digest in expected} == sums
+            for name, folder in folders.items():
+                assert same_folders(exported(zoo, name, tmp_path / f"{name}-{number}"), folder)
+            zoo.gc()
+        assert running.wait() == 0
+        assert len(forms) > 1, "nothing was packed meanwhile: this test showed nothing"
+        assert not zoo.verify().damaged

@@ -1,0 +1,52 @@
+"""A packed model loads, trains, exports and heals like any other."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from surgery.tensors import TensorPool
+from tests.checkpoints import make_lora
+from tests.surgery.helpers import edit_weights, files_of
+from zoo import Zoo
+
+
+def test_a_packed_model_is_the_same_model(copied: Callable[..., Path], zoo: Zoo, tmp_path: Path) -> None:
+    base = copied("llama", "base", dtype="bfloat16", hidden_size=64, intermediate_size=96)
+    shutil.copytree(base, tmp_path / "tuned")
+    edit_weights(tmp_path / "tuned", lambda key, tensor: tensor * (1 + 1 / 128))
+    zoo.ingest(base)
+    zoo.ingest(tmp_path / "tuned", base="base")
+    zoo.ingest(make_lora(tmp_path / "tuned", tmp_path / "lora"), base="tuned")
+    ids = torch.arange(12)[None]
+    before = {name: zoo.model(name).load()(ids).logits for name in ("base", "tuned", "lora")}
+    assert zoo.pack().packed > 10
+    with Zoo(tmp_path / "zoo_store") as again:
+        for name, logits in before.items():
+            assert torch.equal(again.model(name).load()(ids).logits, logits)
+        model = again.model("tuned").load().train()
+        model(ids, labels=ids).loss.backward()
+        torch.optim.SGD(model.parameters(), 0.1).step()  # the weights are the model's own: nothing reaches the store
+        assert not again.verify().damaged
+        again.model("tuned").export(tmp_path / "out")
+        assert files_of(tmp_path / "out") == files_of(tmp_path / "tuned")
+        assert again.ingest(tmp_path / "tuned", base="base").tensors.new == 0
+
+
+def test_a_pool_decodes_a_packed_tensor_once(copied: Callable[..., Path], zoo: Zoo, tmp_path: Path) -> None:
+    base = copied("llama", "base", dtype="bfloat16", hidden_size=64, intermediate_size=96)
+    shutil.copytree(base, tmp_path / "tuned")
+    edit_weights(tmp_path / "tuned", lambda key, tensor: tensor * (1 + 1 / 128))
+    zoo.ingest(base)
+    zoo.ingest(tmp_path / "tuned", base="base")
+    zoo.pack()
+    digest = next(zoo.store.objects.packed.shelf.digests())
+    pool = TensorPool(zoo.store)
+    first = pool.acquire(digest)
+    assert pool.acquire(digest) is first
+    assert pool.nbytes == first.numel() * first.element_size()
+    pool.release([digest, digest])
+    assert pool.nbytes == 0
