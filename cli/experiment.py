@@ -58,7 +58,7 @@ def experiment(
     with Zoo(store, database, create=False) as zoo:
         request = Request(
             kind, zoo.model(a).name, zoo.model(b).name, plan, read_text(text), Ask(windows, length, lines, batch_size, seed),
-            tuple(surrogates or ()), tuple(tasks or ()), EvalOptions(limit=limit, batch_size=batch_size), device, dtype,
+            tuple(surrogates or ()), tuple(spec for given in tasks or () for spec in given.split(",") if spec), EvalOptions(limit=limit, batch_size=batch_size), device, dtype,
         )  # fmt: skip
         stem = out / _stem(request)
         with _progress() as progress:

@@ -122,7 +122,7 @@ def test_tasks_of_lm_eval_are_measured_at_every_point_and_once(family, tmp_path,
     found = run_experiment(family.zoo, request, tmp_path / "state.json", keep=False)
     accuracies = [entry["tasks"]["library_cloze"]["acc,none"] for entry in (*found["baselines"].values(), *found["points"])]
     assert len(accuracies) == 3 and all(0 <= each <= 1 for each in accuracies)
-    monkeypatch.setattr("surgery.evaluation.harness.evaluate", None)
+    monkeypatch.setattr(running, "evaluate", None)
     assert run_experiment(family.zoo, request, tmp_path / "state.json", keep=False) == found
 
 
