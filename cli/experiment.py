@@ -58,7 +58,7 @@ def experiment(
     with Zoo(store, database, create=False) as zoo:
         request = Request(
             kind, zoo.model(a).name, zoo.model(b).name, plan, read_text(text), Ask(windows, length, lines, batch_size, seed),
-            tuple(surrogates or ()), tuple(tasks or ()), EvalOptions(limit=limit, batch_size=batch_size), device, dtype,
+            tuple(surrogates or ()), _names(tasks), EvalOptions(limit=limit, batch_size=batch_size), device, dtype,
         )  # fmt: skip
         stem = out / _stem(request)
         with _progress() as progress:
@@ -78,6 +78,10 @@ def _quiet() -> None:
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     bars.disable_progress_bar()
+
+
+def _names(given: list[str] | None) -> tuple[str, ...]:
+    return tuple(name for each in given or () for name in each.split(",") if name)
 
 
 def _sharing(counts: str | None) -> Callable[[int, str], list[Point]]:

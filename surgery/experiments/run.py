@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surgery.evaluation.harness import EvalOptions, versions
+from surgery.evaluation.harness import EvalOptions, check_installed, evaluate, versions
+from surgery.evaluation.tasks import Wanted, want
 from surgery.experiments.bench import Bench, mixed_model, open_bench
 from surgery.experiments.ledger import Ledger
 from surgery.experiments.points import FIRST, SECOND, Experiment, Mixture, Point, whole
@@ -65,6 +66,7 @@ def run_experiment(zoo: Zoo, request: Request, state: Path, keep: bool = True, p
     """
     a, b = zoo.model(request.a), zoo.model(request.b)
     surrogates = [zoo.model(name) for name in request.surrogates]
+    wanted = _wanted(request.tasks)
     for other in (a, *surrogates):
         require_same(other, b)
     manifests = [each.manifest for each in surrogates]
@@ -76,7 +78,8 @@ def run_experiment(zoo: Zoo, request: Request, state: Path, keep: bool = True, p
     ledger = Ledger(state, key)
     mixtures = list(dict.fromkeys([whole(bench.layers, FIRST), whole(bench.layers, SECOND), *(point.mixture for point in points)]))
     measure(bench, mixtures, asked, ledger, request.device, progress)
-    measure_tasks(bench, mixtures, tokenizer, request, ledger)
+    if wanted is not None:
+        measure_tasks(bench, mixtures, tokenizer, wanted, request, ledger)
     document = _document(request, (a, b, *surrogates), bench, points, asked, ledger, key)
     if keep:
         with zoo.store.catalog.writing() as writer:
@@ -105,15 +108,17 @@ def measure(
             ledger.put(batch.key, found)
 
 
-def measure_tasks(bench: Bench, mixtures: Sequence[Mixture], tokenizer: Any, request: Request, ledger: Ledger) -> None:
-    """The same through lm-eval, where tasks were asked for: one run per mixture."""
-    if not request.tasks:
-        return
-    from surgery.evaluation.harness import check_installed, evaluate
-    from surgery.evaluation.tasks import want
-
+def _wanted(tasks: Sequence[str]) -> Wanted | None:
+    """Looked up before anything is measured. Raises InputError."""
+    if not tasks:
+        return None
     check_installed()
-    wanted, name = want(request.tasks), _tasks_key(request)
+    return want(tasks)
+
+
+def measure_tasks(bench: Bench, mixtures: Sequence[Mixture], tokenizer: Any, wanted: Wanted, request: Request, ledger: Ledger) -> None:
+    """The same through lm-eval: one run per mixture, those that the ledger has left out."""
+    name = _tasks_key(request)
     for mixture in mixtures:
         if not ledger.has(name, mixture.code):
             done = evaluate(mixed_model(bench, mixture), tokenizer, wanted, request.options)
