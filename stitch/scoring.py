@@ -86,7 +86,9 @@ class _Sums:
         self._tokens = self._next = 0
         self._cosine = self._kl = self._right = self._nll = 0.0
 
-    def add_(self, head: Callable[[Tensor], Tensor], given: Tensor, wanted: Tensor, wanted_head: Callable[[Tensor], Tensor], ids: Tensor) -> None:
+    def add_(
+        self, head: Callable[[Tensor], Tensor], given: Tensor, wanted: Tensor, wanted_head: Callable[[Tensor], Tensor], ids: Tensor
+    ) -> None:
         """States before the heads [B, T, width], the chain's and B's, over the tokens `ids` [B, T]."""
         # The token behind the last of a window is unknown: it counts for the likeness only.
         following = F.pad(ids[:, 1:], (0, 1), value=-1).flatten()

@@ -47,7 +47,9 @@ class StitchSettings:
         """Raises InputError for settings that cannot be."""
         counts = (self.steps, self.batch, self.length - 1, self.places, self.windows, self.start, self.measured)
         if min(counts) < 1:
-            raise InputError("a stitch needs at least one step, one window per batch, one place per step, and windows of two tokens or more")
+            raise InputError(
+                "a stitch needs at least one step, one window per batch, one place per step, and windows of two tokens or more"
+            )
         if not 0 < self.rate < 10 or not 0 <= self.curriculum <= 1 or not self.clip > 0 or not self.ridge >= 0:
             raise InputError("the rate lies between 0 and 10, the curriculum between 0 and 1, clip above 0, ridge at 0 or above")
         weights = (self.kl, self.cosine, self.state)
