@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -104,7 +104,7 @@ def _device(name: str | None) -> str:
     return str(PartialState().device)
 
 
-def _print(document: dict[str, Any]) -> None:
+def _print(document: Mapping[str, Any]) -> None:
     width_a, width_b = document["dims"]
     print(f"{document['stitch']}: {document['a']} (width {width_a}) to {document['b']} (width {width_b}), {document['seconds']:.0f} s\n")
     others = [name for name in ("start", "without_position", "unstitched") if name in document["points"][0]]
@@ -113,9 +113,7 @@ def _print(document: dict[str, Any]) -> None:
     for key in ("a", "b"):
         alone = document["parents"][key]
         print(f"{document[key]} alone: accuracy {alone['accuracy']:.4f}, perplexity {alone['perplexity']:.1f}")
-    print(
-        f"mean similarity {document['similarity_mean']:.4f}, loss {document['loss_first']:.3f} at the start, {document['loss_last']:.3f} now"
-    )
+    print(f"mean similarity {document['similarity_mean']:.4f}; loss {document['loss_first']:.3f}, then {document['loss_last']:.3f}")
 
 
 def _row(point: dict[str, Any], others: list[str]) -> tuple[object, ...]:
