@@ -12,7 +12,7 @@ import sys
 import typer
 
 from cli.output import say_error
-from zoo.errors import ZooError
+from zoo.errors import TrainingFailed, ZooError
 
 #: Verb -> module; each module's function of the verb's name is the command, its docstring the help.
 VERBS: dict[str, str] = {
@@ -27,6 +27,7 @@ VERBS: dict[str, str] = {
     "compose": "cli.compose",
     "eval": "cli.eval",
     "experiment": "cli.experiment",
+    "stitch": "cli.stitch",
     "generate": "cli.generate",
     "serve": "cli.serve",
     "demo": "cli.demo",
@@ -54,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         code = build()(args=argv, standalone_mode=True)
     except ZooError as error:
         say_error(str(error))
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, TrainingFailed) else 2)
     except BrokenPipeError:
         sys.exit(0)
     sys.exit(code or 0)

@@ -127,5 +127,7 @@ def _check(zoo: Zoo, name: str) -> None:
     from runtime.engine.loading import check_servable, geometry_of
 
     model = zoo.model(name)
+    if model.kind == "stitch":
+        raise NotServable(f"{model.name} is a stitch, not a model: `zoo compose` puts it between the layers of two models")
     check_servable(model.config, name)
     geometry_of(model.config, model.manifest, None)

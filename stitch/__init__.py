@@ -1,1 +1,13 @@
-"""Stitching blocks between models of different width (BL-09). Reserved in the layout; it holds no code yet."""
+"""Stitching blocks between models of different width (BL-09): their training, their figures, how they come into the zoo.
+
+    from stitch import StitchSettings, train_stitch
+
+    report = train_stitch(zoo, "small", "wide", StitchSettings(steps=800))
+
+Serving and composing need none of this: a stored stitch is `surgery.stitches`, its module `surgery.components.Stitch`.
+"""
+
+from stitch.settings import StitchSettings
+from stitch.stitching import StitchReport, train_stitch
+
+__all__ = ["StitchReport", "StitchSettings", "train_stitch"]

@@ -34,9 +34,11 @@ def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype
 
     Raises:
         DamagedObject: a stored tensor does not match its digest.
-        InputError: an unknown dtype.
+        InputError: an unknown dtype, or a stitch, which is no model by itself.
     """
     kind = _dtype(dtype)
+    if manifest.kind == "stitch":
+        raise InputError(f"{manifest.name} is a stitch, not a model: `zoo compose` puts it between the layers of two models")
     config = config_of(store, manifest)
     if is_chain(config):
         return _chain_model(store, manifest, config, kind).to(device)

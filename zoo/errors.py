@@ -13,6 +13,7 @@ ZooError                      exit code 2, one line on standard error
 ├── AmbiguousName             several models end that way; the candidates are listed
 ├── NameTaken                 the name holds another model already
 ├── InUse                     other models depend on it
+├── TrainingFailed            exit code 1: it ran and went wrong; the last good state was kept
 ├── Unavailable               the runtime takes no requests: it drains, or its engine has died
 └── StoreError                the store itself
     ├── DamagedObject         bytes do not match their digest; names the models it hurts
@@ -76,6 +77,10 @@ class NameTaken(ZooError):
 
 class InUse(ZooError):
     """Other models depend on this one."""
+
+
+class TrainingFailed(ZooError):
+    """A training ran into values that are not finite; the last good state was kept."""
 
 
 class Unavailable(ZooError):

@@ -1,0 +1,70 @@
+"""The stitching block while it learns (BL-09): one linear map of `[hidden; position]`, and how it is folded into what is stored.
+
+Inside, the position is counted from the middle of the places in units of their spread: a raw position of 60 would make its own column
+learn sixty times faster than the rest. `folded` undoes that; what it gives is a plain linear map of the raw position.
+Knows nothing of models or of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A stitch as it is stored: `weight` [d_b, d_a + 1], the last column for the position; `bias` [d_b]."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, hidden: Tensor, position: float) -> Tensor:
+        """Hidden states [.., d_a] -> [.., d_b], as `surgery.components.Stitch` computes it."""
+        weight = self.weight.to(hidden)
+        return nn.functional.linear(hidden, weight[:, :-1], self.bias.to(hidden) + weight[:, -1] * position)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Folded:
+        return Folded(self.weight.to(device=device, dtype=dtype), self.bias.to(device=device, dtype=dtype))
+
+
+@dataclass(frozen=True, slots=True)
+class Ruler:
+    """Positions from their middle, in units of their spread."""
+
+    centre: float
+    unit: float
+
+    @classmethod
+    def of(cls, positions: Sequence[float]) -> Ruler:
+        low, high = min(positions), max(positions)
+        return cls((low + high) / 2, max((high - low) / 2, 1.0))
+
+    def read(self, position: float) -> float:
+        return (position - self.centre) / self.unit
+
+
+class Learner(nn.Module):
+    """The trainable stitch, in float32. Without `with_position` the place stays zero, whatever it started from (the control)."""
+
+    def __init__(self, start: Folded, ruler: Ruler, with_position: bool = True) -> None:
+        super().__init__()
+        place = start.weight[:, -1].float()
+        self.ruler = ruler
+        self.with_position = with_position
+        self.matrix = nn.Parameter(start.weight[:, :-1].float().clone())
+        self.shift = nn.Parameter(start.bias.float() + place * ruler.centre)
+        self.place = nn.Parameter(place * ruler.unit if with_position else torch.zeros_like(place), requires_grad=with_position)
+
+    def forward(self, hidden: Tensor, position: float) -> Tensor:
+        """Hidden states [.., d_a] -> [.., d_b], float32."""
+        return nn.functional.linear(hidden.float(), self.matrix, self.shift + self.place * self.ruler.read(position))
+
+    @torch.no_grad()
+    def folded(self) -> Folded:
+        """Exactly the same map, of raw positions."""
+        column = self.place / self.ruler.unit
+        weight = torch.cat([self.matrix, column.unsqueeze(1)], dim=1)
+        return Folded(weight.clone(), self.shift - column * self.ruler.centre)

@@ -1,0 +1,90 @@
+"""What is known of a stitch, as one JSON document: `stitch.json`, the answer of `zoo stitch --json`, the catalogue's document. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from stitch.block import Folded
+from stitch.learning import START, TRAINED, UNSTITCHED, WITHOUT_POSITION
+from stitch.objective import Objective
+from stitch.points import Point
+from stitch.scoring import PointScore, Prediction, Scores
+from stitch.settings import StitchSettings
+from surgery.text import Probe
+
+#: Variants beside the trained stitch itself, in the order in which they are told.
+OTHERS = (START, WITHOUT_POSITION, UNSTITCHED)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What surrounds a training. `task`: digest of all that the stitch depends on."""
+
+    name: str
+    a: str
+    b: str
+    probe: Probe
+    task: str
+    seconds: float
+
+
+def describe(facts: Facts, settings: StitchSettings, points: Sequence[Point], stitch: Folded, scores: Scores) -> dict[str, Any]:
+    """The document. Similarities are cosines at B's head against B, means over held-out tokens (BL-05)."""
+    trained = scores.variants[TRAINED]
+    others = {name: scores.variants[name] for name in OTHERS if name in scores.variants}
+    seen = [point for point in points if point.seen]
+    return {
+        "stitch": facts.name,
+        "a": facts.a,
+        "b": facts.b,
+        "dims": [stitch.weight.shape[1] - 1, stitch.weight.shape[0]],
+        "points": [_point(point, trained[point], {name: by_point[point] for name, by_point in others.items()}) for point in points],
+        "similarity_mean": _mean(trained, points),
+        **_parted(trained, points),
+        # Of all trained places on held-out text, so that the two can be compared: a step's own loss is of the places it drew.
+        "loss_first": _loss(settings, scores.variants[START], seen),
+        "loss_last": _loss(settings, trained, seen),
+        "seconds": round(facts.seconds, 3),
+        "compared": {name: {"similarity_mean": _mean(by, points), **_parted(by, points)} for name, by in others.items()},
+        "parents": {"a": _prediction(scores.a), "b": _prediction(scores.b)},
+        "probe": {"sha": facts.probe.digest, "text": facts.probe.text, "tokens": facts.probe.count},
+        "settings": settings.document(),
+        "task": facts.task,
+    }
+
+
+def _point(point: Point, own: PointScore, others: Mapping[str, PointScore]) -> dict[str, Any]:
+    return {
+        "a_layer": point.a_layer,
+        "b_layer": point.b_layer,
+        "position": point.position,
+        "similarity": own.similarity,
+        "seen": point.seen,
+        "kl": own.kl,
+        **_prediction(own.prediction),
+        **{name: score.similarity for name, score in others.items()},
+    }
+
+
+def _prediction(prediction: Prediction) -> dict[str, float]:
+    return {"accuracy": prediction.accuracy, "perplexity": prediction.perplexity}
+
+
+def _parted(by_point: Mapping[Point, PointScore], points: Sequence[Point]) -> dict[str, float | None]:
+    return {
+        "similarity_seen": _mean(by_point, [point for point in points if point.seen]),
+        "similarity_unseen": _mean(by_point, [point for point in points if not point.seen]),
+    }
+
+
+def _mean(by_point: Mapping[Point, PointScore], points: Iterable[Point]) -> float | None:
+    values = [by_point[point].similarity for point in points]
+    return fmean(values) if values else None
+
+
+def _loss(settings: StitchSettings, by_point: Mapping[Point, PointScore], points: Iterable[Point]) -> float:
+    objective = Objective(settings.kl, settings.cosine)
+    return fmean(objective.value(by_point[point].kl, by_point[point].similarity) for point in points)

@@ -1,0 +1,100 @@
+"""The parts of making a stitch, each kept as soon as it is there: its start, its training, the control's; and the figures of all.
+
+Knows nothing of text, of names or of how a stitch is stored.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from stitch.block import Folded
+from stitch.pair import Pair
+from stitch.points import Point
+from stitch.saved import Saved, Task
+from stitch.scoring import Scores, Variant, score
+from stitch.settings import StitchSettings
+from stitch.start import fit
+from stitch.training import Course, train
+
+#: Called with (what is being done, units done, units in all, a remark).
+Progress = Callable[[str, int, int, str], None]
+
+#: Variants of a stitch: with the position and without it; each as it starts and as it is trained.
+START, TRAINED, PLAIN_START, WITHOUT_POSITION, UNSTITCHED = "start", "trained", "plain_start", "without_position", "unstitched"
+
+
+class Clock:
+    """Seconds that a task has taken, those of runs that were stopped included."""
+
+    def __init__(self, task: Task) -> None:
+        saved = (task.load(part) for part in (START, TRAINED, WITHOUT_POSITION))
+        self._before = max((float(state.facts.get("seconds", 0.0)) for state in saved if state is not None), default=0.0)
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return self._before + time.monotonic() - self._began
+
+
+def learn(
+    pair: Pair, windows: Tensor, points: Sequence[Point], settings: StitchSettings, task: Task, clock: Clock, progress: Progress
+) -> dict[str, Folded]:
+    """The trained stitch, the start it came from and, where the settings ask for it, the control that is told no position."""
+    seen = tuple(point for point in points if point.seen)
+    starts = _starts(pair, windows[: settings.start], seen, settings, task, clock, progress)
+    found = {START: starts[START]}
+    parts = [(TRAINED, START, True)]
+    if settings.controls:
+        parts.append((WITHOUT_POSITION, PLAIN_START, False))
+    for part, start, with_position in parts:
+        course = Course(pair, windows, seen, settings, with_position)
+        found[part] = _trained(course, starts[start], part, task, clock, progress)
+    return found
+
+
+def _starts(
+    pair: Pair, windows: Tensor, points: Sequence[Point], settings: StitchSettings, task: Task, clock: Clock, progress: Progress
+) -> dict[str, Folded]:
+    """Least squares with the position and without it."""
+    saved = task.load(START)
+    if saved is None:
+        normal = fit(pair, windows, points, lambda done: progress("least squares", done, len(windows), ""))
+        tensors: dict[str, Tensor] = {}
+        for name, with_position in ((START, True), (PLAIN_START, False)):
+            solved = normal.solve(settings.ridge, with_position)
+            tensors.update({f"{name}.weight": solved.weight, f"{name}.bias": solved.bias})
+        saved = Saved(0, tensors, {"seconds": clock.seconds})
+        task.save(START, saved)
+    device = pair.b.device
+    return {
+        name: Folded(saved.tensors[f"{name}.weight"], saved.tensors[f"{name}.bias"]).to(device) for name in (START, PLAIN_START)
+    }  # fmt: skip
+
+
+def _trained(course: Course, start: Folded, part: str, task: Task, clock: Clock, progress: Progress) -> Folded:
+    what = "training" if course.with_position else "control"
+
+    def keep(state: Saved) -> None:
+        task.save(part, replace(state, facts={**state.facts, "seconds": clock.seconds}))
+
+    def advance(step: int, loss: float) -> None:
+        progress(what, step, course.settings.steps, f"loss {loss:.3f}")
+
+    return train(course, start, task.load(part), keep, advance)
+
+
+def measure(pair: Pair, windows: Tensor, points: Sequence[Point], stitches: Mapping[str, Folded], progress: Progress) -> Scores:
+    """Figures of every stitch at every place, and of no stitch where widths are equal."""
+    variants: dict[str, Variant] = {name: _as_variant(name, stitch) for name, stitch in stitches.items()}
+    weight = stitches[TRAINED].weight
+    if weight.shape[0] == weight.shape[1] - 1:
+        variants[UNSTITCHED] = lambda hidden, position: hidden
+    return score(pair, windows, points, variants, lambda done: progress("measuring", done, len(windows), ""))
+
+
+def _as_variant(name: str, stitch: Folded) -> Variant:
+    return stitch if name != WITHOUT_POSITION else lambda hidden, position: stitch(hidden, 0.0)

@@ -1,0 +1,75 @@
+"""How far a stitched chain's next-token distributions are from B's own, and which way they should move.
+
+Logits exist for a few tokens at a time, forward and backward, so that memory does not grow with the vocabulary or the batch.
+Knows nothing of models but their heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Head = Callable[[Tensor], Tensor]
+
+#: Bytes of logits and what is made of them, at a time.
+_BUDGET = 128 << 20
+#: Tensors of the size of the logits that exist at once, gradients included.
+_COPIES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """Per token [n]: cosine of the two distributions (BL-05), and the divergence KL(wanted, given) in nats."""
+
+    cosine: Tensor
+    kl: Tensor
+
+
+def likeness(given: Tensor, wanted: Tensor) -> Likeness:
+    """Of logits [n, vocabulary]; where heads are padded to different sizes, over what both have."""
+    count = min(given.shape[-1], wanted.shape[-1])
+    log_given = given[..., :count].float().log_softmax(-1)
+    log_wanted = wanted[..., :count].float().log_softmax(-1)
+    share = log_wanted.exp()
+    return Likeness(F.cosine_similarity(log_given.exp(), share, dim=-1), (share * (log_wanted - log_given)).sum(-1))
+
+
+def chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
+    """Tokens to take at once."""
+    step = max(1, _BUDGET // (_COPIES * 4 * vocabulary))
+    return (slice(lo, min(lo + step, tokens)) for lo in range(0, tokens, step))
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What is made small: weights of the divergence and of one minus the cosine, each a mean over tokens."""
+
+    kl: float
+    cosine: float
+
+    def value(self, kl: float, cosine: float) -> float:
+        """Of means that were taken already."""
+        return self.kl * kl + self.cosine * (1.0 - cosine)
+
+    def gradient(self, head: Head, vocabulary: int, hidden: Tensor, wanted: Tensor) -> tuple[float, Tensor]:
+        """The loss of hidden states before the head against B's own, and its gradient with respect to them.
+
+        Args:
+            hidden, wanted: [n, d_b]; no gradient goes into either.
+        """
+        grown = torch.zeros_like(hidden, dtype=torch.float32)
+        total = 0.0
+        for part in chunks(len(hidden), vocabulary):
+            leaf = hidden[part].detach().requires_grad_(True)
+            with torch.no_grad():
+                target = head(wanted[part])
+            with torch.enable_grad():
+                alike = likeness(head(leaf), target)
+                loss = (self.kl * alike.kl.sum() + self.cosine * (1.0 - alike.cosine).sum()) / len(hidden)
+            (grown[part],) = torch.autograd.grad(loss, leaf)
+            total += float(loss.detach())
+        return total, grown

@@ -1,0 +1,79 @@
+"""A picture of a stitch over its places (as Figure 13 of BlockLLM): likeness to B at the head, and the chain's own accuracy.
+
+Reads the document alone. Colours are Okabe and Ito's; hollow marks are places that were never trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_INK = "#222222"
+_LINES = (
+    ("similarity", "the stitch", "#0072B2", "-", "o"),
+    ("without_position", "trained without the position", "#D55E00", "--", "s"),
+    ("start", "least-squares start", "#009E73", ":", "^"),
+    ("unstitched", "no stitch", "#999999", "-.", "v"),
+)
+
+
+def plot_stitch(document: Mapping[str, Any], path: Path) -> None:
+    """Write the picture as a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(11.5, 4.9), dpi=120, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    left, right = figure.subplots(1, 2)
+    _similarity(left, document)
+    _accuracy(right, document)
+    for axes in (left, right):
+        _places(axes, document["points"])
+    width_a, width_b = document["dims"]
+    title = f"One stitch from {document['a']} (width {width_a}) to {document['b']} (width {width_b}), at {len(document['points'])} places"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+
+
+def _similarity(axes: Axes, document: Mapping[str, Any]) -> None:
+    points = document["points"]
+    for key, label, colour, style, marker in _LINES:
+        if key in points[0]:
+            _line(axes, [point[key] for point in points], points, label, colour, style, marker)
+    axes.set_title(f"Cosine at the head against {document['b']}", loc="left", fontsize=11, color=_INK)
+    axes.set_ylabel("similarity, mean over held-out tokens")
+    axes.margins(y=0.15)
+    axes.legend(frameon=False, fontsize=9, loc="best")
+
+
+def _accuracy(axes: Axes, document: Mapping[str, Any]) -> None:
+    points = document["points"]
+    _line(axes, [100 * point["accuracy"] for point in points], points, "stitched chain", _LINES[0][2], "-", "o")
+    for key, colour, style in (("a", "#E69F00", "--"), ("b", "#CC79A7", "-.")):
+        level = 100 * document["parents"][key]["accuracy"]
+        axes.axhline(level, color=colour, linestyle=style, linewidth=1.6, label=f"{document[key]} alone")
+    axes.set_title("Next-token accuracy on held-out text", loc="left", fontsize=11, color=_INK)
+    axes.set_ylabel("% of tokens")
+    axes.margins(y=0.25)
+    axes.legend(frameon=False, fontsize=9, loc="best")
+
+
+def _line(
+    axes: Axes, values: Sequence[float], points: Sequence[Mapping[str, Any]], label: str, colour: str, style: str, marker: str
+) -> None:
+    axes.plot(range(len(values)), values, style, color=colour, linewidth=1.6, label=label)
+    for at, (value, point) in enumerate(zip(values, points, strict=True)):
+        axes.plot(at, value, marker, color=colour, markerfacecolor=colour if point["seen"] else "white", markersize=6)
+
+
+def _places(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
+    axes.set_xticks(range(len(points)), [f"{point['a_layer']}:{point['b_layer']}" for point in points])
+    axes.set_xlabel("stitch behind layer : before layer (hollow: never trained)")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.7)
+    axes.set_axisbelow(True)

@@ -1,0 +1,79 @@
+"""The start of a stitch: least squares from `[hidden of A; position; 1]` to the hidden states of B at the same depth, over all its places
+(the pseudo-inverse of SN-Net, arXiv:2302.06586, with a ridge).
+
+Only the normal equations are kept, in float64, so memory does not grow with the text. Each place counts by the size of B's states
+there: deep states of a residual stream are many times larger, and would otherwise be all that is fitted. Knows nothing of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from stitch.block import Folded
+from stitch.pair import Pair
+from stitch.points import Point
+
+#: Tokens that go through both models at once.
+_TOKENS = 512
+
+
+class Normal:
+    """Weighted normal equations `(X^T X) S = X^T Y` with a row of `X` being `[hidden; position; 1]`."""
+
+    def __init__(self, width_a: int, width_b: int, device: torch.device | str = "cpu") -> None:
+        self._gram = torch.zeros(width_a + 2, width_a + 2, dtype=torch.float64, device=device)
+        self._cross = torch.zeros(width_a + 2, width_b, dtype=torch.float64, device=device)
+
+    def add_(self, hidden: Tensor, position: float, wanted: Tensor, weight: float = 1.0) -> None:
+        """Rows of one place: `hidden` [n, width_a], `wanted` [n, width_b]."""
+        x = hidden.double()
+        ones = x.new_ones(len(x), 1)
+        x = torch.cat([x, ones * position, ones], dim=1)
+        self._gram += weight * (x.T @ x)
+        self._cross += weight * (x.T @ wanted.double())
+
+    def solve(self, ridge: float, with_position: bool = True) -> Folded:
+        """The map that fits best. `ridge`: in units of the mean square of an input; it bears on the matrix and the position, not the bias.
+
+        `with_position` off: the best map that knows no position.
+        """
+        gram, cross = self._gram.clone(), self._cross
+        place = len(gram) - 2
+        mean = gram.diagonal()[:place].mean().clamp_min(torch.finfo(torch.float64).tiny)
+        gram.diagonal()[: place + 1] += max(ridge, 1e-12) * mean
+        if not with_position:
+            keep = [at for at in range(len(gram)) if at != place]
+            solved = cross.new_zeros(cross.shape)
+            solved[keep] = torch.linalg.solve(gram[keep][:, keep], cross[keep])
+        else:
+            solved = torch.linalg.solve(gram, cross)
+        weight = solved[:-1].T.float().contiguous()
+        return Folded(weight, solved[-1].float().contiguous())
+
+
+def fit(pair: Pair, windows: Tensor, points: Sequence[Point], advance: Callable[[int], None] | None = None) -> Normal:
+    """Take the normal equations over windows [n, length] at the given places. `advance` is called with the windows done."""
+    device = pair.b.device
+    rows = max(1, _TOKENS // windows.shape[1])
+    normal: Normal | None = None
+    weights: dict[int, float] = {}
+    for lo in range(0, len(windows), rows):
+        ids = windows[lo : lo + rows].to(device)
+        entries, _ = pair.passes(ids, {point.b_layer for point in points})
+        for layer, entry in entries.items():
+            # The first batch fixes a place's weight: it must not change while equations are summed.
+            weights.setdefault(layer, 1.0 / max(float(entry.float().square().mean()), 1e-30))
+        for layer, hidden in pair.heads(ids, {point.a_layer for point in points}):
+            flat = hidden.flatten(0, 1)
+            for point in (point for point in points if point.a_layer == layer):
+                wanted = entries[point.b_layer].flatten(0, 1)
+                normal = normal or Normal(flat.shape[1], wanted.shape[1], device)
+                normal.add_(flat, point.position, wanted, weights[point.b_layer])
+        if advance is not None:
+            advance(min(lo + rows, len(windows)))
+    if normal is None:
+        raise ValueError("least squares need a window and a place")
+    return normal

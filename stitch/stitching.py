@@ -1,0 +1,146 @@
+"""`train_stitch`: from two models of a zoo to a stitch between them, measured and stored (BL-09).
+
+    text -> windows -> least squares -> training (and the control) -> figures on held-out text -> the zoo
+
+What takes long is kept under `<store>/work/` until the stitch is stored: a run that was stopped goes on where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from stitch.document import Facts, describe
+from stitch.learning import Clock, Progress, learn, measure
+from stitch.pair import Pair
+from stitch.points import choose_points
+from stitch.saved import Task
+from stitch.settings import StitchSettings
+from stitch.storing import put_stitch, stored_document
+from surgery.stack import open_stack
+from surgery.text import Probe, read_text
+from surgery.tokenizers import has_tokenizer, require_same, tokenizer_digest
+from zoo.api import ModelHandle, Zoo
+from zoo.errors import InputError, NameTaken
+
+#: Changes when the same settings no longer give the same stitch.
+_VERSION = 1
+#: Windows of the least squares and of the figures are drawn with seeds of their own.
+_HELD_OUT_SEED = 1
+
+
+@dataclass(frozen=True)
+class StitchReport:
+    """A stitch in the zoo. `document`: `stitch.json`, the fields of `zoo stitch --json`; `reused`: it was there already."""
+
+    name: str
+    document: Mapping[str, Any]
+    reused: bool
+
+
+def train_stitch(
+    zoo: Zoo,
+    a: str,
+    b: str,
+    settings: StitchSettings | None = None,
+    *,
+    name: str | None = None,
+    device: str = "cpu",
+    restart: bool = False,
+    progress: Progress | None = None,
+) -> StitchReport:
+    """Train a stitch from A's hidden states to B's, and put it into the zoo.
+
+    Args:
+        a, b: models whose head and whose tail are joined; the order counts.
+        name: of the stitch; `A-to-B` when None.
+        device: where both models run.
+        restart: forget what a run that was stopped has left.
+
+    Raises:
+        NotFound, AmbiguousName: a model is not there.
+        Incomparable: their tokenizers differ.
+        InputError: the same model twice, a place outside the models, too little text.
+        NameTaken: the name holds another model, or another training of the stitch.
+        TrainingFailed: the loss was not finite; the last good state is kept.
+        KeyboardInterrupt: the state is kept.
+    """
+    settings = settings or StitchSettings()
+    settings.check()
+    models = _parents(zoo, a, b)
+    work = _Work.prepare(zoo, models, settings, name or f"{models[0].name}-to-{models[1].name}")
+    known = stored_document(zoo.store, work.name)
+    if known is not None:
+        if known.get("task") != work.task.digest or restart:
+            raise NameTaken(f"the zoo has a stitch {work.name!r} of another training: remove it first, or choose another with --name")
+        return StitchReport(work.name, known, reused=True)
+    with work.task.held():
+        if restart:
+            work.task.restart()
+        document = _train(zoo, work, device, progress or _silent)
+        work.task.forget()
+    return StitchReport(work.name, document, reused=False)
+
+
+def _silent(what: str, done: int, total: int, remark: str) -> None:
+    pass
+
+
+def _parents(zoo: Zoo, a: str, b: str) -> tuple[ModelHandle, ModelHandle]:
+    models = zoo.model(a), zoo.model(b)
+    for model in models:
+        if model.kind == "stitch":
+            raise InputError(f"{model.name} is a stitch itself: it has no layers to be joined")
+    if models[0].name == models[1].name:
+        raise InputError(f"{models[0].name} needs no stitch to itself: name two models")
+    require_same(*models)
+    return models
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What a run is about, before anything heavy is loaded. `train`, `start`: windows to learn from; `probe`: to measure on."""
+
+    name: str
+    models: tuple[ModelHandle, ModelHandle]
+    settings: StitchSettings
+    train: Tensor
+    probe: Probe
+    task: Task
+
+    @classmethod
+    def prepare(cls, zoo: Zoo, models: tuple[ModelHandle, ModelHandle], settings: StitchSettings, name: str) -> _Work:
+        text = read_text(settings.text)
+        reader = models[0] if has_tokenizer(models[0]) else models[1]
+        tokenizer = reader.tokenizer() if has_tokenizer(reader) else None
+        learned = text.tokens(tokenizer, settings.length, settings.windows, "train", settings.seed)
+        held_out = text.tokens(tokenizer, settings.length, settings.measured, "held_out", _HELD_OUT_SEED)
+        probe = Probe(text.digest, tokenizer_digest(reader), held_out)
+        described = {
+            "version": _VERSION,
+            "a": models[0].manifest.fingerprint,
+            "b": models[1].manifest.fingerprint,
+            # The text counts by what was drawn from it, not by its name.
+            "settings": {**settings.document(), "text": None},
+            "windows": Probe(text.digest, probe.tokenizer, learned).digest,
+            "probe": probe.digest,
+        }
+        return cls(name, models, settings, learned, probe, Task(zoo.store.root, described))
+
+
+def _train(zoo: Zoo, work: _Work, device: str, progress: Progress) -> Mapping[str, Any]:
+    """All of it, to the stored document."""
+    clock = Clock(work.task)
+    with zoo.store.keeping():
+        pair = Pair(*(open_stack(zoo.store, model.manifest, device) for model in work.models))
+    points = choose_points(work.settings.points, *pair.layers)
+    stitches = learn(pair, work.train, points, work.settings, work.task, clock, progress)
+    stored = {name: stitch.to(dtype=pair.b.dtype) for name, stitch in stitches.items()}
+    scores = measure(pair, work.probe.windows, points, stored, progress)
+    facts = Facts(work.name, work.models[0].name, work.models[1].name, work.probe, work.task.digest, clock.seconds)
+    document = describe(facts, work.settings, points, stored["trained"], scores)
+    put_stitch(zoo.store, work.name, stored["trained"].to("cpu"), document)
+    return document
