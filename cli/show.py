@@ -9,7 +9,7 @@ import typer
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table
 
 if TYPE_CHECKING:
-    from zoo.api import Block
+    from zoo.blocks import Block, Equivalent
 
 #: Characters of a digest that people are shown.
 _SHORT = 12
@@ -17,11 +17,12 @@ _SHORT = 12
 
 def show(
     name: Annotated[str, typer.Argument(help="The model's name, or a unique ending of it.")],
+    threshold: Annotated[float, typer.Option(help="Least similarity at which a scored block counts as equivalent.", min=0, max=1)] = 0.98,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the blocks of a model and the models that share them."""
+    """Show the blocks of a model, the models that share them, and what stands in for them (see `zoo compare`)."""
     from zoo.api import Zoo
 
     with Zoo(store, database, create=False) as zoo:
@@ -35,15 +36,15 @@ def show(
                 "base": model.base,
                 "family": model.family,
                 "source": model.manifest.source,
-                "chain": [_document(block) for block in chain],
+                "chain": [_document(block, threshold) for block in chain],
             }
         )
         return
     print(f"{model.name}: {model.kind}{f' of {model.base}' if model.base else ''}, {model.family}, from {model.manifest.source}\n")
-    print_table(("block", "layers", "components", "shared with"), [_row(block) for block in chain])
+    print_table(("block", "layers", "components", "shared with", "equivalents"), [_row(block, threshold) for block in chain])
 
 
-def _document(block: Block) -> dict[str, Any]:
+def _document(block: Block, threshold: float) -> dict[str, Any]:
     return {
         "block": block.digest,
         "layers": list(block.layers),
@@ -52,18 +53,26 @@ def _document(block: Block) -> dict[str, Any]:
             for each in block.components
         ],
         "shared_with": list(block.shared_with),
-        "equivalents": [],
+        "equivalents": [
+            {"block": each.block, "model": each.model, "similarity": each.similarity, "blocks": list(each.blocks)}
+            for each in _equivalents(block, threshold)
+        ],
     }
+
+
+def _equivalents(block: Block, threshold: float) -> list[Equivalent]:
+    return [each for each in block.equivalents if each.similarity >= threshold]
 
 
 def _adapter(adapter: Any) -> str | None:
     return None if adapter is None else str(adapter.kind)
 
 
-def _row(block: Block) -> tuple[str, str, str, str]:
+def _row(block: Block, threshold: float) -> tuple[str, ...]:
     lo, hi = block.layers
     layers = "" if lo == hi else str(lo) if hi == lo + 1 else f"{lo}-{hi - 1}"
-    return (block.digest[:_SHORT], layers, _components(block), ", ".join(block.shared_with) or "nobody")
+    alike = ", ".join(f"{each.model} {each.similarity:.3f}" for each in _equivalents(block, threshold))
+    return (block.digest[:_SHORT], layers, _components(block), ", ".join(block.shared_with) or "nobody", alike or "none")
 
 
 def _components(block: Block) -> str:

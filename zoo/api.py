@@ -14,17 +14,17 @@ import json
 import os
 import tempfile
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from zoo.audit import Audit, audit
+from zoo.blocks import Block, chain_of
 from zoo.catalog import ModelSummary
 from zoo.collect import Collected, collect
 from zoo.errors import InputError, MalformedCheckpoint
-from zoo.manifest import Component, ModelKind, ModelManifest
+from zoo.manifest import ModelKind, ModelManifest
 from zoo.store import Store
 
 if TYPE_CHECKING:
@@ -34,28 +34,6 @@ if TYPE_CHECKING:
     from surgery.ingest import IngestReport, Progress
     from surgery.making import MadeReport
     from zoo.packed.pack import PackReport
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A block of a model's chain. `layers` [lo, hi): the layers it has a part in, an empty range for the embedding
-    or the head alone.
-
-    `shared_with`: the other models whose chains have the same block.
-    """
-
-    digest: str
-    layers: tuple[int, int]
-    components: tuple[BlockComponent, ...]
-    shared_with: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BlockComponent:
-    """A component at its place in the model."""
-
-    layer: int | None
-    component: Component
 
 
 class ModelHandle:
@@ -86,11 +64,7 @@ class ModelHandle:
     def chain(self) -> tuple[Block, ...]:
         """The model's blocks, in order, as the catalogue has them now: a newcomer may have cut them finer. Raises NotFound when removed."""
         with self._store.catalog.reading() as reader:
-            blocks = reader.chain(self.name)
-            users = reader.block_models([block.digest for block in blocks])
-        return tuple(
-            _block(block.digest, self.manifest, block.lo, block.hi, users.get(block.digest, ())) for block in blocks
-        )  # fmt: skip
+            return chain_of(reader, self.manifest)
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -292,19 +266,3 @@ class Zoo:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-
-def _block(digest: str, manifest: ModelManifest, lo: int, hi: int, users: tuple[str, ...]) -> Block:
-    placed = manifest.components[lo:hi]
-    others = tuple(name for name in users if name != manifest.name)
-    return Block(digest, _layers(manifest, lo, hi), tuple(BlockComponent(each.layer, each.component) for each in placed), others)
-
-
-def _layers(manifest: ModelManifest, lo: int, hi: int) -> tuple[int, int]:
-    """Layers that components [lo, hi) have a part in; for the embedding or the head alone, the empty range where it stands."""
-    inside = [each.layer for each in manifest.components[lo:hi] if each.layer is not None]
-    if inside:
-        return (min(inside), max(inside) + 1)
-    before = [each.layer for each in manifest.components[:lo] if each.layer is not None]
-    at = max(before) + 1 if before else 0
-    return (at, at)

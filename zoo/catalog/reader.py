@@ -80,6 +80,18 @@ class Reader:
             found[row.name].append(ChainBlock(row.block, row.lo, row.hi))
         return {name: tuple(blocks) for name, blocks in found.items()}
 
+    def component_digests(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Name -> the model's components, in order."""
+        query = (
+            select(t.Model.name, t.ModelComponent.component)
+            .join(t.ModelComponent, t.ModelComponent.model == t.Model.id)
+            .order_by(t.Model.id, t.ModelComponent.position)
+        )
+        found: dict[str, list[str]] = defaultdict(list)
+        for row in self._where_in(query, t.Model.name, names):
+            found[row.name].append(row.component)
+        return {name: tuple(digests) for name, digests in found.items()}
+
     def sharing_group(self, components: Collection[str]) -> dict[str, tuple[str, ...]]:
         """Every model that shares a component with these, or with a model that does, and so on: name -> its components in order.
 
@@ -92,7 +104,7 @@ class Reader:
             seen |= fresh
             query = select(t.Model.name).join(t.ModelComponent, t.ModelComponent.model == t.Model.id).distinct()
             models = {row.name for row in self._where_in(query, t.ModelComponent.component, fresh)}
-            found = self._component_digests(models - group.keys())
+            found = self.component_digests(models - group.keys())
             group |= found
             fresh = {digest for digests in found.values() for digest in digests} - seen
         return group
@@ -153,17 +165,6 @@ class Reader:
         rest = iter(values)
         while chunk := list(islice(rest, CHUNK)):
             yield from self._connection.execute(query.where(column.in_(chunk)))
-
-    def _component_digests(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
-        query = (
-            select(t.Model.name, t.ModelComponent.component)
-            .join(t.ModelComponent, t.ModelComponent.model == t.Model.id)
-            .order_by(t.Model.id, t.ModelComponent.position)
-        )
-        found: dict[str, list[str]] = defaultdict(list)
-        for row in self._where_in(query, t.Model.name, names):
-            found[row.name].append(row.component)
-        return {name: tuple(digests) for name, digests in found.items()}
 
     def _placed(self, model: int) -> tuple[Placed, ...]:
         query = (

@@ -59,7 +59,7 @@ class Writer(Reader):
             ValueError: the blocks do not cover the model's components once and in order, or a digest is not its components'.
         """
         model = self._model_row(name).id
-        components = self._component_digests([name]).get(name, ())
+        components = self.component_digests([name]).get(name, ())
         cut = _blocks_of(blocks, components)
         before = set(self._connection.execute(select(t.ModelBlock.block).where(t.ModelBlock.model == model)).scalars())
         new = self._insert_missing(t.Block.digest, {digest: {"digest": digest} for digest in cut})
