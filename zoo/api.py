@@ -111,7 +111,10 @@ class ModelHandle:
         """
         from surgery.load import load_model
 
-        return load_model(self._store, self.manifest, device=device, dtype=dtype)
+        model = load_model(self._store, self.manifest, device=device, dtype=dtype)
+        # Where it came from, as transformers and peft record it: an adapter trained on it then names its base.
+        model.name_or_path = model.config._name_or_path = self.name
+        return model
 
     def export(self, folder: str | os.PathLike[str]) -> ExportReport:
         """Write its files, byte for byte as they came; see `surgery.export.export`."""
