@@ -59,7 +59,7 @@ def servable(store: Store, manifest: ModelManifest, dtype: torch.dtype | None) -
     plan = plan_of(settings, manifest.components)
     for source in plan.sources:
         _check_source(source, name)
-    shapes = [_shape_of(source) for source in plan.sources]
+    shapes = [_shape_of(source, name) for source in plan.sources]
     _check_chain(plan, manifest, shapes)
     vocabulary = _vocabulary(plan, name, shapes)
     stored = dtype or stored_dtype(manifest)
@@ -108,10 +108,13 @@ class _Shape:
     head_dim: int
 
 
-def _shape_of(config: Mapping[str, Any]) -> _Shape:
+def _shape_of(config: Mapping[str, Any], name: str) -> _Shape:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    full = CONFIG_MAPPING[family_of(config).name].from_dict(dict(config))
+    try:
+        full = CONFIG_MAPPING[family_of(config).name].from_dict(dict(config))
+    except Exception as error:  # its validators raise errors of many kinds
+        raise MalformedCheckpoint(f"{name}: transformers refuses its config: {' '.join(str(error).split())[:200]}") from None
     heads = full.num_attention_heads
     head_dim = getattr(full, "head_dim", None) or full.hidden_size // heads
     kv_heads = getattr(full, "num_key_value_heads", None) or heads
