@@ -43,7 +43,10 @@ def add_family(bench: Bench, dtype: str = "float32") -> list[str]:
     return [*PARENTS, *(put_chain(bench.store, name, *parts) for name, parts in CHAINS.items())]
 
 
-def agreeing(bench: Bench, name: str, wanted: list[tuple[str, tuple[int, ...]]], out: Drive, dtype: torch.dtype) -> int:
-    """Tokens that agree with those of the model outside the engine. Fails unless a tie within the dtype's rounding ends the agreement."""
-    model = Recomputed(bench.store, name)
+def agreeing(bench: Bench, name: str, wanted: list[tuple[str, tuple[int, ...]]], out: Drive, dtype: torch.dtype, cast: bool = False) -> int:
+    """Tokens that agree with those of the model outside the engine. Fails unless a tie within the dtype's rounding ends the agreement.
+
+    `cast`: the reference's weights to the dtype.
+    """
+    model = Recomputed(bench.store, name, dtype if cast else None)
     return sum(same_tokens(model, p, greedy(model, p, COUNT), out.tokens(seq), ROUNDING[dtype]) for seq, p in wanted)
