@@ -79,7 +79,7 @@ def _started(zoo: Zoo, name: str, config: Any) -> Iterator[tuple[LocalDriver, Se
     from runtime.cluster.local import LocalDriver
     from runtime.config import BatchingConfig
 
-    engine = start_engine(zoo, config, choose(zoo, [name]).names)
+    engine = start_engine(zoo, config, choose(zoo, [name], config.dtype).names)
     with LocalDriver(engine, BatchingConfig()) as driver:
         yield driver, ZooSource(zoo).served(driver.models()[0])
 

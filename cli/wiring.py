@@ -35,21 +35,23 @@ class Chosen:
     skipped: tuple[NotServable, ...]
 
 
-def choose(zoo: Zoo, wanted: Sequence[str]) -> Chosen:
-    """The wanted models, or all that can be served.
+def choose(zoo: Zoo, wanted: Sequence[str], dtype: str | None = None) -> Chosen:
+    """The wanted models, or all that can be served. `dtype`: what the engine casts weights to.
 
     Raises NotFound, AmbiguousName; NotServable for a wanted model that no executor runs; InputError when nothing is left.
     """
     if wanted:
         full = tuple(dict.fromkeys(zoo.model(name).name for name in wanted))
         for name in full:
-            _check(zoo, name)
+            _check(zoo, name, dtype)
         return Chosen(full, ())
     names: list[str] = []
     skipped: list[NotServable] = []
     for summary in zoo.models():
+        if summary.kind == "stitch":  # a part of models, kept under a name of its own
+            continue
         try:
-            _check(zoo, summary.name)
+            _check(zoo, summary.name, dtype)
             names.append(summary.name)
         except NotServable as error:
             skipped.append(error)
@@ -122,12 +124,9 @@ class ZooSource:
         )
 
 
-def _check(zoo: Zoo, name: str) -> None:
+def _check(zoo: Zoo, name: str, dtype: str | None) -> None:
     """Raises NotServable. Looks at the model's settings only."""
-    from runtime.engine.loading import check_servable, geometry_of
+    from runtime.engine.paged import dtype_named
+    from runtime.engine.servable import servable
 
-    model = zoo.model(name)
-    if model.kind == "stitch":
-        raise NotServable(f"{model.name} is a stitch, not a model: `zoo compose` puts it between the layers of two models")
-    check_servable(model.config, name)
-    geometry_of(model.config, model.manifest, None)
+    servable(zoo.store, zoo.model(name).manifest, None if dtype is None else dtype_named(dtype))

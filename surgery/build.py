@@ -10,6 +10,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from surgery.chains import stitch_spec
+from surgery.components import Stitch
 from surgery.skeleton import Skeleton
 from zoo.errors import MalformedCheckpoint
 from zoo.manifest import Component
@@ -34,6 +36,20 @@ def build(skeleton: Skeleton, component: Component, layer: int | None, tensors: 
     if left:
         raise MalformedCheckpoint(f"{component.kind} of layer {layer} has no tensor for {', '.join(sorted(left))}")
     return module.requires_grad_(False)
+
+
+def build_stitch(component: Component, tensors: Mapping[str, Tensor]) -> Stitch:
+    """A stitching block. `tensors`: weight and bias. Raises MalformedCheckpoint for tensors that are not of the stitch's widths."""
+    spec = stitch_spec(component)
+    weight, bias = tensors.get("weight"), tensors.get("bias")
+    if weight is None or bias is None:
+        raise MalformedCheckpoint("a stitch has a weight and a bias")
+    if tuple(weight.shape) != (spec.width_out, spec.width_in + 1) or tuple(bias.shape) != (spec.width_out,):
+        shapes = f"{list(weight.shape)} and {list(bias.shape)}"
+        raise MalformedCheckpoint(
+            f"a stitch from {spec.width_in} to {spec.width_out} values a token cannot have tensors of shapes {shapes}"
+        )
+    return Stitch(weight, bias, spec.position)
 
 
 def _assign(owner: nn.Module, name: str, tensor: Tensor) -> None:

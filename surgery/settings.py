@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from surgery.chains import is_chain, parse_chain
 from surgery.families import family_of, rope_of
 from zoo.errors import MalformedCheckpoint
 from zoo.manifest import ModelManifest
@@ -38,7 +39,14 @@ def config_of(store: Store, manifest: ModelManifest) -> dict[str, Any]:
 
 
 def context_length(config: Mapping[str, Any]) -> int:
-    """Tokens a sequence may have. Batch-dependent rotary types are served up to their original length, where they are exact."""
+    """Tokens a sequence may have. Batch-dependent rotary types are served up to their original length, where they are exact.
+
+    A chain of its own kind has as many as it says, and no more than any of its sources.
+    """
+    if is_chain(config):
+        least = min(context_length(source) for source in parse_chain(config).sources)
+        own = config.get("max_position_embeddings")
+        return min(least, own) if isinstance(own, int) and own > 0 else least
     for key in ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"):
         value = config.get(key)
         if isinstance(value, int) and value > 0:

@@ -20,12 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surgery.build import build, parameters_of
-from surgery.chains import ChainPlan, is_chain, plan_of, stitch_spec
-from surgery.components import Stitch, Where
+from surgery.build import build, build_stitch, parameters_of
+from surgery.chains import ChainPlan, Link, is_chain, plan_of
+from surgery.components import Where
 from surgery.lowrank import adapt_
 from surgery.settings import config_of
 from surgery.skeleton import Skeleton
+from surgery.skeletons import Skeletons
 from surgery.tensors import stored_tensor
 from zoo.errors import NotServable
 from zoo.manifest import Component, ModelManifest, Placed
@@ -224,7 +225,7 @@ def assemble(plan: ChainPlan, components: Sequence[Placed], tensors: Mapping[str
             built.append(_stitch(component, tensors))
             origins.append(Origin(None))
             continue
-        built.append(sources.part(link.source, component, link.layer, tensors))
+        built.append(sources.part(link, component, tensors))
         if component.kind in ("attention", "layer"):
             _number_(built[-1].module, attention)
             attention += 1
@@ -242,33 +243,23 @@ class Built:
 
 
 class _Sources:
-    """Skeletons of a plan's sources; a place that is used twice is taken from a second skeleton."""
+    """Parts of a plan's sources."""
 
     def __init__(self, plan: ChainPlan) -> None:
-        self._plan = plan
-        self._skeletons = [[Skeleton(source, _attention(source))] for source in plan.sources]
-        self._taken: list[dict[tuple[str, int | None], int]] = [{} for _ in plan.sources]
-        self.configs = [skeletons[0].config for skeletons in self._skeletons]
-        self.rotaries = [skeletons[0].rotary for skeletons in self._skeletons]
+        self._skeletons = Skeletons(plan.sources, _attention)
+        firsts = [self._skeletons.first(at) for at in range(len(plan.sources))]
+        self.configs = [first.config for first in firsts]
+        self.rotaries = [first.rotary for first in firsts]
 
-    def part(self, source: int, component: Component, layer: int | None, tensors: Mapping[str, Tensor]) -> Built:
+    def part(self, link: Link, component: Component, tensors: Mapping[str, Tensor]) -> Built:
         """A component's module with its weights and its adapter."""
-        skeleton = self._fresh(source, component, layer)
-        owner, head = skeleton.owner(component.kind, layer), skeleton.model.lm_head
-        module = build(skeleton, component, layer, {name: tensors[digest] for name, digest in component.tensors})
-        named = parameters_of(skeleton, component, layer)
+        skeleton = self._skeletons.fresh(link)
+        owner, head = skeleton.owner(component.kind, link.layer), skeleton.model.lm_head
+        module = build(skeleton, component, link.layer, {name: tensors[digest] for name, digest in component.tensors})
+        named = parameters_of(skeleton, component, link.layer)
         if component.adapter is not None:
             adapt_(module, owner, head, component.adapter, tensors)
         return Built(module, named)
-
-    def _fresh(self, source: int, component: Component, layer: int | None) -> Skeleton:
-        place = (component.kind, layer)
-        used = self._taken[source].get(place, 0)
-        self._taken[source][place] = used + 1
-        skeletons = self._skeletons[source]
-        while len(skeletons) <= used:
-            skeletons.append(Skeleton(self._plan.sources[source], _attention(self._plan.sources[source])))
-        return skeletons[used]
 
 
 def _attention(config: Mapping[str, Any]) -> str:
@@ -285,8 +276,7 @@ def _number_(part: nn.Module, index: int) -> None:
 
 
 def _stitch(component: Component, tensors: Mapping[str, Tensor]) -> Built:
-    named = {name: tensors[digest] for name, digest in component.tensors}
-    stitch = Stitch(named["weight"], named["bias"], stitch_spec(component).position)
+    stitch = build_stitch(component, {name: tensors[digest] for name, digest in component.tensors})
     return Built(stitch, dict(stitch.named_parameters()))
 
 

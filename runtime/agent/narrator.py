@@ -1,7 +1,7 @@
 """Tells the trace what an agent does: one method per event of mechanisms 0.3, nothing at all without a trace.
 
-Contract: names and fields of events are decided here and nowhere else. `n` counts tokens in `prefill.chunk`, `batch.insert` and
-`segment.run`, pages in `kv.*`, and is a token's index in `token`. It changes nothing and decides nothing.
+Contract: names and fields of events are decided here and nowhere else. `n` counts tokens in `prefill.chunk`, `batch.insert`,
+`segment.run` and `stitch.apply`, pages in `kv.*`, and is a token's index in `token`. It changes nothing and decides nothing.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class Narrator:
                 "layers": run.layers,
                 "components": run.components,
             }
-            self._sink.emit(TraceEvent(now, "segment.run", dev=self._device, n=run.tokens, extra=extra))
+            event = "stitch.apply" if run.kind == "stitch" else "segment.run"
+            self._sink.emit(TraceEvent(now, event, dev=self._device, n=run.tokens, extra=extra))
 
     def _tell(self, now: int, event: str, request: SequenceRequest, *, n: int, cause: str | None = None, **extra: Any) -> None:
         if self._sink is not None:

@@ -67,19 +67,22 @@ def attend(frame: Frame, query: Tensor, key: Tensor, value: Tensor, how: How) ->
     Raises:
         RuntimeError: the frame has no pages.
     """
-    paging, layer = frame.paging, frame.layer
-    if paging is None:
+    if not frame.paging:
         raise RuntimeError("this segment was given no pages")
     if frame.virtual and frame.prefixes:
         key, value = _prefixed(frame, key, value)
-    paging.view.write(paging.token_pages[layer], paging.token_offsets, key, value)
-    if len(paging.groups) == 1 and paging.groups[0].tokens is None:
-        return _decode(paging, layer, paging.groups[0], query, how)
+    now = Tokens(query, key, value, how)
+    layer, first = frame.layer, frame.paging[0]
+    for paging in frame.paging:
+        paging.write(layer, key, value)
+    if len(first.groups) == 1 and first.groups[0].tokens is None:
+        return _decode(first, layer, first.groups[0], now)
     out = query.new_empty(query.shape)
-    for group in paging.groups:
-        out[group.tokens] = _decode(paging, layer, group, query[group.tokens], how)
-    for row, span in paging.chunks:
-        out[span.lo : span.hi] = _chunk(paging, layer, row, span, query, key, value, how)
+    for paging in frame.paging:
+        for group in paging.groups:
+            out[group.tokens] = _decode(paging, layer, group, now)
+        for row, span in paging.chunks:
+            out[span.lo : span.hi] = _chunk(paging, paging.tables[row, layer], span, now)
     return out
 
 
@@ -94,32 +97,42 @@ def _prefixed(frame: Frame, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
     return key, value
 
 
-def _decode(paging: Paging, layer: int, group: DecodeGroup, query: Tensor, how: How) -> Tensor:
-    """One token per row against its pages. query [rows, heads, head_dim] -> [rows, heads, head_dim]."""
-    view = paging.view
-    k, v = view.gather(group.pages[layer], paging.pool)
-    shape = (group.rows, group.width, view.geometry.kv_heads, view.geometry.head_dim)
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What a layer's attention is given: query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    how: How
+
+
+def _decode(paging: Paging, layer: int, group: DecodeGroup, now: Tokens) -> Tensor:
+    """One token per row against its pages. Returns [rows, heads, head_dim]."""
+    query = now.query if group.tokens is None else now.query[group.tokens]
+    heads, (kv_heads, head_dim) = query.shape[1], now.key.shape[1:]
+    k, v = paging.gather(group.pages[layer], now.key)
+    shape = (group.rows, group.width, kv_heads, head_dim)
     k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
-    heads = query.shape[1]
     # Query heads that share a KV head stand as that head's queries: grouped attention without repeating K and V.
-    grouped = query.reshape(group.rows, shape[2], heads // shape[2], shape[3])
-    mask = group.mask(how.window, query.dtype)
-    out = _attend(grouped, k, v, mask.expand(-1, -1, grouped.shape[2], -1), how)
-    return out.reshape(group.rows, heads, shape[3])
+    grouped = query.reshape(group.rows, kv_heads, heads // kv_heads, head_dim)
+    mask = group.mask(now.how.window, query.dtype)
+    out = _attend(grouped, k, v, mask.expand(-1, -1, grouped.shape[2], -1), now.how)
+    return out.reshape(group.rows, heads, head_dim)
 
 
-def _chunk(paging: Paging, layer: int, row: int, span: RowSpan, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
-    """A chunk of one prompt. Returns [tokens of the chunk, heads, head_dim]."""
-    q = query[span.lo : span.hi].transpose(0, 1)[None]
+def _chunk(paging: Paging, table: Tensor, span: RowSpan, now: Tokens) -> Tensor:
+    """A chunk of one prompt, whose pages are `table`. Returns [tokens of the chunk, heads, head_dim]."""
+    how = now.how
+    q = now.query[span.lo : span.hi].transpose(0, 1)[None]
     whole = span.start == 0 and how.softcap is None and (how.window is None or span.length <= how.window)
     if whole:
-        k, v = (x[span.lo : span.hi].transpose(0, 1)[None] for x in (key, value))
+        k, v = (x[span.lo : span.hi].transpose(0, 1)[None] for x in (now.key, now.value))
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scaling, enable_gqa=q.shape[1] != k.shape[1])
         return out[0].transpose(0, 1)
-    groups = -(-span.length // paging.view.page_tokens)
-    pages = paging.tables[row, layer, :groups].contiguous()
-    k, v = (x[: span.length].transpose(0, 1)[None] for x in paging.view.gather(pages, paging.pool))
-    mask = _chunk_mask(span, how.window, query)
+    pages = table[: -(-span.length // paging.page_tokens)].contiguous()
+    k, v = (x[: span.length].transpose(0, 1)[None] for x in paging.gather(pages, now.key))
+    mask = _chunk_mask(span, how.window, now.query)
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)

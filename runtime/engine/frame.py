@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.kv.pool import PagePool, PageView
+from runtime.kv.pool import Geometry, PagePool, PageView
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +91,43 @@ class DecodeGroup:
 
 @dataclass(slots=True)
 class Paging:
-    """Where a frame's tokens are kept and found. `chunks`: (row, span) of rows with more than one token."""
+    """Where tokens of a frame are kept and found: those of its models that put as many tokens into a page.
 
-    view: PageView
+    `tokens`: which of the frame's they are, None for all. `chunks`: (row of the tables, span) of rows with more than one token.
+    """
+
     pool: PagePool
+    page_tokens: int
+    tokens: Tensor | None
     tables: Tensor
     token_pages: Tensor
     token_offsets: Tensor
     groups: tuple[DecodeGroup, ...]
     chunks: tuple[tuple[int, RowSpan], ...]
+    _views: dict[tuple[torch.Size, torch.dtype], PageView] = field(default_factory=dict)
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Keep K and V of the frame's tokens [tokens, kv_heads, head_dim] in a layer's pages."""
+        if self.tokens is not None:
+            key, value = key[self.tokens], value[self.tokens]
+        self._view(key).write(self.token_pages[layer], self.token_offsets, key, value)
+
+    def gather(self, pages: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """K and V that lie in `pages`, which hold what is shaped `like` a layer's K; valid until the next call."""
+        return self._view(like).gather(pages, self.pool)
+
+    def _view(self, like: Tensor) -> PageView:
+        """The pages through the geometry of the layer that asks: layers of one model may differ in it."""
+        key = (like.shape[1:], like.dtype)
+        view = self._views.get(key)
+        if view is None:
+            view = self._views[key] = self.pool.view(Geometry(like.shape[1], like.shape[2], like.dtype), self.page_tokens)
+        return view
 
 
 @dataclass(slots=True)
 class Frame:
-    """See the top of the file. `layer`: which attention layer of `paging` runs now; `paging` None where nothing attends.
+    """See the top of the file. `layer`: which attention layer of `paging` runs now; no `paging` where nothing attends.
 
     `prefixes`: K and V [virtual tokens, kv width] by adapter, of the layer that runs now; they stand in for what `virtual` tokens compute.
     """
@@ -113,7 +136,7 @@ class Frame:
     spans: tuple[RowSpan, ...]
     adapters: tuple[AdapterSpan, ...] = ()
     virtual: tuple[VirtualSpan, ...] = ()
-    paging: Paging | None = None
+    paging: tuple[Paging, ...] = ()
     layer: int = 0
     prefixes: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _adapter_masks: dict[tuple[tuple[str, int], ...], Tensor] = field(default_factory=dict)

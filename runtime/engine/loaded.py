@@ -1,10 +1,11 @@
-"""A model ready to run: its chain as units, its geometry, and the page tables of its sequences.
+"""A model ready to run: its chain as units, what each takes of pages and adapters, and the page tables of its sequences.
 
 Knows what one model is; nothing of steps or of other models.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor
 
 from runtime.engine.units import Unit
-from runtime.kv.pool import Geometry
 from runtime.types import ModelSpec, SequenceRequest
 from zoo.manifest import ModelManifest
 
@@ -61,15 +61,14 @@ class PageTables:
 class LoadedModel:
     """A model on this device. `kv_index[i]`: which attention layer component i of the chain is, None where it has none.
 
-    `adapter`: the key of its adapter parts on shared units, None without any.
+    `adapters[i]`: the key of its adapter parts on unit i, None for a model without any.
     """
 
     manifest: ModelManifest
     spec: ModelSpec
     units: tuple[Unit, ...]
     kv_index: tuple[int | None, ...]
-    geometry: Geometry
-    adapter: str | None
+    adapters: tuple[str | None, ...]
     tables: PageTables
     sequences: dict[str, Held] = field(default_factory=dict)
     _chain: tuple[str, ...] = ()
@@ -114,3 +113,19 @@ def kv_indices(units: Sequence[Unit]) -> tuple[int | None, ...]:
         out.append(count if unit.attends else None)
         count += unit.attends
     return tuple(out)
+
+
+def adapter_keys(manifest: ModelManifest) -> tuple[str | None, ...]:
+    """Under which key a model's adapter parts stand on each of its units: its name, and once more for a unit that it uses again.
+
+    A unit that stands twice in a chain may have another adapter each time. No model's name holds the separator, which is not printable.
+    """
+    if all(placed.component.adapter is None for placed in manifest.components):
+        return (None,) * len(manifest.components)
+    turns: Counter[str] = Counter()
+    keys: list[str] = []
+    for placed in manifest.components:
+        turn = turns[placed.component.base_digest]
+        turns[placed.component.base_digest] += 1
+        keys.append(f"{manifest.name}\x1f{turn}" if turn else manifest.name)
+    return tuple(keys)

@@ -12,12 +12,12 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.loaded import LoadedModel
-from runtime.engine.loading import check_servable, geometry_of, load_model, release_units
+from runtime.engine.loading import load_model, release_units
+from runtime.engine.servable import servable
 from runtime.engine.step import StepRun
 from runtime.engine.units import UnitStore
 from runtime.kv.pool import PagePool
 from runtime.types import EngineMemory, ModelSpec, StepPlan, StepResult
-from surgery.settings import config_of
 from surgery.tensors import TensorPool
 from zoo.errors import NotFound
 from zoo.store import Store
@@ -40,7 +40,7 @@ class PagedEngine:
     def __init__(self, store: Store, config: EngineConfig, names: Sequence[str]) -> None:
         self._store = store
         self._config = config
-        self._dtype = None if config.dtype is None else _dtype(config.dtype)
+        self._dtype = None if config.dtype is None else dtype_named(config.dtype)
         device = torch.device(config.device)
         self._units = UnitStore(TensorPool(store, config.device, self._dtype), device, config.layers == "fused")
         self._pool = PagePool(config.kv_bytes, self._half_page(names), config.device)
@@ -76,7 +76,7 @@ class PagedEngine:
         model = self._models.pop(name, None)
         if model is None:
             raise NotFound(f"{name} is not loaded")
-        release_units(self._units, model.units, name)
+        release_units(self._units, model.units, model.adapters)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -96,18 +96,17 @@ class PagedEngine:
         return EngineMemory(self._units.nbytes, alone, self._pool.nbytes)
 
     def _half_page(self, names: Sequence[str]) -> int:
-        """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token."""
+        """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token in a layer."""
         widest = 1
         with self._store.catalog.reading() as catalog:
             for name in names:
                 manifest = catalog.model(catalog.resolve(name))
-                settings = config_of(self._store, manifest)
-                check_servable(settings, manifest.name)
-                widest = max(widest, geometry_of(settings, manifest, self._dtype).token_bytes)
+                widest = max(widest, servable(self._store, manifest, self._dtype).token_bytes)
         return -(-self._config.page_tokens * widest // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
 
 
-def _dtype(name: str) -> torch.dtype:
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype of a setting. Raises ValueError for one that is not served."""
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if name not in known:
         raise ValueError(f"dtype must be one of {', '.join(known)}, not {name!r}")

@@ -31,23 +31,28 @@ def plan_segments(chains: Mapping[str, Sequence[str]]) -> tuple[Segment, ...]:
     if all wait for each other (chains that use two units in opposite orders), the one that most models stand at runs first.
     """
     at = dict.fromkeys(chains, 0)
-    left = Counter(unit for units in chains.values() for unit in units)
+    left = {model: Counter(units) for model, units in chains.items()}
+    wanted = Counter(unit for units in chains.values() for unit in set(units))
     segments: list[Segment] = []
     while any(at[model] < len(chains[model]) for model in chains):
-        unit = _next_unit(chains, at, left)
+        unit = _next_unit(chains, at, wanted)
         models = tuple(m for m in chains if at[m] < len(chains[m]) and chains[m][at[m]] == unit)
         _append(segments, models, unit, tuple(at[m] for m in models))
         for model in models:
             at[model] += 1
-        left[unit] -= len(models)
+            left[model][unit] -= 1
+            wanted[unit] -= left[model][unit] == 0
     return tuple(segments)
 
 
-def _next_unit(chains: Mapping[str, Sequence[str]], at: Mapping[str, int], left: Mapping[str, int]) -> str:
-    """The unit to run next: one that nobody else will still come to, else the most wanted; ties by model order."""
+def _next_unit(chains: Mapping[str, Sequence[str]], at: Mapping[str, int], wanted: Mapping[str, int]) -> str:
+    """The unit to run next: one that nobody else will still come to, else the most wanted; ties by model order.
+
+    `wanted`: how many models have a unit before them. A model that comes to it again is not waited for: it must run it now first.
+    """
     standing = Counter(chains[model][index] for model, index in at.items() if index < len(chains[model]))
     for unit, count in standing.items():
-        if left[unit] == count:
+        if wanted[unit] == count:
             return unit
     return standing.most_common(1)[0][0]
 

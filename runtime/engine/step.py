@@ -9,7 +9,7 @@ model stay together and models keep one order, so joining and parting are slices
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,13 +17,14 @@ from torch import Tensor
 
 from runtime.engine.answer import PromptPart, asks_prompt, draw_of, prompt_part
 from runtime.engine.frame import Frame, RowSpan, running
-from runtime.engine.layout import FrameMaker, Rows
+from runtime.engine.layout import FrameMaker, Rows, adapter_spans
 from runtime.engine.loaded import LoadedModel
 from runtime.engine.sampling import Draw, sample
 from runtime.engine.segments import Segment, plan_segments
 from runtime.engine.units import Unit, UnitStore
 from runtime.kv.pool import PagePool
 from runtime.types import PromptLogprobs, Row, Sampled, SegmentRun, StepPlan
+from surgery.chains import STITCH
 from surgery.components import Where
 
 
@@ -108,7 +109,7 @@ class StepRun:
         hidden = self._joined(segment, units[0])
         for step, unit in enumerate(units):
             if unit.kind == "lm_head":
-                self._run_head(unit, segment, batches, hidden)
+                self._run_head(unit, segment, step, hidden)
                 break
             hidden = self._run_unit(unit, segment, step, hidden)
         else:
@@ -126,50 +127,58 @@ class StepRun:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _run_unit(self, unit: Unit, segment: Segment, step: int, hidden: Tensor) -> Tensor:
+        places = self._places(segment, step)
+        adapters = tuple(model.adapters[place] for model, place in places)
         if unit.attends:
-            starts = zip(segment.models, segment.starts, strict=True)
-            layers = tuple(self._batches[name].model.attention_number(start + step) for name, start in starts)
-            frame = self._frames.for_layers(segment.models, layers)
+            layers = tuple(model.attention_number(place) for model, place in places)
+            frame = self._frames.for_layers(segment.models, adapters, layers)
             frame.prefixes = unit.prefixes
         else:
-            frame = self._frames.frame(segment.models)
+            frame = self._frames.frame(segment.models, adapters)
         rotary = None if unit.rotary is None else self._frames.rotary(segment.models, unit.rotary, hidden)
         with running(frame):
             out: Tensor = unit.module(hidden, Where(frame.positions, rotary))
         return out
 
-    def _run_head(self, unit: Unit, segment: Segment, batches: Sequence[Rows], hidden: Tensor) -> None:
+    def _places(self, segment: Segment, step: int) -> list[tuple[LoadedModel, int]]:
+        """The models of a segment, each with the place in its chain of the segment's unit number `step`."""
+        return [(self._batches[name].model, start + step) for name, start in zip(segment.models, segment.starts, strict=True)]
+
+    def _run_head(self, unit: Unit, segment: Segment, step: int, hidden: Tensor) -> None:
         """The head runs over the rows that need logits, not over every token."""
         picks: list[int] = []
         counts: list[int] = []
         base = 0
-        for name, batch in zip(segment.models, batches, strict=True):
+        for name in segment.models:
             own = [base + index for want in self._wanted[name] for index in range(want.lo, want.hi)]
             picks.extend(own)
             counts.append(len(own))
-            base += batch.tokens
+            base += self._batches[name].tokens
         if not picks:
             return
         if len(picks) != hidden.shape[1]:
             hidden = hidden[:, torch.tensor(picks, device=self._device)]
         nowhere = torch.zeros((1, len(picks)), dtype=torch.int64, device=self._device)
-        with running(Frame(nowhere, (), self._frames.adapter_spans(segment.models, counts))):
+        adapters = [model.adapters[place] for model, place in self._places(segment, step)]
+        with running(Frame(nowhere, (), adapter_spans(adapters, counts))):
             logits: Tensor = unit.module(hidden)
         self._logits.update(zip(segment.models, torch.split(logits[0], counts), strict=True))
 
     def _record(self, segment: Segment, units: Sequence[Unit], batches: Sequence[Rows]) -> None:
+        """Note what ran; a stitch is told apart from the units around it."""
         start = segment.starts[0]
-        placed = batches[0].model.manifest.components[start : start + len(units)]
-        self.segments.append(
-            SegmentRun(
-                components=segment.units,
-                kind=units[0].kind if len(units) == 1 else "segment",
-                layers=tuple(p.layer for p in placed),
-                models=segment.models,
-                seqs=sum(len(batch.rows) for batch in batches),
-                tokens=sum(batch.tokens for batch in batches),
+        layers = [placed.layer for placed in batches[0].model.manifest.components[start : start + len(units)]]
+        for lo, hi in _told_apart(units):
+            self.segments.append(
+                SegmentRun(
+                    components=segment.units[lo:hi],
+                    kind=units[lo].kind if hi - lo == 1 else "segment",
+                    layers=tuple(layers[lo:hi]),
+                    models=segment.models,
+                    seqs=sum(len(batch.rows) for batch in batches),
+                    tokens=sum(batch.tokens for batch in batches),
+                )
             )
-        )
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
@@ -193,6 +202,19 @@ class StepRun:
         for result in results:
             batch.model.sequences[result.seq].output.append(result.token)
         sampled.extend(results)
+
+
+def _told_apart(units: Sequence[Unit]) -> Iterator[tuple[int, int]]:
+    """Ranges of a segment's units: each stitch alone, what lies between together."""
+    lo = 0
+    for at, unit in enumerate(units):
+        if unit.kind == STITCH:
+            if lo < at:
+                yield lo, at
+            yield at, at + 1
+            lo = at + 1
+    if lo < len(units):
+        yield lo, len(units)
 
 
 def _open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:

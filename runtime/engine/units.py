@@ -8,7 +8,7 @@ Knows how to load and to drop; nothing of steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 
 from runtime.engine.fused import fuse
 from runtime.engine.linear import SharedEmbedding, SharedLinear, share_linears_
-from surgery.build import build
+from surgery.build import build, build_stitch
+from surgery.chains import Link
 from surgery.skeleton import Skeleton
+from surgery.skeletons import Skeletons
 from surgery.tensors import TensorPool
-from zoo.manifest import Component, ComponentKind, Placed
+from zoo.manifest import Component, ComponentKind
 
 
 @dataclass(slots=True)
@@ -60,12 +62,11 @@ class UnitStore:
     units: dict[str, Unit] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
 
-    def acquire(self, placed: Placed, skeleton: Callable[[], Skeleton]) -> Unit:
-        """The unit of a component, loaded on first use and counted. `skeleton` is only called when it must be built."""
-        component = placed.component
+    def acquire(self, component: Component, link: Link, skeletons: Skeletons) -> Unit:
+        """The unit of a component, loaded on first use and counted. `link`: where in `skeletons` its modules are, if it must be built."""
         unit = self.units.get(component.base_digest)
         if unit is None:
-            unit = self.units[component.base_digest] = self._load(component, placed.layer, skeleton())
+            unit = self.units[component.base_digest] = self._load(component, link, skeletons)
         unit.users += 1
         return unit
 
@@ -81,43 +82,59 @@ class UnitStore:
         """Resident bytes of all weights, each distinct tensor once, adapters included."""
         return self.pool.nbytes + sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
 
-    def _load(self, component: Component, layer: int | None, skeleton: Skeleton) -> Unit:
+    def _load(self, component: Component, link: Link, skeletons: Skeletons) -> Unit:
         held: list[str] = []
         try:
             tensors: dict[str, Tensor] = {}
             for name, digest in component.tensors:
                 tensors[name] = self.pool.acquire(digest)
                 held.append(digest)
-            paths = {id(module): path for path, module in skeleton.owner(component.kind, layer).named_modules()}
-            paths[id(skeleton.model.lm_head)] = "lm_head"
-            module = build(skeleton, component, layer, tensors)
+            made = _stitch(component, tensors) if link.source is None else _cut(component, link, skeletons.fresh(link), tensors)
         except BaseException:
             self.pool.release(held)
             raise
-        replaced = share_linears_(module)
-        targets = {paths[id(pair.old)]: pair.new for pair in replaced if id(pair.old) in paths}
+        module = made.module
+        targets = {made.paths[id(pair.old)]: pair.new for pair in share_linears_(module) if id(pair.old) in made.paths}
         private = _private_bytes(module, tensors)
         if private:  # the pooled originals of converted tensors are not read again
             shared = {tensor.data_ptr() for tensor in module.parameters()}
             kept = [digest for name, digest in component.tensors if tensors[name].data_ptr() in shared]
             self.pool.release([digest for name, digest in component.tensors if tensors[name].data_ptr() not in shared])
             held = kept
-        rotary = self._rotary(component, skeleton) if component.kind in ("attention", "layer") else None
+        rotary = None if made.rotary is None else self._rotary(component, made.rotary)
         if self.fused:
             module = fuse(component, module)
         return Unit(component.base_digest, component.kind, module.to(self.device), rotary, targets, tuple(held), private)
 
-    def _rotary(self, component: Component, skeleton: Skeleton) -> str | None:
+    def _rotary(self, component: Component, module: nn.Module) -> str:
         """One rotary module for all components with the same rotary settings."""
-        if skeleton.rotary is None:
-            return None
         spec = json.loads(component.spec)
         key = json.dumps(
             [component.family, *(spec.get(k) for k in ("rope", "head_dim", "hidden_size", "num_attention_heads"))], sort_keys=True
         )
         if key not in self.rotaries:
-            self.rotaries[key] = skeleton.rotary.to(self.device)
+            self.rotaries[key] = module.to(self.device)
         return key
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A component's module before its layers are shared. `paths`: id of a module -> its path in adapters. `rotary`: if it uses one."""
+
+    module: nn.Module
+    paths: Mapping[int, str]
+    rotary: nn.Module | None
+
+
+def _stitch(component: Component, tensors: Mapping[str, Tensor]) -> _Made:
+    return _Made(build_stitch(component, tensors), {}, None)
+
+
+def _cut(component: Component, link: Link, skeleton: Skeleton, tensors: Mapping[str, Tensor]) -> _Made:
+    paths = {id(module): path for path, module in skeleton.owner(component.kind, link.layer).named_modules()}
+    paths[id(skeleton.model.lm_head)] = "lm_head"
+    module = build(skeleton, component, link.layer, tensors)
+    return _Made(module, paths, skeleton.rotary if component.kind in ("attention", "layer") else None)
 
 
 def _private_bytes(module: nn.Module, tensors: dict[str, Tensor]) -> int:

@@ -4,7 +4,9 @@ A page is a fixed number of bytes for K and as many for V, of one attention laye
 
     geometry (kv_heads, head_dim, dtype)  ->  k, v: [pages, page_tokens, kv_heads, head_dim]
 
-so a narrow model gets more tokens into a page than a wide one. Who owns which page is the bookkeeping's affair (`kv.pages`).
+so a narrow model gets more tokens into a page than a wide one. All layers of a model put as many tokens into a page (its tables have one
+shape), so in a model whose layers differ the narrower ones leave the rest of their pages unused. Who owns which page is the bookkeeping's
+affair (`kv.pages`).
 A page is zeroed when it is handed out: what lies behind a sequence's end must be finite under every dtype (masked NaN is still NaN),
 and no sequence may find another's tokens there. One page beyond the capacity stays zero for ever and pads the tables.
 """
@@ -80,8 +82,7 @@ class PagePool:
         self._k = torch.empty((self.pages + 1, half_bytes), dtype=torch.uint8, device=device)
         self._v = torch.empty((self.pages + 1, half_bytes), dtype=torch.uint8, device=device)
         self._scratch: dict[str, Tensor] = {}
-        self._views: dict[Geometry, PageView] = {}
-
+        self._views: dict[tuple[Geometry, int], PageView] = {}
         self.clear([self.padding])
 
     @property
@@ -108,15 +109,17 @@ class PagePool:
             raise NotServable(f"one token's K takes {need} bytes, a page holds {have}; start with larger pages (page_tokens)")
         return tokens
 
-    def view(self, geometry: Geometry) -> PageView:
-        """The pool as pages of this geometry."""
-        if geometry not in self._views:
-            tokens = self.page_tokens(geometry)
-            used = tokens * geometry.token_bytes // geometry.dtype.itemsize
-            shape = (self.pages + 1, tokens, geometry.kv_heads, geometry.head_dim)
+    def view(self, geometry: Geometry, page_tokens: int) -> PageView:
+        """The pool as pages of this geometry with so many tokens each. Raises NotServable when they do not fit."""
+        key = (geometry, page_tokens)
+        if key not in self._views:
+            if page_tokens > self.page_tokens(geometry):
+                raise NotServable(f"{page_tokens} tokens of {geometry.token_bytes} bytes do not fit a page of {self.half_bytes} bytes")
+            used = page_tokens * geometry.token_bytes // geometry.dtype.itemsize
+            shape = (self.pages + 1, page_tokens, geometry.kv_heads, geometry.head_dim)
             k, v = (half.view(geometry.dtype)[:, :used].view(shape) for half in (self._k, self._v))
-            self._views[geometry] = PageView(k, v, tokens, geometry)
-        return self._views[geometry]
+            self._views[key] = PageView(k, v, page_tokens, geometry)
+        return self._views[key]
 
     def scratch(self, name: str, nbytes: int) -> Tensor:
         """A byte buffer of at least `nbytes`, kept between steps: fresh memory costs more than the copy into it."""

@@ -8,10 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
+
+from surgery.stack import open_stack
+from tests.chains import manifest_of
+from zoo.store import Store
 
 #: Largest gap between the two best logits that rounding may turn over, relative to their size.
 ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-6}
@@ -56,3 +61,23 @@ def same_tokens(model: Any, prompt: Sequence[int], expected: Sequence[int], got:
             return index
     assert len(expected) == len(got), f"{len(got)} tokens for {len(expected)}"
     return len(expected)
+
+
+class Recomputed:
+    """A stored model outside the engine, as a reference: a stack that computes the whole text anew for every token, without any cache."""
+
+    def __init__(self, store: Store, name: str, dtype: torch.dtype | None = None) -> None:
+        self.stack = open_stack(store, manifest_of(store, name), dtype=dtype)
+
+    def __call__(self, ids: torch.Tensor) -> Any:
+        return SimpleNamespace(logits=self.stack(ids))
+
+    def parameters(self) -> Any:
+        return self.stack.parameters()
+
+    def generate(self, input_ids: torch.Tensor, max_new_tokens: int, **_: Any) -> torch.Tensor:
+        """Greedy tokens behind `input_ids` [1, T]; no token ends it."""
+        for _step in range(max_new_tokens):
+            best = self.stack(input_ids)[0, -1].float().argmax()
+            input_ids = torch.cat((input_ids, best.view(1, 1)), dim=1)
+        return input_ids

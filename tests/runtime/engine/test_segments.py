@@ -77,3 +77,24 @@ def test_opposite_orders_do_not_deadlock():
 def test_a_repeated_layer_runs_each_time():
     segments = plan_segments({"a": ["x", "x", "y"], "b": ["x", "y"]})
     assert [unit for unit, model, _ in runs(segments) if model == "a"] == ["x", "x", "y"]
+
+
+def test_a_model_that_comes_to_a_unit_again_holds_nobody_up():
+    """`c` stands at `y`, which `a` needs too: `a` runs its `x` twice first, whatever the order of the models, and `y` runs once."""
+    chains = {"c": ["y", "h"], "a": ["x", "x", "y", "h"], "b": ["x", "y", "h"]}
+    done = runs(plan_segments(chains))
+    assert [model for unit, model, _ in done if unit == "y"] == ["c", "a", "b"]
+    segments = plan_segments(chains)
+    assert [segment.models for segment in segments if "y" in segment.units] == [("c", "a", "b")]
+
+
+@given(_CHAINS, st.randoms(use_true_random=False))
+def test_repeated_units_run_as_often_as_the_chain_that_repeats_them_most_where_orders_agree(chains, random):
+    """Chains that are subsequences of one order, some layers doubled in place: as few runs as there can be."""
+    order = "abcdefgh"
+    made = {model: [unit for unit in order if unit in units for _ in range(random.choice((1, 1, 2)))] for model, units in chains.items()}
+    count: dict[str, int] = {}
+    for segment in plan_segments(made):
+        for unit in segment.units:
+            count[unit] = count.get(unit, 0) + 1
+    assert all(count[unit] == max(units.count(unit) for units in made.values()) for unit in count)

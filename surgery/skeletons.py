@@ -1,0 +1,46 @@
+"""Skeletons of a chain's sources: each made when it is first asked for, and a further one for a place that is used again.
+
+Knows which places were taken; nothing of weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from surgery.chains import Link
+from surgery.skeleton import Skeleton
+
+
+class Skeletons:
+    """See the top of the file.
+
+    Args:
+        sources: the configs of a plan.
+        attention: name of the attention function for a config's layers.
+    """
+
+    def __init__(self, sources: Sequence[Mapping[str, Any]], attention: Callable[[Mapping[str, Any]], str]) -> None:
+        self._sources = sources
+        self._attention = attention
+        self._made: list[list[Skeleton]] = [[] for _ in sources]
+        self._taken: Counter[Link] = Counter()
+
+    def first(self, source: int) -> Skeleton:
+        """A source's first skeleton, for its config and its rotary tables. Raises NotServable, as all skeletons do."""
+        return self._number(source, 0)
+
+    def fresh(self, link: Link) -> Skeleton:
+        """A skeleton from which this place has not been taken yet; it counts as taken now. Raises ValueError for a stitch."""
+        if link.source is None:
+            raise ValueError("a stitch is cut from no model")
+        used = self._taken[link]
+        self._taken[link] += 1
+        return self._number(link.source, used)
+
+    def _number(self, source: int, at: int) -> Skeleton:
+        made = self._made[source]
+        while len(made) <= at:
+            made.append(Skeleton(self._sources[source], self._attention(self._sources[source])))
+        return made[at]

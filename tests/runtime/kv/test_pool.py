@@ -1,0 +1,59 @@
+"""Pages through several geometries: a layer with narrow heads shares its pages' number of tokens with a wide one of the same model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from runtime.kv.pool import Geometry, PagePool
+from zoo.errors import NotServable
+
+WIDE = Geometry(3, 32, torch.float32)
+NARROW = Geometry(2, 16, torch.float32)
+HALF = Geometry(1, 8, torch.bfloat16)
+HALF_PAGE = 4 * WIDE.token_bytes
+
+
+@pytest.fixture
+def pool() -> PagePool:
+    made = PagePool(2 * 6 * HALF_PAGE, HALF_PAGE)
+    made.clear(list(range(6)))
+    return made
+
+
+def some(geometry: Geometry, tokens: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn((tokens, geometry.kv_heads, geometry.head_dim), generator=generator).to(geometry.dtype)
+
+
+def test_pages_have_the_same_bytes_and_hold_more_tokens_of_a_narrow_geometry(pool):
+    assert [pool.page_tokens(each) for each in (WIDE, NARROW, HALF)] == [4, 12, 96]
+
+
+@pytest.mark.parametrize(("geometry", "page_tokens"), [(WIDE, 4), (NARROW, 12), (NARROW, 4), (NARROW, 2), (HALF, 4), (HALF, 7)])
+def test_what_is_written_is_gathered_and_nothing_else_is_touched(pool, geometry, page_tokens):
+    view = pool.view(geometry, page_tokens)
+    table, at = torch.tensor([4, 1, 3]), torch.arange(2 * page_tokens + 1)
+    k, v = some(geometry, len(at), 1), some(geometry, len(at), 2)
+    view.write(table[at // page_tokens], at % page_tokens, k, v)
+    got_k, got_v = view.gather(table, pool)
+    assert torch.equal(got_k[: len(at)], k) and torch.equal(got_v[: len(at)], v)
+    assert not got_k[len(at) :].any() and not got_v[len(at) :].any()
+    others = [0, 2, 5, pool.padding]
+    assert not pool._k[others].any() and not pool._v[others].any()
+
+
+def test_two_layers_of_one_model_keep_out_of_each_other_s_pages(pool):
+    wide, narrow = pool.view(WIDE, 4), pool.view(NARROW, 4)
+    pages, offsets = torch.tensor([0, 0, 0, 0]), torch.arange(4)
+    wide.write(pages, offsets, *(some(WIDE, 4, seed) for seed in (1, 2)))
+    narrow.write(pages + 1, offsets, *(some(NARROW, 4, seed) for seed in (3, 4)))
+    assert torch.equal(wide.gather(torch.tensor([0]), pool)[0], some(WIDE, 4, 1))
+    assert torch.equal(narrow.gather(torch.tensor([1]), pool)[1], some(NARROW, 4, 4))
+
+
+def test_more_tokens_than_fit_are_refused(pool):
+    with pytest.raises(NotServable, match="do not fit"):
+        pool.view(WIDE, 5)
+    with pytest.raises(NotServable, match="larger pages"):
+        pool.page_tokens(Geometry(64, 128, torch.float32))
