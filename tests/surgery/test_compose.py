@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from surgery import chain_model
 from surgery.compose import compose, parse
 from surgery.stack import open_stack
 from tests import checkpoints
@@ -82,7 +82,7 @@ def test_a_chain_of_two_shapes_loads_generates_and_comes_back_from_its_export(zo
     without = model.generate(prompt, max_new_tokens=12, do_sample=False, use_cache=False, eos_token_id=-1)
     assert torch.equal(tokens, without)
     zoo.model("c").export(tmp_path / "out")
-    chain_model.register()
+    importlib.import_module("zoo.integrations")
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(loaded(IDS).logits, hidden)
     loaded.save_pretrained(tmp_path / "saved")
