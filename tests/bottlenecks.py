@@ -1,7 +1,7 @@
 """Bottleneck adapters as the `adapters` library (1.3) saves and computes them, written down anew: the library pins another transformers.
 
-`make_bottleneck(base, folder)` saves one in the library's format; `with_bottleneck(model, folder)` puts one into a stock model by giving its
-layers the library's own forward, and shares no code with the project.
+`make_bottleneck(base, folder)` saves one in the library's format; `with_bottleneck(model, folder)` puts one into a stock model by giving
+its layers the library's own forward, and shares no code with the project.
 """
 
 from __future__ import annotations

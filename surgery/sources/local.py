@@ -23,7 +23,8 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 #: The adapters library's: the adapter, and the head that it may have saved beside it.
 BOTTLENECK, HEAD = "adapter.safetensors", "model_head.safetensors"
 #: Pickled adapter -> the safetensors file that stands for it.
-ADAPTER_PICKLES = {"adapter_model.bin": ADAPTER, "pytorch_adapter.bin": BOTTLENECK, "pytorch_model_head.bin": HEAD}
+HEAD_PICKLE = "pytorch_model_head.bin"
+ADAPTER_PICKLES = {"adapter_model.bin": ADAPTER, "pytorch_adapter.bin": BOTTLENECK, HEAD_PICKLE: HEAD}
 SHARDS_LIMIT = 10_000
 
 
@@ -55,9 +56,15 @@ def open_local(folder: Path, allow_pickle: bool = False) -> Source:
     raise MalformedCheckpoint(f"{folder} holds a config.json but no {SINGLE} and no {INDEX}")
 
 
+#: Beside an adapter of the adapters library: says that a head was saved with it.
+_HEAD_MARK = "head_config.json"
+
+
 def _adapter(here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any], allow_pickle: bool) -> Source:
     if here.has(ADAPTER):
         return _source(here, origin, config, adapter, [_weights(here, ADAPTER)])
+    if here.has(_HEAD_MARK) and not here.has(HEAD if here.has(BOTTLENECK) else HEAD_PICKLE):
+        raise MalformedCheckpoint(f"{here.root} holds a {_HEAD_MARK}, but not the head that it speaks of in the adapter's own format")
     if here.has(BOTTLENECK):
         return _source(here, origin, config, adapter, [_weights(here, name) for name in (BOTTLENECK, HEAD) if here.has(name)])
     if any(here.has(name) for name in ADAPTER_PICKLES):

@@ -130,3 +130,14 @@ def test_an_adapter_without_weights_is_refused(zoo, made, tmp_path):
     (folder / "adapter.safetensors").unlink()
     with pytest.raises(MalformedCheckpoint, match=r"adapter\.safetensors"):
         zoo.ingest(folder)
+
+
+def test_a_head_that_was_not_given_or_an_unknown_interface_is_refused(zoo, made, tmp_path):
+    zoo.ingest(made("llama"), name="base")
+    folder = make_bottleneck(made("llama"), tmp_path / "pe")
+    (folder / "head_config.json").write_text("{}")
+    with pytest.raises(MalformedCheckpoint, match="head_config"):
+        zoo.ingest(folder)
+    (folder / "head_config.json").rename(folder / "adapter_interface.json")
+    with pytest.raises(UnsupportedAdapter, match="adapter_interface"):
+        zoo.ingest(folder)
