@@ -20,7 +20,7 @@ from surgery.shapes import check_shapes
 from surgery.sources.base import Source
 from surgery.sources.strict_json import parse_object
 from surgery.specs import spec_of
-from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, UnknownFamily, UnsafeCheckpoint, WrongBase
+from zoo.errors import MalformedCheckpoint, UnknownFamily, UnsafeCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed, SideFile, canonical_json
 from zoo.store import Store
 
