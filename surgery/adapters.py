@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from surgery.bottleneck import place_bottleneck
+from surgery.bottleneck_config import BottleneckConfig
 from surgery.lora import place_lora
 from surgery.lora_config import LoraConfig
 from surgery.module_adapters import ModuleConfig, place_ia3, place_ln
@@ -55,6 +57,10 @@ def _prefix(config: Mapping[str, Any]) -> AdapterPlan:
     return AdapterPlan("prefix", functools.partial(place_prefix, PromptConfig.parse(config)))
 
 
+def _bottleneck(config: Mapping[str, Any]) -> AdapterPlan:
+    return AdapterPlan("adapter", functools.partial(place_bottleneck, BottleneckConfig.parse(config)))
+
+
 #: PEFT's name of a kind -> how its config is read.
 _PEFT: Mapping[str, Callable[[Mapping[str, Any]], AdapterPlan]] = {
     "LORA": _lora,
@@ -74,8 +80,10 @@ def plan_adapter(config: Mapping[str, Any]) -> AdapterPlan:
         MalformedCheckpoint: values of the wrong type.
     """
     kind = config.get("peft_type")
+    if kind is None and "config" in config and "model_type" in config:
+        return _bottleneck(config)
     if kind is None:
-        raise UnsupportedAdapter("adapter_config.json names no peft_type")
+        raise UnsupportedAdapter("adapter_config.json is neither PEFT's, which names a peft_type, nor the adapters library's")
     if not isinstance(kind, str) or kind not in _PEFT:
         raise UnsupportedAdapter(f"adapters of kind {str(kind)[:40]!r} are not supported; {', '.join(_PEFT)} are")
     return _PEFT[kind](config)

@@ -37,7 +37,7 @@ def adapter_base(reader: Reader, config: Mapping[str, Any], given: str | None) -
 
 
 def _named_base(reader: Reader, config: Mapping[str, Any]) -> str:
-    text = config.get("base_model_name_or_path")
+    text = config.get("base_model_name_or_path", config.get("model_name"))  # PEFT's, the adapters library's
     if not isinstance(text, str) or not text:
         raise WrongBase("adapter_config.json names no base model: say which one with --base")
     if text in reader.names():

@@ -12,6 +12,7 @@ Knows nothing of where modules and weights come from (`surgery.skeleton`, `surge
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,11 +71,15 @@ class ResidualHalf(nn.Module):
         self.pre = pre
         self.post = post
         self.after = after
+        #: What bottleneck adapters make of (output, residual), where there are any.
+        self.side: Callable[[Tensor, Tensor], Tensor] | None = None
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         out = self.run(hidden if self.pre is None else self.pre(hidden), where)
         if self.post is not None:
             out = self.post(out)
+        if self.side is not None:
+            out = self.side(out, hidden)
         out = hidden + out
         return out if self.after is None else self.after(out)
 

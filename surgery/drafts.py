@@ -20,7 +20,7 @@ from surgery.shapes import check_shapes
 from surgery.sources.base import Source
 from surgery.sources.strict_json import parse_object
 from surgery.specs import spec_of
-from zoo.errors import MalformedCheckpoint, UnknownFamily, UnsafeCheckpoint, WrongBase
+from zoo.errors import MalformedCheckpoint, UnknownFamily, UnsafeCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed, SideFile, canonical_json
 from zoo.store import Store
 
@@ -107,6 +107,10 @@ def _notes(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
 def _adapter(store: Store, source: Source, given: str | None) -> Draft:
     config = source.adapter or {}
     plan = plan_adapter(config)  # what is refused in any case is refused before a base is looked for
+    if source.side("adapter_interface.json") is not None:
+        raise UnsupportedAdapter(
+            "the adapter was made through an adapter_interface.json: where its parts stand in the layer is not known here"
+        )
     with store.catalog.reading() as reader:
         base = adapter_base(reader, config, given)
     base_config = config_of(store, base)

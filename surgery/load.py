@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from surgery.bottleneck_module import hook_bottlenecks
 from surgery.chains import is_chain
 from surgery.families import FAMILIES, Family
 from surgery.settings import config_of, side_json
@@ -21,7 +22,7 @@ from zoo.manifest import ModelKind, ModelManifest, Placed
 from zoo.store import Store
 
 #: Kinds whose files hold an adapter alone: their weights are their base's, and peft puts the adapter in.
-ADAPTERS: frozenset[ModelKind] = frozenset({"lora", "ia3", "ln", "prompt", "prefix"})
+ADAPTERS: frozenset[ModelKind] = frozenset({"lora", "ia3", "ln", "prompt", "prefix", "adapter"})
 #: Those that are not part of any module: the model is peft's own, with the base inside.
 _VIRTUAL: frozenset[ModelKind] = frozenset({"prompt", "prefix"})
 
@@ -44,7 +45,7 @@ def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype
         return _chain_model(store, manifest, config, kind).to(device)
     model = _full_model(store, manifest, kind)
     if manifest.kind in ADAPTERS:
-        model = _adapted(store, manifest, model)
+        model = _bottlenecked(store, manifest, model) if manifest.kind == "adapter" else _adapted(store, manifest, model)
     return model.to(device).eval()
 
 
@@ -111,6 +112,12 @@ def _adapted(store: Store, manifest: ModelManifest, model: Any) -> Any:
     outcome = set_peft_model_state_dict(model, state, adapter_name="default")
     if outcome.unexpected_keys and manifest.kind not in _VIRTUAL:  # peft counts the virtual tokens, which it has taken, among them
         raise WrongBase(f"{manifest.name}: {outcome.unexpected_keys[0]} has no place in its base")
+    return model
+
+
+def _bottlenecked(store: Store, manifest: ModelManifest, model: Any) -> Any:
+    """The base with hooks, for the library that would do this needs another transformers."""
+    hook_bottlenecks(model, manifest.family, manifest.components, lambda digest: stored_tensor(store, digest))
     return model
 
 

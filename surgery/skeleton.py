@@ -50,6 +50,14 @@ _HALVES: Mapping[str, tuple[_Half, _Half]] = {
 }
 
 
+def halves_of(family: str, kind: ComponentKind) -> tuple[str, str]:
+    """Names of a half's sub-layer and of the norm before it, within a layer. Raises NotServable where a family has none such."""
+    half = _HALVES[family][0 if kind == "attention" else 1] if family in _HALVES else None
+    if half is None or half.pre is None:
+        raise NotServable(f"{family}: its layers do not norm before their sub-layers")
+    return half.body, half.pre
+
+
 class Skeleton:
     """A transformers model on the meta device: modules without weights, and the real rotary tables.
 

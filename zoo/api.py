@@ -103,7 +103,7 @@ class ModelHandle:
                 raise MalformedCheckpoint(f"{self.name} has no tokenizer that transformers can read: {line}") from error
 
     def load(self, device: str = "cpu", dtype: str | None = None) -> Any:
-        """The model as a `PreTrainedModel` that Trainer, peft, `generate` and lm-eval work on.
+        """The model as a `PreTrainedModel` that Trainer, peft, `generate` and lm-eval work on; with virtual tokens as peft's around one.
 
         Raises:
             DamagedObject: stored bytes do not match their digest.

@@ -11,6 +11,7 @@ from typing import Any
 
 from runtime.engine.linear import LowRank, SharedEmbedding, SharedLinear
 from runtime.engine.units import Unit
+from surgery.bottleneck_module import Bottleneck
 from surgery.tensors import TensorPool
 from zoo.errors import NotServable
 from zoo.manifest import Adapter
@@ -33,6 +34,8 @@ def detach(unit: Unit, key: str) -> None:
     for target in unit.targets.values():
         target.detach(key)
     unit.prefixes.pop(key, None)
+    if unit.side is not None:
+        unit.side.parts.pop(key, None)
 
 
 def _target(unit: Unit, path: str, key: str) -> SharedLinear | SharedEmbedding:
@@ -98,9 +101,21 @@ def _attach_prefix(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> 
     pool.release([digest])
 
 
+def _attach_bottleneck(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
+    """In the dtype in which the base runs, as a model that is loaded in it has them."""
+    if unit.side is None:
+        raise NotServable(f"{key}: its base has no sub-layer that a bottleneck adapter can stand behind")
+    dtype = next(parameter.dtype for parameter in unit.module.parameters() if parameter.dim() > 1)
+    digests = [digest for _, digest in adapter.tensors]
+    tensors = {name: pool.acquire(digest).to(dtype, copy=True) for name, digest in adapter.tensors}
+    unit.side.parts[key] = Bottleneck(adapter, tensors)
+    pool.release(digests)
+
+
 _KINDS: Mapping[str, Callable[[Unit, Adapter, str, TensorPool], None]] = {
     "lora": _attach_lora,
     "ia3": _attach_ia3,
     "prompt": _attach_prompt,
     "prefix": _attach_prefix,
+    "adapter": _attach_bottleneck,
 }

@@ -57,6 +57,7 @@ class FusedAttention(nn.Module):
         self.k_norm = _Norm(stock.k_norm) if family == "qwen3" else None
         self.head_dim = int(stock.head_dim)
         self.how = How(float(stock.scaling), _window(family, stock), None)
+        self.side = half.side
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         x = self.norm(hidden)
@@ -67,7 +68,8 @@ class FusedAttention(nn.Module):
         heads = q.shape[1]
         both = _rope(torch.cat((q, k), dim=1), where)
         out = attend(current(), both[:, :heads], both[:, heads:], v, self.how)
-        return hidden + self.o(out.reshape(1, tokens, heads * self.head_dim))  # type: ignore[no-any-return]
+        made: Tensor = self.o(out.reshape(1, tokens, heads * self.head_dim))
+        return hidden + (made if self.side is None else self.side(made, hidden))
 
 
 class FusedFfn(nn.Module):
@@ -78,10 +80,12 @@ class FusedFfn(nn.Module):
         stock: Any = half.body
         self.norm = _Norm(half.pre) if half.pre is not None else nn.Identity()
         self.gate, self.up, self.down, self.act = stock.gate_proj, stock.up_proj, stock.down_proj, stock.act_fn
+        self.side = half.side
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         x = self.norm(hidden)
-        return hidden + self.down(self.act(self.gate(x)).mul_(self.up(x)))  # type: ignore[no-any-return]
+        made: Tensor = self.down(self.act(self.gate(x)).mul_(self.up(x)))
+        return hidden + (made if self.side is None else self.side(made, hidden))
 
 
 def _rope(x: Tensor, where: Where) -> Tensor:

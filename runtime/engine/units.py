@@ -14,10 +14,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from runtime.engine.bottlenecks import Bottlenecks
 from runtime.engine.fused import fuse
 from runtime.engine.linear import SharedEmbedding, SharedLinear, share_linears_
 from surgery.build import build, build_stitch
 from surgery.chains import Link
+from surgery.components import ResidualHalf
 from surgery.skeleton import Skeleton
 from surgery.skeletons import Skeletons
 from surgery.tensors import TensorPool
@@ -28,7 +30,8 @@ from zoo.manifest import Component, ComponentKind
 class Unit:
     """A loaded component. `targets`: adapter module path -> shared layer. `private_bytes`: memory beyond the pooled tensors.
 
-    `prefixes`: adapter -> K and V [virtual tokens, kv width] of this layer (prefix tuning).
+    `prefixes`: adapter -> K and V [virtual tokens, kv width] of this layer (prefix tuning). `side`: where bottleneck adapters stand,
+    in halves that can have them.
     """
 
     digest: str
@@ -40,6 +43,7 @@ class Unit:
     private_bytes: int
     users: int = 0
     prefixes: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    side: Bottlenecks | None = None
 
     @property
     def attends(self) -> bool:
@@ -49,7 +53,8 @@ class Unit:
     def adapter_bytes(self) -> int:
         """Bytes of all adapters on it."""
         prefixes = sum(half.numel() * half.element_size() for both in self.prefixes.values() for half in both)
-        return prefixes + sum(target.adapter_bytes for target in self.targets.values())
+        side = 0 if self.side is None else self.side.nbytes
+        return prefixes + side + sum(target.adapter_bytes for target in self.targets.values())
 
 
 @dataclass(slots=True)
@@ -102,9 +107,12 @@ class UnitStore:
             self.pool.release([digest for name, digest in component.tensors if tensors[name].data_ptr() not in shared])
             held = kept
         rotary = None if made.rotary is None else self._rotary(component, made.rotary)
+        side = Bottlenecks() if isinstance(module, ResidualHalf) else None
+        if isinstance(module, ResidualHalf):
+            module.side = side
         if self.fused:
             module = fuse(component, module)
-        return Unit(component.base_digest, component.kind, module.to(self.device), rotary, targets, tuple(held), private)
+        return Unit(component.base_digest, component.kind, module.to(self.device), rotary, targets, tuple(held), private, side=side)
 
     def _rotary(self, component: Component, module: nn.Module) -> str:
         """One rotary module for all components with the same rotary settings."""

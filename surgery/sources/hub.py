@@ -22,7 +22,7 @@ _TEMPLATES = "additional_chat_templates/"
 #: Another vendor's layout under a safetensors name; transformers does not read it either.
 _SAFETENSORS = re.compile(r"(?!consolidated)[^/]*\.safetensors")
 _META = re.compile(r"consolidated\.\d{2}\.pth")
-_PICKLES = re.compile(r"(pytorch_model[^/]*|adapter_model)\.bin")
+_PICKLES = re.compile(r"(pytorch_model[^/]*|adapter_model|pytorch_adapter)\.bin")
 
 
 def fetch(repo: str, revision: str | None = None, allow_pickle: bool = False) -> Path:

@@ -20,7 +20,11 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_model.safetensors"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-ADAPTER_PICKLE = "adapter_model.bin"
+#: The adapters library's: the adapter, and the head that it may have saved beside it.
+BOTTLENECK, HEAD = "adapter.safetensors", "model_head.safetensors"
+#: Pickled adapter -> the safetensors file that stands for it.
+HEAD_PICKLE = "pytorch_model_head.bin"
+ADAPTER_PICKLES = {"adapter_model.bin": ADAPTER, "pytorch_adapter.bin": BOTTLENECK, HEAD_PICKLE: HEAD}
 SHARDS_LIMIT = 10_000
 
 
@@ -39,7 +43,7 @@ def open_local(folder: Path, allow_pickle: bool = False) -> Source:
     origin = str(here.root)
     config = _config(here, "config.json")
     adapter = _config(here, "adapter_config.json")
-    if adapter is not None and (config is None or here.has(ADAPTER) or here.has(ADAPTER_PICKLE)):
+    if adapter is not None and (config is None or any(here.has(name) for name in (ADAPTER, BOTTLENECK, *ADAPTER_PICKLES))):
         return _adapter(here, origin, config, adapter, allow_pickle)
     if config is None:
         raise MalformedCheckpoint(f"{folder} holds no config.json and no adapter_config.json: not a checkpoint's folder")
@@ -52,12 +56,20 @@ def open_local(folder: Path, allow_pickle: bool = False) -> Source:
     raise MalformedCheckpoint(f"{folder} holds a config.json but no {SINGLE} and no {INDEX}")
 
 
+#: Beside an adapter of the adapters library: says that a head was saved with it.
+_HEAD_MARK = "head_config.json"
+
+
 def _adapter(here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any], allow_pickle: bool) -> Source:
     if here.has(ADAPTER):
         return _source(here, origin, config, adapter, [_weights(here, ADAPTER)])
-    if here.has(ADAPTER_PICKLE):
+    if here.has(_HEAD_MARK) and not here.has(HEAD if here.has(BOTTLENECK) else HEAD_PICKLE):
+        raise MalformedCheckpoint(f"{here.root} holds a {_HEAD_MARK}, but not the head that it speaks of in the adapter's own format")
+    if here.has(BOTTLENECK):
+        return _source(here, origin, config, adapter, [_weights(here, name) for name in (BOTTLENECK, HEAD) if here.has(name)])
+    if any(here.has(name) for name in ADAPTER_PICKLES):
         return _from_pickles(here, origin, config, adapter, allow_pickle)
-    raise MalformedCheckpoint(f"{here.root} holds an adapter_config.json but no {ADAPTER}")
+    raise MalformedCheckpoint(f"{here.root} holds an adapter_config.json but neither {ADAPTER} nor {BOTTLENECK}")
 
 
 def _from_pickles(here: Folder, origin: str, config: dict[str, Any] | None, adapter: dict[str, Any] | None, allow_pickle: bool) -> Source:

@@ -95,10 +95,10 @@ def _is_zip(path: Path) -> bool:
 
 def _files(here: Folder, adapter: bool) -> dict[str, str]:
     """Pickled file -> the safetensors file that stands for it."""
-    from surgery.sources.local import ADAPTER, ADAPTER_PICKLE, PICKLES, SINGLE, read_index
+    from surgery.sources.local import ADAPTER_PICKLES, PICKLES, SINGLE, read_index
 
     if adapter:
-        return {ADAPTER_PICKLE: ADAPTER}
+        return {old: new for old, new in ADAPTER_PICKLES.items() if here.has(old)}
     if here.has(PICKLES[0]):
         return {PICKLES[0]: SINGLE}
     names = sorted(set(read_index(here, PICKLES[1]).values()))

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests import adapters
+from tests.bottlenecks import make_bottleneck
 from tests.checkpoints import make_lora, make_peft
 from tests.surgery.helpers import files_of, stored
-from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
+from zoo.errors import MalformedCheckpoint, NotServable, UnsupportedAdapter, WrongBase
 
 TIED = "llama-tied-bias"
 
@@ -165,3 +166,27 @@ def test_what_cannot_be_run_exactly_is_refused_and_leaves_nothing(zoo, made, tmp
     with pytest.raises(error, match=reason):
         zoo.ingest(folder, base="base")
     assert stored(zoo.store) == before
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["ia3", "ln", "adapter", "prompt", "prefix"])
+def test_as_components_or_not_at_all(zoo, made, tmp_path, kind):
+    """What measures and trains on blocks runs the same model; virtual tokens are no part of any block, so it is refused."""
+    import torch
+
+    from surgery.stack import open_stack
+
+    zoo.ingest(made("llama"), name="base")
+    zoo.ingest(make_bottleneck(made("llama"), tmp_path / "pe") if kind == "adapter" else _of(kind, made("llama"), tmp_path / "pe"))
+    manifest = zoo.model("pe").manifest
+    if kind in ("prompt", "prefix"):
+        with pytest.raises(NotServable, match="virtual tokens"):
+            open_stack(zoo.store, manifest)
+        return
+    ids = torch.arange(20)[None] * 7 % 320
+    with torch.no_grad():
+        torch.testing.assert_close(open_stack(zoo.store, manifest)(ids), zoo.model("pe").load()(ids).logits, rtol=1e-5, atol=1e-5)
+
+
+def _of(kind: str, base: Path, folder: Path) -> Path:
+    return make_peft(base, folder, adapters.KINDS[kind]("llama"))

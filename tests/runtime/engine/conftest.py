@@ -11,6 +11,7 @@ import torch
 from surgery.ingest import ingest
 from surgery.sources import open_source
 from tests import checkpoints
+from tests.bottlenecks import make_bottleneck
 from zoo.store import Store
 
 
@@ -38,6 +39,9 @@ class Bench:
     def peft(self, base: str, name: str, config, **options) -> str:
         folder = checkpoints.make_peft(self.folders[base], self.root / "hf" / name, config, **options)
         return self.add(name, folder, base=base)
+
+    def bottleneck(self, base: str, name: str, **options) -> str:
+        return self.add(name, make_bottleneck(self.folders[base], self.root / "hf" / name, **options), base=base)
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,12 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from runtime.config import BatchingConfig
+from runtime.config import BatchingConfig, EngineConfig
+from runtime.engine.paged import PagedEngine
 from runtime.types import SamplingParams
 from tests import checkpoints
 from tests.adapters import KINDS
+from tests.bottlenecks import CONFIGS, with_bottleneck
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.oracle import ROUNDING, greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import ask, engine, prompts
@@ -21,6 +23,9 @@ from zoo.errors import NotServable
 
 
 def peft_reference(bench, base: str, name: str):
+    """The base with the adapter in it, by peft; a bottleneck by what the adapters library does, written down in the tests."""
+    if (bench.folders[name] / "adapter.safetensors").exists():
+        return with_bottleneck(reference(bench.folders[base]), bench.folders[name])
     return PeftModel.from_pretrained(reference(bench.folders[base]), bench.folders[name]).eval()
 
 
@@ -37,16 +42,20 @@ FAMILIES = [*checkpoints.SERVED, "opt-prenorm", "gpt_neox-sequential"]
 def test_all_kinds_beside_their_base(bench, family, layers):
     """Every kind (two each for llama), a LoRA and the base in one batch, prompts in chunks, rows arriving late, pages for half of them."""
     base = f"{family}-base"
-    numbers = (1, 2) if family == "llama" else (1,)
+    numbers, lengths = ((1, 2), (5, 11)) if family == "llama" else ((1,), (11,))
+    bottlenecks = ("seq_bn", "double_seq_bn", "par_bn") if family in ("llama", "mistral", "gpt2") else ()
     if base not in bench.folders:
         bench.family(family, base)
         for kind, config in KINDS.items():
             for number in numbers:
                 bench.peft(base, f"{family}-{kind}{number}", config(family), seed=number)
         bench.lora(base, f"{family}-lora")
+        for config in bottlenecks:
+            bench.bottleneck(base, f"{family}-{config}", **CONFIGS[config])
     names = [base, f"{family}-lora", *(f"{family}-{kind}{number}" for kind in KINDS for number in numbers)]
-    wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, (5, 11)))] for n, name in enumerate(names)}
-    requests = [ask(name, *wanted[name][i]) for i in range(2) for name in names]
+    names += [f"{family}-{config}" for config in bottlenecks]
+    wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, lengths))] for n, name in enumerate(names)}
+    requests = [ask(name, *wanted[name][i]) for i in range(len(lengths)) for name in names]
     made = engine(bench, *names, layers=layers, pages=3 * 4 * len(names))
     out = drive(made, {i: [request] for i, request in enumerate(requests)}, BatchingConfig(token_budget=13))
     assert out.preemptions > 0
@@ -104,6 +113,48 @@ def test_half_precision(bench, family, kind):
     assert agreed >= 40, "hardly a token agrees"
 
 
+@pytest.mark.parametrize(("family", "layers"), [("llama", "fused"), ("llama", "stock"), ("gpt2", "fused")])
+def test_bottlenecks_of_every_config_in_one_batch(bench, family, layers):
+    base = f"{family}-narrowed"
+    if base not in bench.folders:
+        bench.family(family, base, seed=2)
+        for number, config in enumerate(CONFIGS):
+            bench.bottleneck(base, f"{base}-{config}", seed=number, **CONFIGS[config])
+    names = [base, *(f"{base}-{config}" for config in CONFIGS)]
+    wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, (9,)))] for n, name in enumerate(names)}
+    made = engine(bench, *names, layers=layers, pages=3 * 4 * len(names))
+    arrivals = {n: [ask(name, *each) for each in wanted[name]] for n, name in enumerate(names)}
+    out = drive(made, arrivals, BatchingConfig(token_budget=13))
+    assert out.preemptions > 0
+    check(reference(bench.folders[base]), wanted[base], out)
+    for name in names[1:]:
+        check(peft_reference(bench, base, name), wanted[name], out)
+
+
+def test_bottlenecks_run_in_their_bases_precision(bench):
+    base = bench.family("llama", "bottleneck-half", dtype="bfloat16")
+    names = [bench.bottleneck(base, f"half-{config}", **CONFIGS[config]) for config in ("seq_bn", "norms")]
+    wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, (3, 11)))] for n, name in enumerate(names)}
+    out = drive(engine(bench, base, *names), {0: [ask(name, *each) for name in names for each in wanted[name]]})
+    models = {name: peft_reference(bench, base, name) for name in names}
+    agreed = sum(same_tokens(models[name], p, greedy(models[name], p, 20), out.tokens(seq)) for name in names for p, seq in wanted[name])
+    assert agreed >= 40, "hardly a token agrees"
+
+
+def test_rows_of_every_adapter_share_their_bases_products(bench):
+    """Kinds that leave the base's tensors alone: each step is one segment over the rows of all models, and their weights lie once."""
+    base = bench.family("llama", "share-base", seed=5)
+    names = [bench.peft(base, f"share-{kind}", KINDS[kind]("llama")) for kind in ("ia3", "prompt", "prefix")]
+    names = [base, *names, bench.lora(base, "share-lora"), bench.bottleneck(base, "share-adapter")]
+    made = PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, trace_segments=True), names)
+    out = drive(made, {0: [ask(name, p, f"{name}{i}") for name in names for i, p in enumerate(prompts(3, (4, 9)))]})
+    for step in out.steps:
+        assert len(step.segments) == 1
+    assert out.steps[0].segments[0].models == tuple(names)
+    adapters = sum(unit.adapter_bytes for unit in made._units.units.values())
+    assert made.memory().weights == engine(bench, base).memory().weights + adapters
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["prompt", "prefix"])
 def test_virtual_tokens_are_nobodys_affair_but_the_engines(bench, kind):
@@ -140,8 +191,9 @@ def test_a_prompt_that_fills_the_context_is_refused(bench):
 
 @pytest.mark.filterwarnings("ignore")
 def test_unloading_adapters_leaves_their_base_as_it_was(bench):
-    base = bench.family("qwen3", "unload-base")
-    names = [bench.peft(base, f"unload-{kind}", config("qwen3")) for kind, config in KINDS.items()]
+    base = bench.family("llama", "unload-base")
+    names = [bench.peft(base, f"unload-{kind}", config("llama")) for kind, config in KINDS.items()]
+    names.append(bench.bottleneck(base, "unload-adapter"))
     alone = engine(bench, base)
     made = engine(bench, base, *names)
     prompt = prompts(5, (9,))[0]

@@ -1,0 +1,140 @@
+"""Bottleneck adapters of the `adapters` library (BL-03), laid over their base's components: Houlsby's, Pfeiffer's, parallel ones.
+
+    [model.]layers.0.attention_adapters.adapters.<name>.adapter_down.0.weight    behind the attention (mh_adapter)
+    [model.]layers.0.output_adapters.adapters.<name>.adapter_up.bias             behind the ffn (output_adapter)
+    lm_head.weight                                                               the head that is saved beside them, where it is
+
+Follows adapters 1.3 (`Adapter`, `ParallelAdapter`, `BottleneckLayer`) in the families that it has itself and that norm before their
+sub-layers; its many switches come down to what `Settings` says. Names and shapes only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from surgery.bottleneck_config import BottleneckConfig
+from surgery.overlay import AdapterBase, OfferedTensor, Overlay, Shape
+from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
+from zoo.manifest import Placed
+
+#: Families whose layers the library itself extends, and that norm before their sub-layers: nothing else has one clear meaning.
+FAMILIES_SUPPORTED = ("gpt2", "llama", "mistral")
+
+_KEY = re.compile(r"(?P<layers>(.+\.)?)(?P<layer>\d+)\.(?P<where>attention|output)_adapters\.adapters\.(?P<name>[^.]+)\.(?P<part>.+)")
+_HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """One place of an adapter: the kind of its component and its layer."""
+
+    kind: Literal["attention", "ffn"]
+    layer: int
+
+
+def place_bottleneck(config: BottleneckConfig, offered: Mapping[str, OfferedTensor], base: AdapterBase) -> tuple[Placed, ...]:
+    """Lay a bottleneck adapter over its base.
+
+    Returns:
+        The base's components; those with a bottleneck have an `Adapter(kind="adapter")` with the config of `Settings.document` and tensors
+        `down.weight`, `down.bias`, `up.weight`, `up.bias` and, where there are any, `norm_before.*`, `norm_after.*`, `scaling`.
+
+    Raises:
+        UnsupportedAdapter: a family in which the library's adapters have no one meaning.
+        WrongBase: another family, width or depth than the adapter's.
+        MalformedCheckpoint: keys that the library would not write, or a bottleneck that is missing.
+    """
+    over = Overlay(base)
+    hidden = _width(over, config)
+    found: dict[_Site, dict[str, OfferedTensor]] = defaultdict(dict)
+    for key, tensor in sorted(offered.items()):
+        if key == _HEAD:
+            over.replace(key, "lm_head", "weight", tensor, in_place=True)
+            continue
+        site, part = _read(key, config)
+        if found[site].setdefault(part, tensor) != tensor:
+            raise MalformedCheckpoint(f"two different tensors stand for {part} ({key[:200]!r} is the second)")
+    sites = set(_sites(config, base))
+    _check_complete(sites, set(found), base)
+    for site in sorted(sites, key=lambda site: (site.layer, site.kind)):
+        parts = found[site]
+        _check_parts(parts, _wanted(config, hidden, site.layer), site, base.name)
+        digests = {part: tensor.digest for part, tensor in parts.items()}
+        over.add((site.kind, site.layer), digests, config.settings.document())
+    return over.finished("adapter")
+
+
+def _width(over: Overlay, config: BottleneckConfig) -> int:
+    """The base's width, when adapter and base belong together at all."""
+    family = over.family.name
+    if config.family != family:
+        raise WrongBase(f"the adapter is for a {config.family} model, {over.base.name} is of family {family}")
+    if family not in FAMILIES_SUPPORTED:
+        raise UnsupportedAdapter(f"bottleneck adapters on {family} models are not supported; on {', '.join(FAMILIES_SUPPORTED)} they are")
+    table = f"{over.family.prefix}{over.family.embedding[0]}"
+    width = over.shape(over.spot(table), table)[1]
+    if config.hidden not in (None, width):
+        raise WrongBase(f"the adapter is for a width of {config.hidden}, {over.base.name} has {width}")
+    return width
+
+
+def _read(key: str, config: BottleneckConfig) -> tuple[_Site, str]:
+    """Where a key belongs, and which part it is."""
+    match = _KEY.fullmatch(key)
+    if match is None or match["name"] != config.name:
+        if key.startswith("heads.") or "invertible" in key:
+            raise UnsupportedAdapter(f"{key[:200]!r} is of a part beside the bottlenecks, which is not supported")
+        raise MalformedCheckpoint(f"{key[:200]!r} is not a key that the adapters library writes for the adapter {config.name!r}")
+    part = config.settings.parts.get(match["part"])
+    if part is None:
+        raise MalformedCheckpoint(f"{key[:200]!r} is no part of an adapter with this config")
+    return _Site("attention" if match["where"] == "attention" else "ffn", int(match["layer"])), part
+
+
+def _sites(config: BottleneckConfig, base: AdapterBase) -> Iterator[_Site]:
+    """Where the config promises bottlenecks."""
+    for placed in base.components:
+        kind = placed.component.kind
+        if placed.layer is None or placed.layer in config.leave_out:
+            continue
+        if kind == "attention" and config.behind_attention:
+            yield _Site("attention", placed.layer)
+        elif kind == "ffn" and config.behind_ffn:
+            yield _Site("ffn", placed.layer)
+
+
+def _check_complete(wanted: set[_Site], found: set[_Site], base: AdapterBase) -> None:
+    layers = {placed.layer for placed in base.components}
+    for site in sorted(found - wanted, key=lambda site: (site.layer, site.kind)):
+        if site.layer not in layers:
+            raise WrongBase(f"the adapter has layer {site.layer}, which {base.name} does not have")
+        raise MalformedCheckpoint(
+            f"the adapter holds a bottleneck behind the {site.kind} of layer {site.layer}, which its config leaves out"
+        )
+    for site in sorted(wanted - found, key=lambda site: (site.layer, site.kind)):
+        raise WrongBase(f"the adapter holds no bottleneck behind the {site.kind} of layer {site.layer} of {base.name}")
+
+
+def _wanted(config: BottleneckConfig, hidden: int, layer: int) -> dict[str, Shape]:
+    """Every part of a bottleneck, and its shape."""
+    settings, rank = config.settings, config.rank(hidden, layer)
+    shapes: dict[str, Shape] = {"down.weight": (rank, hidden), "down.bias": (rank,), "up.weight": (hidden, rank), "up.bias": (hidden,)}
+    for name, there in (("norm_before", settings.norm_before), ("norm_after", settings.norm_after)):
+        if there:
+            shapes.update({f"{name}.weight": (hidden,), f"{name}.bias": (hidden,)})
+    if not isinstance(settings.scaling, float):
+        shapes["scaling"] = (1,) if settings.scaling == "learned" else (hidden,)
+    return shapes
+
+
+def _check_parts(parts: Mapping[str, OfferedTensor], wanted: Mapping[str, Shape], site: _Site, base: str) -> None:
+    where = f"of the bottleneck behind the {site.kind} of layer {site.layer}"
+    for part, shape in wanted.items():
+        if part not in parts:
+            raise MalformedCheckpoint(f"the adapter holds no {part} {where}")
+        if parts[part].shape != shape:
+            raise WrongBase(f"{part} {where} has shape {list(parts[part].shape)}; for {base} and this config it must be {list(shape)}")

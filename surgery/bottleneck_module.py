@@ -1,0 +1,96 @@
+"""A bottleneck adapter as a torch module, and as hooks on a transformers model: the one computation of both loading and serving.
+
+Knows what `surgery.bottleneck_config` says of how it computes; nothing of files, of batches or of which rows use which adapter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from surgery.families import FAMILIES
+from surgery.skeleton import halves_of
+from zoo.manifest import Adapter, Placed
+
+
+class Bottleneck(nn.Module):
+    """What a half adds to its residual in place of its sub-layer's output.
+
+    Args:
+        adapter: of kind "adapter".
+        tensors: its tensors by name, in the dtype in which the model runs.
+    """
+
+    def __init__(self, adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        from transformers.activations import ACT2FN
+
+        how: dict[str, Any] = json.loads(adapter.config)
+        self.activation: Callable[[Tensor], Tensor] = ACT2FN[how["activation"]]
+        self.reads, self.skips, self.skips_before_norm = how["reads"], how["skips"], how["skips_before_norm"]
+        self.factor: float | None = how["scaling"]
+        self.tensors = nn.ParameterDict({name.replace(".", "_"): nn.Parameter(tensor, False) for name, tensor in tensors.items()})
+        self.norms = (how["norm_before"], how["norm_after"])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors.values())
+
+    def forward(self, output: Tensor, residual: Tensor) -> Tensor:
+        """output: the sub-layer's, [.., width]; residual: what the half began with. Returns what is to be added to the residual."""
+        reads = {"output": lambda: output, "sum": lambda: output + residual, "residual": lambda: residual}
+        x = self._up(reads[self.reads]())
+        skip = output if self.skips == "output" else output + residual
+        if self.skips_before_norm:
+            return self._normed(x + skip, "norm_after") if self.norms[1] else x + skip
+        return (self._normed(x, "norm_after") if self.norms[1] else x) + skip
+
+    def _up(self, x: Tensor) -> Tensor:
+        if self.norms[0]:
+            x = self._normed(x, "norm_before")
+        low = self.activation(F.linear(x, self.tensors["down_weight"], self.tensors["down_bias"]))
+        return F.linear(low, self.tensors["up_weight"], self.tensors["up_bias"]) * self._scaling
+
+    @property
+    def _scaling(self) -> Tensor | float:
+        return self.tensors["scaling"] if self.factor is None else self.factor
+
+    def _normed(self, x: Tensor, name: str) -> Tensor:
+        return F.layer_norm(x, x.shape[-1:], self.tensors[f"{name}_weight"], self.tensors[f"{name}_bias"])
+
+
+def hook_bottlenecks(model: Any, family: str, components: Iterable[Placed], tensor: Callable[[str], Tensor]) -> None:
+    """Put the bottlenecks of an adapter's components into a transformers model of its base, behind their sub-layers.
+
+    Args:
+        tensor: digest -> tensor.
+    """
+    stem = model.get_submodule(FAMILIES[family].prefix.rstrip("."))
+    for placed in components:
+        adapter = placed.component.adapter
+        if adapter is None or placed.layer is None:
+            continue
+        layer = stem.get_submodule(f"{FAMILIES[family].stack}.{placed.layer}")
+        part = Bottleneck(adapter, {name: tensor(digest).to(model.dtype) for name, digest in adapter.tensors})
+        layer.add_module(f"{placed.component.kind}_bottleneck", part)
+        body, norm = halves_of(family, placed.component.kind)
+        _hook(layer.get_submodule(norm), layer.get_submodule(body), part)
+
+
+def _hook(norm: nn.Module, body: nn.Module, part: Bottleneck) -> None:
+    """The norm before a sub-layer sees the residual; the sub-layer's output is what changes."""
+    seen: list[Tensor] = []
+
+    def before(_: nn.Module, args: tuple[Any, ...]) -> None:
+        seen[:] = [args[0]]
+
+    def after(_: nn.Module, __: tuple[Any, ...], out: Any) -> Any:
+        residual = seen.pop()
+        return (part(out[0], residual), *out[1:]) if isinstance(out, tuple) else part(out, residual)
+
+    norm.register_forward_pre_hook(before)
+    body.register_forward_hook(after)
