@@ -6,7 +6,8 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +15,8 @@ from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, h
 
 if TYPE_CHECKING:
     from surgery.ingest import IngestReport, Progress
+    from zoo.api import Zoo
+    from zoo.records import Equivalence, Run
 
 
 def ingest(
@@ -22,6 +25,17 @@ def ingest(
     base: Annotated[str | None, typer.Option(help="The model it was made from, where that cannot be found out.")] = None,
     revision: Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")] = None,
     allow_pickle: Annotated[bool, typer.Option("--allow-pickle", help="Read *.bin weights with torch's restricted loader.")] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(
+            help="Score a full fine-tune against its base, and cut both where they stop being this alike.", show_default="no scoring"
+        ),
+    ] = None,
+    probe: Annotated[
+        str | None,
+        typer.Option(help="Score on this text (see zoo compare); --threshold is 0.98 then.", show_default="the standard library"),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where models are scored: cpu, cuda.")] = "cpu",
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -29,12 +43,67 @@ def ingest(
     """Put a checkpoint into the zoo: only what it does not share with others takes space."""
     from zoo.api import Zoo
 
-    with Zoo(store, database) as zoo, _progress(silent=as_json) as progress:
-        report = zoo.ingest(source, name, base, revision, allow_pickle, progress)
+    scoring = _Scoring.asked(threshold, probe, device)
+    with Zoo(store, database) as zoo:
+        with _progress(silent=as_json) as progress:
+            report = zoo.ingest(source, name, base, revision, allow_pickle, progress)
+        alike = () if scoring is None else scoring.run(zoo, report.model, silent=as_json)
+        report = dataclasses.replace(report, blocks=len(zoo.model(report.model).chain))
     if as_json:
-        print_json(dataclasses.asdict(report))
-    else:
-        _print(report)
+        print_json({**dataclasses.asdict(report), "equivalents": [_document(pair) for pair in alike]})
+        return
+    _print(report)
+    for pair in alike:
+        print(f"  components {_span(pair.b)} are equivalent to {_span(pair.a)} of {pair.a.model}: {pair.similarity:.4f}")
+
+
+@dataclass(frozen=True)
+class _Scoring:
+    """What is scored when a fine-tune is ingested: nothing, unless it is asked for. An ingest without it needs no torch."""
+
+    threshold: float
+    probe: str | None
+    device: str
+
+    @classmethod
+    def asked(cls, threshold: float | None, probe: str | None, device: str) -> _Scoring | None:
+        """Raises InputError for what would fail after gigabytes were read."""
+        if threshold is None and probe is None:
+            return None
+        from surgery.equate import DEFAULT_THRESHOLD, check_threshold
+
+        chosen = DEFAULT_THRESHOLD if threshold is None else threshold
+        check_threshold(chosen, probe)
+        return cls(chosen, probe, device)
+
+    def run(self, zoo: Zoo, name: str, silent: bool) -> tuple[Equivalence, ...]:
+        """Cut the newcomer and its base. What cannot be scored stays in the zoo as it is, and is said."""
+        from cli.progress import counting, hush
+        from surgery.equivalence import Settings
+        from zoo.errors import Incomparable, NotServable
+
+        hush()
+        settings = Settings(source=self.probe, control=False, device=self.device)
+        try:
+            with counting("scoring", silent) as progress:
+                return zoo.equate(name, None, self.threshold, settings, progress)
+        except (Incomparable, NotServable) as error:
+            say(f"note: {error}")
+            return ()
+
+
+def _document(pair: Equivalence) -> dict[str, Any]:
+    return {
+        "model": pair.a.model,
+        "a": [pair.a.lo, pair.a.hi],
+        "b": [pair.b.lo, pair.b.hi],
+        "similarity": pair.similarity,
+        "lowest": pair.metrics["lowest"],
+    }
+
+
+def _span(run: Run) -> str:
+    return f"{run.lo}-{run.hi - 1}"
 
 
 def _print(report: IngestReport) -> None:

@@ -71,12 +71,17 @@ def compare(store: Store, a: Tokenized, b: Tokenized, settings: Settings | None 
 def keep(store: Store, found: Comparison) -> None:
     """Store a comparison: every pair by its runs and probe, and the whole as a document of a."""
     with store.catalog.writing() as writer:
-        writer.put_equivalences([_equivalence(found, pair) for pair in found.pairs])
+        writer.put_equivalences(records_of(found))
         key = digest_of([found.b, found.granularity, len(found.pairs), found.probe.digest])
         writer.put_document(Document("compare", found.a, key, found.document()))
 
 
-def _equivalence(found: Comparison, pair: Score) -> Equivalence:
+def records_of(found: Comparison) -> list[Equivalence]:
+    """The pairs as the catalogue keeps them."""
+    return [_record(found, pair) for pair in found.pairs]
+
+
+def _record(found: Comparison, pair: Score) -> Equivalence:
     a = Run(found.a, pair.a.components.lo, pair.a.components.hi)
     b = Run(found.b, pair.b.components.lo, pair.b.components.hi)
     return Equivalence("equivalent", a, b, found.probe.digest, pair.similarity, pair.control, pair.metrics)
@@ -106,7 +111,15 @@ def check(a: Tokenized, b: Tokenized, settings: Settings) -> Pairing:
         if model.manifest.kind in ("prefix", "prompt", "stitch"):
             raise Incomparable(f"{model.name} is of kind {model.manifest.kind}: what it adds lies in no block that could be compared")
     require_same(a, b)
+    _check_device(settings.device)
     return pairing(a.manifest.components, b.manifest.components, settings.granularity, settings.groups)
+
+
+def _check_device(name: str) -> None:
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"there is no device {name[:40]!r} here: {str(error).splitlines()[0][:200]}") from None
 
 
 def probe_of(store: Store, a: Tokenized, b: Tokenized, settings: Settings) -> Probe:

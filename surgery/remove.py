@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from surgery.regroup import regroup
+from surgery.regroup import group_around, regroup
 from zoo.store import Store
 
 
 def remove(store: Store, name: str) -> str:
-    """Remove one model, in one transaction with the new chains of those that shared with it.
+    """Remove one model, in one transaction with the new chains of those that shared with it or had blocks equivalent to its.
 
     Args:
         name: its name or a unique ending of it.
@@ -21,8 +21,7 @@ def remove(store: Store, name: str) -> str:
     """
     with store.catalog.writing() as writer:
         full = writer.resolve(name)
-        components = [placed.component.digest for placed in writer.model(full).components]
-        group = writer.sharing_group(components)
+        group = group_around(writer, [full])
         writer.remove_model(full)
         regroup(writer, {other: chain for other, chain in group.items() if other != full})
     return full

@@ -25,6 +25,7 @@ from zoo.catalog import ModelSummary
 from zoo.collect import Collected, collect
 from zoo.errors import InputError, MalformedCheckpoint
 from zoo.manifest import ModelKind, ModelManifest
+from zoo.records import Equivalence
 from zoo.store import Store
 
 if TYPE_CHECKING:
@@ -231,6 +232,29 @@ class Zoo:
         from surgery.equivalence import compare
 
         return compare(self.store, self.model(a), self.model(b), settings, progress)
+
+    def equate(
+        self,
+        name: str,
+        base: str | None = None,
+        threshold: float = 0.98,
+        settings: CompareSettings | None = None,
+        progress: Progress | None = None,
+    ) -> tuple[Equivalence, ...]:
+        """Cut a full fine-tune and its base where they stop being alike (BL-04); see `surgery.equate.equate`.
+
+        Args:
+            base: what to score it against; the model it was made from when None.
+            threshold: similarity that components must exceed to be one equivalent block.
+
+        Raises:
+            NotFound, AmbiguousName: no such model, or several.
+            Incomparable: the model is no full fine-tune, or as `compare`.
+        """
+        from surgery.equate import equate, parent_of
+
+        model = self.model(name)
+        return equate(self.store, self.model(base or parent_of(model.manifest)), model, threshold, settings, progress)
 
     def gc(self, dry_run: bool = False) -> Collected:
         """Remove what no model names. Raises StoreBusy, StoreError."""

@@ -35,7 +35,7 @@ def store(tmp_path_factory):
 
 @pytest.fixture
 def zoo(store, monkeypatch, capsys):
-    monkeypatch.setattr(cli.app, "VERBS", {verb: cli.app.VERBS[verb] for verb in ("compare", "show")})
+    monkeypatch.setattr(cli.app, "VERBS", {verb: cli.app.VERBS[verb] for verb in ("compare", "show", "ingest")})
 
     def run(*arguments):
         capsys.readouterr()
@@ -98,6 +98,7 @@ def test_a_heatmap_and_a_table_for_people(zoo, tmp_path, other):
         (("base", "nobody"), "nobody"),
         (("base", "tuned", "--probe", "/nowhere/at/all.txt"), "there is no file"),
         (("base", "tuned", "--dtype", "float99"), "no dtype"),
+        (("base", "tuned", "--device", "abacus"), "there is no device 'abacus' here"),
         (("base", "deep", "--granularity", "layer"), "use the granularity `group`"),
         (("base", "deep", "--granularity", "component"), "use the granularity `layer` or `group`"),
         (("base", "tuned", "--plot", "/nowhere/at/all.png"), "cannot be written"),
@@ -114,3 +115,47 @@ def test_a_text_without_text(zoo, tmp_path: Path):
     (tmp_path / "empty.txt").write_text("\n\n")
     code, _, err = zoo("compare", "base", "tuned", "--probe", tmp_path / "empty.txt")
     assert code == 2 and "a probe file without text" in err
+
+
+@pytest.fixture
+def fresh(store, tmp_path, monkeypatch, capsys):
+    """`fresh("ingest", …)` in a store of its own; the checkpoints lie in `store.parent`."""
+    monkeypatch.setattr(cli.app, "VERBS", {verb: cli.app.VERBS[verb] for verb in ("ingest", "show")})
+
+    def run(verb, *arguments):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            cli.app.main([verb, *map(str, arguments), "--store", str(tmp_path / "zoo_store"), "--json"])
+        printed = capsys.readouterr()
+        return int(ended.value.code or 0), json.loads(printed.out) if printed.out else None, printed.err
+
+    return run
+
+
+def test_an_ingest_with_a_probe_cuts_where_models_stop_being_alike(store, fresh):
+    code, report, err = fresh("ingest", store.parent / "base", "--probe", __file__)
+    assert code == 0 and report["equivalents"] == [] and "the zoo has no base of it" in err
+    code, report, _ = fresh("ingest", store.parent / "tuned", "--base", "base", "--probe", __file__)
+    assert code == 0 and report["blocks"] == 1
+    (pair,) = report["equivalents"]
+    assert (pair["model"], pair["a"], pair["b"]) == ("base", [0, 8], [0, 8]) and 0.98 < pair["lowest"] <= pair["similarity"] <= 1
+    (block,) = fresh("show", "base")[1]["chain"]
+    assert [each["model"] for each in block["equivalents"]] == ["tuned"]
+    _, report, _ = fresh("ingest", store.parent / "tuned", "--base", "base", "--threshold", "1", "--probe", __file__)
+    assert report["equivalents"] == []
+    assert all(each["model"] == "tuned" for block in fresh("show", "base")[1]["chain"] for each in block["equivalents"])
+
+
+def test_without_a_threshold_an_ingest_scores_nothing(store, fresh):
+    fresh("ingest", store.parent / "base")
+    _, report, _ = fresh("ingest", store.parent / "tuned", "--base", "base")
+    assert report["equivalents"] == [] and report["blocks"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"), [(("--threshold", "2"), "between 0 and 1"), (("--probe", "/nowhere/at/all.txt"), "there is no file")]
+)
+def test_bad_scoring_is_refused_before_anything_is_stored(store, fresh, options, reason, tmp_path):
+    code, _, err = fresh("ingest", store.parent / "base", *options)
+    assert code == 2 and reason in err
+    assert not (tmp_path / "zoo_store").exists()

@@ -45,15 +45,21 @@ def _equivalence(row: Any) -> Equivalence:
 def put_equivalences(connection: Connection, pairs: Collection[Equivalence], ids: Mapping[str, int]) -> None:
     """Keep pairs in place of those with the same relation, runs and probe. `ids`: model name -> number."""
     for pair in pairs:
-        key = {
-            "relation": pair.relation,
-            **_run_columns("a", pair.a, ids),
-            **_run_columns("b", pair.b, ids),
-            "probe": pair.probe,
-        }
+        key = _pair_columns(pair, ids)
         connection.execute(delete(t.EquivalenceRow).filter_by(**key))
         values = {"similarity": pair.similarity, "control": pair.control, "metrics": canonical_json(dict(pair.metrics)), "created": _now()}
         connection.execute(insert(t.EquivalenceRow).values(**key, **values))
+
+
+def drop_equivalences(connection: Connection, pairs: Collection[Equivalence], ids: Mapping[str, int]) -> None:
+    """Forget the pairs with these relations, runs and probes."""
+    for pair in pairs:
+        connection.execute(delete(t.EquivalenceRow).filter_by(**_pair_columns(pair, ids)))
+
+
+def _pair_columns(pair: Equivalence, ids: Mapping[str, int]) -> dict[str, Any]:
+    """What names a pair."""
+    return {"relation": pair.relation, "probe": pair.probe, **_run_columns("a", pair.a, ids), **_run_columns("b", pair.b, ids)}
 
 
 def _run_columns(side: str, run: Run, ids: Mapping[str, int]) -> dict[str, int]:

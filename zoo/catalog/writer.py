@@ -94,8 +94,11 @@ class Writer(Reader):
 
     def put_equivalences(self, pairs: Collection[Equivalence]) -> None:
         """Keep scored pairs; one of the same relation, runs and probe set is replaced. Raises NotFound for a model that is not there."""
-        ids = {name: self._model_row(name).id for name in {run.model for pair in pairs for run in (pair.a, pair.b)}}
-        findings.put_equivalences(self._connection, pairs, ids)
+        findings.put_equivalences(self._connection, pairs, self._ids_of(pairs))
+
+    def drop_equivalences(self, pairs: Collection[Equivalence]) -> None:
+        """Forget scored pairs, by relation, runs and probe set; those that are not there count as forgotten. Raises NotFound."""
+        findings.drop_equivalences(self._connection, pairs, self._ids_of(pairs))
 
     def put_document(self, document: Document) -> None:
         """Keep a document in place of the one of its kind, model and key. Raises NotFound when its model is not there."""
@@ -106,6 +109,9 @@ class Writer(Reader):
         """Record a fact about the catalogue itself, in place of what was recorded under the key."""
         self._connection.execute(delete(t.Setting).where(t.Setting.key == key))
         self._insert(t.Setting, [{"key": key, "value": value}])
+
+    def _ids_of(self, pairs: Collection[Equivalence]) -> dict[str, int]:
+        return {name: self._model_row(name).id for name in {run.model for pair in pairs for run in (pair.a, pair.b)}}
 
     def _is_there(self, manifest: ModelManifest) -> bool:
         found = self._connection.execute(select(t.Model.fingerprint).where(t.Model.name == manifest.name)).scalar()
