@@ -5,7 +5,8 @@
 BASE and the FINE_TUNEs are folders of checkpoints. For each dtype they are cast, ingested and packed in a copy of the store; the copy is
 verified, every export from it compared with its checkpoint, and loads alternate between the two stores: `load` is `zoo.model(name).load()`
 with every weight touched once, `read` the store's part of it alone; warm, and cold with the files dropped from the page cache. Each load
-opens the store anew, so that every object is verified again. Ratios are packed over plain, pair by pair, with median and spread.
+opens the store anew, so that every object is verified again. Ratios are packed over plain, pair by pair, with median and spread, of seconds
+by the clock (`wall`) and of processor time (`cpu`), which other work on the machine disturbs less.
 `codings` is what other ways and levels would have given.
 """
 
@@ -21,6 +22,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -83,12 +85,20 @@ def forget(store: Path) -> None:
             os.close(descriptor)
 
 
-def seconds(job: Callable[[Path, str], None], store: Path, name: str, cold: bool) -> float:
+@dataclass(frozen=True, slots=True)
+class Took:
+    """Seconds by the clock, and of processor time over all threads."""
+
+    wall: float
+    cpu: float
+
+
+def timed(job: Callable[[Path, str], None], store: Path, name: str, cold: bool) -> Took:
     if cold:
         forget(store)
-    begin = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     job(store, name)
-    return time.perf_counter() - begin
+    return Took(time.perf_counter() - wall, time.process_time() - cpu)
 
 
 def alternated(plain: Path, packed: Path, names: Sequence[str], pairs: int) -> dict[str, Any]:
@@ -96,18 +106,25 @@ def alternated(plain: Path, packed: Path, names: Sequence[str], pairs: int) -> d
     found: dict[str, Any] = {}
     for what, job in (("load", load), ("read", read)):
         for cold in (False, True):
-            taken: dict[Path, list[float]] = {plain: [], packed: []}
+            taken: dict[Path, list[Took]] = {plain: [], packed: []}
             for number in range(-1, pairs):  # the first pair warms up and is not counted
                 name = names[number % len(names)]
                 for store in (plain, packed) if number % 2 else (packed, plain):
-                    took = seconds(job, store, name, cold)
+                    took = timed(job, store, name, cold)
                     if number >= 0:
                         taken[store].append(took)
             found[f"{what}_{'cold' if cold else 'warm'}"] = _compared(taken[plain], taken[packed])
     return found
 
 
-def _compared(plain: list[float], packed: list[float]) -> dict[str, Any]:
+def _compared(plain: list[Took], packed: list[Took]) -> dict[str, Any]:
+    return {
+        "wall": _ratio([took.wall for took in plain], [took.wall for took in packed]),
+        "cpu": _ratio([took.cpu for took in plain], [took.cpu for took in packed]),
+    }
+
+
+def _ratio(plain: list[float], packed: list[float]) -> dict[str, Any]:
     ratios = [mine / theirs for mine, theirs in zip(packed, plain, strict=True)]
     return {
         "plain_seconds": statistics.median(plain),
@@ -179,10 +196,11 @@ def show(result: dict[str, Any]) -> None:
         print(f"  {name:<24} {row['plain_bytes']:>12,} -> {row['packed_bytes']:>12,} bytes of its own, {row['saved']:.1%} less")
     for row in result["codings"]:
         print(f"  {row['delta']:<12} level {row['level']}: {1 - row['left']:.1%} less, {row['seconds']:.2f} s")
-    for what, row in result["times"].items():
-        ratio = row["ratio"]
-        times = f"plain {row['plain_seconds']:.3f} s, packed {row['packed_seconds']:.3f} s"
-        print(f"  {what:<10} {times}, ratio {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})")
+    for what, kinds in result["times"].items():
+        for kind, row in kinds.items():
+            ratio = row["ratio"]
+            times = f"plain {row['plain_seconds']:.3f} s, packed {row['packed_seconds']:.3f} s"
+            print(f"  {what:<10} {kind:<4} {times}, ratio {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})")
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, h
 def export(
     name: Annotated[str, typer.Argument(help="The model's name, or a unique ending of it.")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is new or empty.")],
+    card: Annotated[bool, typer.Option("--card", help="Also write a model card: README.md, or ZOO_CARD.md beside one that came.")] = False,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
@@ -21,7 +22,7 @@ def export(
     from zoo.api import Zoo
 
     with Zoo(store, database, create=False) as zoo:
-        report = zoo.model(name).export(folder)
+        report = zoo.model(name).export(folder, card)
     if as_json:
         print_json({"model": report.model, "files": list(report.files), "bytes": report.bytes})
     else:

@@ -10,10 +10,13 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path, PurePosixPath
+
+from blake3 import blake3
 
 from zoo.errors import DamagedObject, InputError, MalformedCheckpoint, StoreFull
 from zoo.manifest import ModelManifest, WeightFile
@@ -29,11 +32,22 @@ class ExportReport:
     bytes: int
 
 
-def export(store: Store, name: str, folder: Path) -> ExportReport:
+@dataclass(frozen=True, slots=True)
+class WrittenFile:
+    """A file of an export: its path below the folder, size in bytes and BLAKE3 in hex."""
+
+    path: str
+    nbytes: int
+    blake3: str
+
+
+def export(store: Store, name: str, folder: Path, card: Callable[[Sequence[WrittenFile]], str] | None = None) -> ExportReport:
     """Write a model's files into a folder that is new or empty. The folder appears whole or not at all.
 
     Args:
         name: the model's name or a unique ending of it.
+        card: makes a text about the model from the files written, to lie beside them: as README.md, or, where the model brought one, as
+            ZOO_CARD.md. What came with a model is never replaced.
 
     Raises:
         NotFound, AmbiguousName: no such model, or several.
@@ -49,7 +63,17 @@ def export(store: Store, name: str, folder: Path) -> ExportReport:
             raise InputError(f"{manifest.name} exists as a chain only, not as files: its blocks have adapters; merge these first")
         with _appearing(target) as made:
             sizes = {path: _write(made / path, chunks) for path, chunks in _files(store, manifest)}
+            if card is not None:
+                path = _card_path(sizes)
+                sizes[path] = _write(made / path, [card([_written(made, file) for file in sorted(sizes)]).encode()])
     return ExportReport(manifest.name, tuple(sorted(sizes)), sum(sizes.values()))
+
+
+def _card_path(taken: Iterable[str]) -> str:
+    """Where the card goes. File systems may not tell upper from lower case."""
+    folded = {path.casefold() for path in taken}
+    names = chain(["README.md", "ZOO_CARD.md"], (f"ZOO_CARD_{number}.md" for number in count(2)))
+    return next(name for name in names if name.casefold() not in folded)
 
 
 def _files(store: Store, manifest: ModelManifest) -> Iterator[tuple[str, Iterable[bytes]]]:
@@ -119,3 +143,8 @@ def _write(path: Path, chunks: Iterable[bytes]) -> int:
         file.flush()
         os.fsync(file.fileno())
     return size
+
+
+def _written(folder: Path, path: str) -> WrittenFile:
+    """What a file on disk is, read again."""
+    return WrittenFile(path, (folder / path).stat().st_size, blake3().update_mmap(folder / path).hexdigest())

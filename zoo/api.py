@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import TracebackType
@@ -31,7 +31,7 @@ from zoo.store import Store
 if TYPE_CHECKING:
     from surgery.comparison import Comparison
     from surgery.equivalence import Settings as CompareSettings
-    from surgery.export import ExportReport
+    from surgery.export import ExportReport, WrittenFile
     from surgery.ingest import IngestReport, Progress
     from surgery.making import MadeReport
     from zoo.packed.pack import PackReport
@@ -117,11 +117,19 @@ class ModelHandle:
         model.name_or_path = model.config._name_or_path = self.name
         return model
 
-    def export(self, folder: str | os.PathLike[str]) -> ExportReport:
-        """Write its files, byte for byte as they came; see `surgery.export.export`."""
+    def export(self, folder: str | os.PathLike[str], card: bool = False) -> ExportReport:
+        """Write its files, byte for byte as they came; see `surgery.export.export`. `card`: and a model card beside them (`zoo.card`)."""
         from surgery.export import export
 
-        return export(self._store, self.name, Path(folder))
+        return export(self._store, self.name, Path(folder), self._card if card else None)
+
+    def _card(self, files: Sequence[WrittenFile]) -> str:
+        from zoo.card import CardFile, card_facts, render
+
+        chain = self.chain
+        with self._store.catalog.reading() as reader:
+            facts = card_facts(reader, self.manifest, chain)
+        return render(facts, [CardFile(file.path, file.nbytes, file.blake3) for file in files])
 
     def _json(self, path: str) -> dict[str, Any] | None:
         data = self.side_file(path)

@@ -66,14 +66,15 @@ def _run_columns(side: str, run: Run, ids: Mapping[str, int]) -> dict[str, int]:
     return {f"{side}_model": ids[run.model], f"{side}_lo": run.lo, f"{side}_hi": run.hi}
 
 
-def documents(connection: Connection, kind: str, model: str | None) -> list[Document]:
-    """Documents of a kind, of one model or (None) of all and of none, oldest first."""
+def documents(connection: Connection, kind: str | None, model: str | None) -> list[Document]:
+    """Documents of a kind (None: any), of one model or (None) of all and of none, oldest first."""
     query = (
         select(t.DocumentRow.kind, t.DocumentRow.key, t.DocumentRow.value, t.Model.name)
         .outerjoin(t.Model, t.Model.id == t.DocumentRow.model)
-        .where(t.DocumentRow.kind == kind)
         .order_by(t.DocumentRow.id)
     )
+    if kind is not None:
+        query = query.where(t.DocumentRow.kind == kind)
     if model is not None:
         query = query.where(t.Model.name == model)
     return [Document(row.kind, row.name, row.key, json.loads(row.value)) for row in connection.execute(query)]

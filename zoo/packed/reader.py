@@ -191,8 +191,8 @@ class PackedStore:
 
 
 def in_order(job: Callable[[int], _Result], count: int, workers: int) -> Iterator[_Result]:
-    """`job(0)`, `job(1)`, …, side by side in threads, no more of them ahead than twice the threads."""
-    threads = min(workers, count, _cores())
+    """`job(0)`, `job(1)`, …, side by side in threads, no more of them ahead than twice the threads; few jobs are not worth a thread."""
+    threads = min(workers, count // 2, _cores())
     if threads < 2:
         yield from map(job, range(count))
         return
