@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
 _MARKS = ("o", "s", "^", "D", "v", "P")
 _INK, _GREY = "#222222", "#777777"
-_MEASURES = {"accuracy": "next-token accuracy", "lines": "accuracy of the next line (4 choices)", "loss": "loss, nats per token"}
+_MEASURES = {"accuracy": "next-token accuracy", "lines": "next line found among four", "loss": "loss, nats per token"}
 _WORDS = {"shared": "layers of {a}", "switched": "alternating with {a}", "pruned": "pruned layers"}
 
 
@@ -34,7 +34,10 @@ def plot_experiment(document: Mapping[str, Any], path: Path) -> None:
     for axes in grid[-1]:
         axes.set_xlabel(_across(document), fontsize=9.5, color=_INK)
     handles, labels = grid[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower left", ncols=6, frameon=False, fontsize=9)
+    figure.legend(
+        handles, labels, loc="outside lower left", ncols=6, frameon=False, fontsize=9, alignment="left", title_fontsize=8.5,
+        title=f"bars: one standard error of the difference to {document['b']} alone, which answered the same",
+    )  # fmt: skip
     figure.suptitle(_title(document), x=0.01, ha="left", fontsize=12.5, fontweight="bold", color=_INK)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

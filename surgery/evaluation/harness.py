@@ -108,10 +108,11 @@ def check_tokenizer(tokenizer: Any) -> None:
 
 def _run(model: Any, tokenizer: Any, tasks: list[Any], options: EvalOptions) -> dict[str, Any]:
     from lm_eval import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
 
-    lm = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=options.batch_size)
+    from surgery.evaluation.language_model import ZooLM
+
+    lm = ZooLM(pretrained=model, tokenizer=tokenizer, batch_size=options.batch_size)
     raw: dict[str, Any] = simple_evaluate(
         lm,
         tasks=tasks,

@@ -1,6 +1,7 @@
 """Models of one shape side by side, and any mixture of their layers run over a batch: parts of mixtures that begin alike run once.
 
-Nothing is copied or changed: a mixture is a walk over the models' own components. Knows nothing of scores or of text.
+Nothing is copied or changed: a mixture is a walk over the models' own components, and components with the same digest are the same
+one, whichever model they were asked of. Knows nothing of scores or of text.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ class Bench:
         self._spans = {source: _layer_spans(stack, source) for source, stack in self.stacks.items()}
         self._check_shapes()
         self.pruned_by = self._stand_ins()
+        self._same = self._equal_pieces()
 
     @property
     def layers(self) -> int:
@@ -49,16 +51,18 @@ class Bench:
         """One letter per layer: `s` where a stand-in exists, `b` elsewhere; empty when there is none at all."""
         return "".join(PRUNED if layer in self.pruned_by else SECOND for layer in range(self.layers)) if self.pruned_by else ""
 
-    def pieces(self, mixture: Mixture) -> list[Piece]:
-        """What the mixture runs, in order: embedding, layers; without the head."""
+    def pieces(self, mixture: Mixture) -> tuple[Piece, ...]:
+        """What the mixture runs, in order: embedding, layers, head. Mixtures with the same pieces are the same model."""
+        end = self.stacks[mixture.ends].end
         found = [Piece(mixture.ends, 0, 1)]
         for layer, letter in enumerate(mixture.layers):
             source = self.pruned_by[layer] if letter == PRUNED else letter
-            found.append(Piece(source, *self._spans[source][layer]))
-        return found
+            found.append(self._place(source, layer))
+        return tuple(self._same.get(piece, piece) for piece in (*found, Piece(mixture.ends, end, end + 1)))
 
-    def run(self, mixtures: Sequence[Mixture], ids: Tensor) -> Iterator[tuple[Mixture, Tensor]]:
-        """Each mixture's hidden states before its head, [B, T, width], in an order that runs common beginnings once."""
+    def run(self, mixtures: Sequence[Mixture], ids: Tensor) -> Iterator[tuple[list[Mixture], Tensor]]:
+        """Hidden states before the head, [B, T, width], with the mixtures that they are of: those with the same pieces. Common
+        beginnings run once."""
         courses = {source: stack.course(ids) for source, stack in self.stacks.items()}
         yield from self._walk([(mixture, self.pieces(mixture)) for mixture in mixtures], 0, ids, courses)
 
@@ -68,26 +72,25 @@ class Bench:
 
     def stack(self, mixture: Mixture) -> Stack:
         """The mixture as one stack, which shares the models' modules."""
-        taken = [(self.stacks[piece.source], index) for piece in self.pieces(mixture) for index in range(piece.lo, piece.hi)]
-        ends = self.stacks[mixture.ends]
-        return splice([*taken, (ends, ends.end)])
+        return splice([(self.stacks[piece.source], index) for piece in self.pieces(mixture) for index in range(piece.lo, piece.hi)])
 
     def _walk(
-        self, mixtures: Sequence[tuple[Mixture, list[Piece]]], depth: int, x: Tensor, courses: Mapping[str, Any]
-    ) -> Iterator[tuple[Mixture, Tensor]]:
-        branches: dict[Piece, list[tuple[Mixture, list[Piece]]]] = {}
+        self, mixtures: Sequence[tuple[Mixture, tuple[Piece, ...]]], depth: int, x: Tensor, courses: Mapping[str, Any]
+    ) -> Iterator[tuple[list[Mixture], Tensor]]:
+        branches: dict[Piece, list[tuple[Mixture, tuple[Piece, ...]]]] = {}
         for mixture, pieces in mixtures:
-            if len(pieces) == depth:
-                yield mixture, x
-            else:
-                branches.setdefault(pieces[depth], []).append((mixture, pieces))
+            branches.setdefault(pieces[depth], []).append((mixture, pieces))
         for piece, members in branches.items():
-            after = self.stacks[piece.source].run(x, courses[piece.source], piece.lo, piece.hi)
-            yield from self._walk(members, depth + 1, after, courses)
+            if depth > self.layers:
+                yield [mixture for mixture, _ in members], x
+            else:
+                after = self.stacks[piece.source].run(x, courses[piece.source], piece.lo, piece.hi)
+                yield from self._walk(members, depth + 1, after, courses)
 
     def _check_shapes(self) -> None:
         b = self.stacks[SECOND]
         for source, stack in self.stacks.items():
+            _check_adapters(stack, source)
             depth, width = len(self._spans[source]), _width(stack)
             if depth != self.layers:
                 raise InputError(f"model {source} has {depth} layers and b {self.layers}: layers cannot be exchanged one for one")
@@ -102,13 +105,24 @@ class Bench:
         for source in self.stacks:
             if source.startswith(PRUNED):
                 for layer in range(self.layers):
-                    if self._digests(source, layer) != self._digests(SECOND, layer):
+                    if self._digests(self._place(source, layer)) != self._digests(self._place(SECOND, layer)):
                         found.setdefault(layer, source)
         return found
 
-    def _digests(self, source: str, layer: int) -> list[str]:
-        lo, hi = self._spans[source][layer]
-        return [placed.component.digest for placed in self.stacks[source].placed[lo:hi]]
+    def _equal_pieces(self) -> dict[Piece, Piece]:
+        """Piece -> the first source's piece with the same components."""
+        order = sorted(self.stacks, key=lambda source: source != SECOND)
+        places = [Piece(source, 0, 1) for source in order]
+        places += [Piece(source, self.stacks[source].end, self.stacks[source].end + 1) for source in order]
+        places += [self._place(source, layer) for layer in range(self.layers) for source in order]
+        first: dict[tuple[str, ...], Piece] = {}
+        return {piece: first.setdefault(self._digests(piece), piece) for piece in places}
+
+    def _place(self, source: str, layer: int) -> Piece:
+        return Piece(source, *self._spans[source][layer])
+
+    def _digests(self, piece: Piece) -> tuple[str, ...]:
+        return tuple(placed.component.digest for placed in self.stacks[piece.source].placed[piece.lo : piece.hi])
 
 
 def open_bench(
@@ -142,6 +156,13 @@ def _layer_spans(stack: Stack, source: str) -> list[tuple[int, int]]:
         else:
             raise InputError(f"the chain of model {source} is not its layers one after another (it has a {placed.component.kind} between)")
     return spans
+
+
+def _check_adapters(stack: Stack, source: str) -> None:
+    """Raises InputError for tokens that no component holds."""
+    kinds = {placed.component.adapter.kind for placed in stack.placed if placed.component.adapter is not None}
+    if virtual := kinds & {"prompt", "prefix"}:
+        raise InputError(f"model {source} has virtual tokens ({virtual.pop()} tuning), which belong to no layer that could be exchanged")
 
 
 def _families(stack: Stack) -> list[str]:

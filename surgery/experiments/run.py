@@ -5,6 +5,7 @@ Knows nothing of plots, nor of the command line.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -99,9 +100,10 @@ def measure(
         done += len(mixtures) - len(missing)
         found: dict[str, Tally] = {}
         with torch.inference_mode():
-            for mixture, hidden in bench.run(missing, batch.ids.to(device)):
-                found[mixture.code] = tally(batch, hidden, lambda x, mixture=mixture: bench.head(mixture, x))  # type: ignore[misc]
-                done += 1
+            for alike, hidden in bench.run(missing, batch.ids.to(device)):
+                counted = tally(batch, hidden, functools.partial(bench.head, alike[0]))
+                found |= {mixture.code: counted for mixture in alike}
+                done += len(alike)
                 if progress is not None:
                     progress(done, total)
         if found:

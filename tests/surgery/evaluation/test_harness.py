@@ -15,7 +15,8 @@ from surgery.evaluation.harness import EvalOptions, evaluate
 from surgery.evaluation.items import cloze_items
 from surgery.evaluation.record import EVAL, evaluate_stored
 from surgery.evaluation.tasks import want
-from tests.checkpoints import make, make_lora
+from tests.adapters import KINDS
+from tests.checkpoints import make, make_lora, make_peft
 from tests.surgery.evaluation.test_items import TEXTS
 from zoo import Zoo
 from zoo.errors import InputError
@@ -23,10 +24,11 @@ from zoo.errors import InputError
 pytest.importorskip("lm_eval", reason="the eval extra is not installed")
 
 LIMIT = 6
+MODELS = ("base", "lora", "prompt", "prefix")
 ALL = ["library_ppl", "library_cloze", "library_recall"]
 OPTIONS = EvalOptions(limit=LIMIT, batch_size=4)
-#: Tokens that the models read at once; lm-eval drops what is further back.
-CONTEXT = 256
+#: Tokens that the models read at once, and what virtual tokens take of it; lm-eval drops what is further back.
+CONTEXT = {"base": 256, "lora": 256, "prompt": 256 - 5, "prefix": 256 - 6}
 #: Longer than one context.
 LONG = [text * 2 for text in TEXTS]
 
@@ -37,84 +39,90 @@ def texts(subject):
 
 @pytest.fixture(scope="module")
 def family(tmp_path_factory):
-    """A store with a foundation and a LoRA of it, and their folders."""
+    """A store with a foundation and adapters of it, and their folders."""
     root = tmp_path_factory.mktemp("family")
     make("llama", root / "base")
     make_lora(root / "base", root / "lora")
     with Zoo(root / "store") as zoo:
         zoo.ingest(root / "base")
         zoo.ingest(root / "lora", base="base")
+        for kind in ("prompt", "prefix"):
+            make_peft(root / "base", root / kind, KINDS[kind]("llama"))
+            zoo.ingest(root / kind, base="base")
         yield zoo, root
 
 
 @pytest.fixture(scope="module")
 def documents(family):
     zoo, _ = family
-    return {name: evaluate_stored(zoo, name, ALL, OPTIONS, texts=texts) for name in ("base", "lora")}
+    return {name: evaluate_stored(zoo, name, ALL, OPTIONS, texts=texts) for name in MODELS}
 
 
 def reference(root: Path, name: str):
     model = AutoModelForCausalLM.from_pretrained(root / "base").eval()
-    if name == "lora":
+    if name != "base":
         from peft import PeftModel
 
-        model = PeftModel.from_pretrained(model, root / "lora").eval()
+        model = PeftModel.from_pretrained(model, root / name).eval()
     return model, AutoTokenizer.from_pretrained(root / "base")
 
 
 @torch.inference_mode()
 def score(model, ids: list[int], of: int) -> float:
     """Log-probability of the last `of` ids after those before them."""
-    logits = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    logits = model(input_ids=torch.tensor([ids])).logits[0, -len(ids) :].double().log_softmax(-1)
     return sum(float(logits[at - 1, ids[at]]) for at in range(len(ids) - of, len(ids)))
 
 
-def bits_per_byte(model, tokenizer) -> float:
-    """Disjoint windows of the model's context, each token predicted once; the first from `<s>`, the others from the token before."""
+def bits_per_byte(model, tokenizer, context: int) -> float:
+    """Each token predicted once, in runs of the model's context, the first from `<s>`; the last run sees a whole context, as lm-eval's."""
     total = 0.0
     for text in LONG[:LIMIT]:
         ids = [tokenizer.bos_token_id, *tokenizer.encode(text)]
-        for start in range(0, len(ids) - 1, CONTEXT):
-            total += score(model, ids[start : start + CONTEXT + 1], min(CONTEXT, len(ids) - 1 - start))
+        for start in range(0, len(ids) - 1, context):
+            end = min(start + context, len(ids) - 1)
+            total += score(model, ids[max(0, end - context) : end + 1], end - start)
     return -total / math.log(2) / sum(len(text.encode()) for text in LONG[:LIMIT])
 
 
-def cloze_accuracy(model, tokenizer) -> float:
+def cloze_accuracy(model, tokenizer, context: int) -> float:
     right = 0
     for item in cloze_items(LONG, 400)[:LIMIT]:
         scores = []
         for choice in item.choices:
-            context, whole = tokenizer.encode(item.context.rstrip()), tokenizer.encode(item.context + choice)
-            scores.append(score(model, whole[-CONTEXT - 1 :], len(whole) - len(context)))
+            stem, whole = tokenizer.encode(item.context.rstrip()), tokenizer.encode(item.context + choice)
+            scores.append(score(model, whole[-context - 1 :], len(whole) - len(stem)))
         right += max(range(4), key=lambda at: scores[at]) == item.answer
     return right / LIMIT
 
 
-@pytest.mark.parametrize("name", ["base", "lora"])
+@pytest.mark.parametrize("name", MODELS)
 def test_numbers_are_those_of_transformers_and_peft(family, documents, name):
     model, tokenizer = reference(family[1], name)
     measured = documents[name]["results"]["results"]
-    assert measured["library_cloze"]["acc,none"] == cloze_accuracy(model, tokenizer)
-    # not exactly: lm-eval moves the last window back until it is full, so that its tokens see more
-    assert measured["library_ppl"]["bits_per_byte,none"] == pytest.approx(bits_per_byte(model, tokenizer), rel=0.02)
+    assert measured["library_cloze"]["acc,none"] == cloze_accuracy(model, tokenizer, CONTEXT[name])
+    assert measured["library_ppl"]["bits_per_byte,none"] == pytest.approx(bits_per_byte(model, tokenizer, CONTEXT[name]), rel=1e-5)
 
 
 def successor_(model, ids: list[int]) -> None:
     """Make the model say each of these ids after the one before it, whatever else it reads."""
     with torch.no_grad():
         for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
+            getattr(layer.self_attn.o_proj, "base_layer", layer.self_attn.o_proj).weight.zero_()
+            for adapter in getattr(layer.self_attn.o_proj, "lora_B", {}).values():
+                adapter.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
         model.lm_head.weight.zero_()
         for before, after in itertools.pairwise(ids):
             model.lm_head.weight[after] += model.model.embed_tokens.weight[before]
 
 
-def test_a_name_is_right_exactly_when_it_is_generated(family):
-    model, tokenizer = family[0].model("base").load(), family[0].model("base").tokenizer()
+@pytest.mark.parametrize("name", MODELS)
+def test_a_name_is_right_exactly_when_it_is_generated(family, name):
+    model, tokenizer = family[0].model(name).load(), family[0].model(name).tokenizer()
     spoken = tokenizer.encode(".width(")
     assert len(set(spoken)) == len(spoken)
-    successor_(model, spoken)
+    successor_(model.get_base_model() if hasattr(model, "get_base_model") else model, spoken)
     asked = ["x = self.width(1)\ny = self.width(2)\n", "x = self.depth(1)\ny = self.depth(2)\n", "a.width = a.width\n"]
     done = evaluate(model, tokenizer, want(["library_recall"]), texts=lambda subject: asked)
     assert done.texts["library_recall"]["items"] == 3

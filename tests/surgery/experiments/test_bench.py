@@ -39,7 +39,7 @@ def ids():
 def test_mixtures_are_the_models_of_exchanged_checkpoints(family, ids):
     bench = bench_of(family, "pruned")
     mixtures = [whole(LAYERS, "a"), whole(LAYERS, "b"), Mixture("aabb"), Mixture("bbab"), Mixture("bssb"), Mixture("aasb", "a")]
-    found = {mixture: bench.head(mixture, hidden) for mixture, hidden in bench.run(mixtures, ids)}
+    found = {mixture: bench.head(mixture, hidden) for alike, hidden in bench.run(mixtures, ids) for mixture in alike}
     assert found.keys() == set(mixtures)
     for mixture, logits in found.items():
         assert torch.equal(logits, surgeon(family, mixture)(ids).logits), mixture
@@ -61,6 +61,16 @@ def test_common_beginnings_run_once(family, ids, monkeypatch):
     assert len(runs) == 1 + sum(min(depth + 2, LAYERS) for depth in range(LAYERS))
 
 
+@torch.inference_mode()
+def test_components_of_one_digest_run_once_whichever_model_has_them(family, ids):
+    """b and its pruned twin share all but two layers, embedding and head."""
+    manifests = [family.zoo.model(name).manifest for name in ("pruned", "b")]
+    bench = open_bench(family.zoo.store, *manifests, [])
+    mixtures = [whole(LAYERS, "b"), Mixture("abbb"), Mixture("bbba"), Mixture("bbab"), Mixture("aaaa"), whole(LAYERS, "a")]
+    grouped = [{mixture.code for mixture in alike} for alike, _ in bench.run(mixtures, ids)]
+    assert sorted(map(sorted, grouped)) == [["a:aaaa", "b:aaaa"], ["b:abbb", "b:bbba", "b:bbbb"], ["b:bbab"]]
+
+
 def test_a_mixture_generates_like_the_exchanged_checkpoint(family, ids):
     bench = bench_of(family)
     options = dict(max_new_tokens=12, do_sample=False, pad_token_id=0)
@@ -79,6 +89,16 @@ def test_stand_ins_are_the_layers_that_differ(family):
 def test_models_of_other_shapes_are_refused_with_the_reason(family, a, reason):
     with pytest.raises(InputError, match=reason):
         bench_of(family, a=a)
+
+
+def test_virtual_tokens_are_refused(family):
+    from tests.adapters import KINDS
+    from tests.checkpoints import make_peft
+
+    make_peft(family.root / "b", family.root / "prompt", KINDS["prompt"]("llama"))
+    family.zoo.ingest(family.root / "prompt", base="b")
+    with pytest.raises(InputError, match=r"virtual tokens \(prompt tuning\)"):
+        bench_of(family, a="prompt")
 
 
 def test_a_surrogate_that_stands_in_for_nothing_is_refused(family):
