@@ -1,0 +1,90 @@
+"""The factors of one matrix: delta ~ B A, best in the outputs on the inputs that the layer really sees.
+
+With C = E[x x^T], the rank-r B A that minimises E|delta x - B A x|^2 is the truncated SVD of delta C^1/2, taken back through C^-1/2.
+Where the outputs are the fewer, its left vectors U are the eigenvectors of delta C delta^T, and B = U, A = U^T delta: no root, no inverse.
+Else they come from the right: B = delta C^1/2 V, A = V^T C^-1/2. With C = 1 both are the plain truncated SVD, the control.
+Knows one matrix; nothing of models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+#: Added to the moments' diagonal, as a share of its mean: directions that the text did not show count a little.
+REGULAR = 1e-2
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """a [k, in], b [out, k], the most useful rank first; any prefix is a best approximation.
+
+    `gains` [k]: the expected squared output error that each rank takes away. `energy`: what the outputs of the whole layer are.
+    """
+
+    a: Tensor
+    b: Tensor
+    gains: Tensor
+    energy: float
+
+
+def regular(moment: Tensor) -> Tensor:
+    """Moments [in, in] or [in] with a share of their mean added, so that they have an inverse."""
+    diagonal = moment if moment.dim() == 1 else moment.diagonal()
+    floor = REGULAR * diagonal.mean()
+    floor = torch.where(floor > 0, floor, torch.ones_like(floor))
+    return moment + floor if moment.dim() == 1 else moment + floor * torch.eye(len(moment), dtype=moment.dtype, device=moment.device)
+
+
+def factorise(delta: Tensor, weight: Tensor, moment: Tensor | None, limit: int) -> Factors:
+    """The first `limit` ranks of a delta.
+
+    Args:
+        delta: fine-tune minus base, [out, in].
+        weight: the fine-tune's, [out, in]: it sets the scale of the gains.
+        moment: E[x x^T] [in, in], its diagonal [in], or None for the plain truncated SVD.
+
+    Returns:
+        Factors in float32, each rank's norm shared evenly between A and B, so that neither leaves the range of a half.
+    """
+    delta, weight = delta.double(), weight.double()
+    moment = torch.ones(delta.shape[1], dtype=torch.float64, device=delta.device) if moment is None else regular(moment.double())
+    left = _on(delta, moment)  # delta C
+    energy = float((_on(weight, moment) * weight).sum())
+    if delta.shape[0] <= delta.shape[1]:
+        values, vectors = torch.linalg.eigh(left @ delta.t())
+        b = vectors.flip(1)[:, :limit]
+        a = b.t() @ delta
+    else:
+        root, inverse = _roots(moment)
+        rotated = _on(delta, root)
+        values, vectors = torch.linalg.eigh(rotated.t() @ rotated)
+        kept = vectors.flip(1)[:, :limit]
+        b = rotated @ kept
+        a = _on(kept.t(), inverse)
+    a, b = _even(a, b)
+    gains = values.flip(0)[:limit].clamp_min(0)
+    return Factors(a.float().contiguous(), b.float().contiguous(), gains, energy)
+
+
+def _on(x: Tensor, moment: Tensor) -> Tensor:
+    """x C for a full or diagonal C."""
+    return x * moment if moment.dim() == 1 else x @ moment
+
+
+def _roots(moment: Tensor) -> tuple[Tensor, Tensor]:
+    """C^1/2 and C^-1/2."""
+    if moment.dim() == 1:
+        return moment.sqrt(), moment.rsqrt()
+    values, vectors = torch.linalg.eigh(moment)
+    root = values.clamp_min(float(values[-1]) * 1e-12).sqrt()
+    return (vectors * root) @ vectors.t(), (vectors / root) @ vectors.t()
+
+
+def _even(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of A and columns of B with equal norms, their products as before."""
+    of_a, of_b = a.norm(dim=1), b.norm(dim=0)
+    scale = torch.where((of_a > 0) & (of_b > 0), (of_b / of_a).sqrt(), torch.ones_like(of_a))
+    return a * scale[:, None], b / scale
