@@ -28,6 +28,7 @@ VERBS: dict[str, str] = {
     "eval": "cli.eval",
     "experiment": "cli.experiment",
     "stitch": "cli.stitch",
+    "delta": "cli.delta",
     "generate": "cli.generate",
     "serve": "cli.serve",
     "demo": "cli.demo",

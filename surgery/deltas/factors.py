@@ -21,13 +21,12 @@ REGULAR = 1e-2
 class Factors:
     """a [k, in], b [out, k], the most useful rank first; any prefix is a best approximation.
 
-    `gains` [k]: the expected squared output error that each rank takes away. `energy`: what the outputs of the whole layer are.
+    `gains` [k]: the share of the expected squared error of the outputs that each rank takes away.
     """
 
     a: Tensor
     b: Tensor
     gains: Tensor
-    energy: float
 
 
 def regular(moment: Tensor) -> Tensor:
@@ -38,23 +37,20 @@ def regular(moment: Tensor) -> Tensor:
     return moment + floor if moment.dim() == 1 else moment + floor * torch.eye(len(moment), dtype=moment.dtype, device=moment.device)
 
 
-def factorise(delta: Tensor, weight: Tensor, moment: Tensor | None, limit: int) -> Factors:
+def factorise(delta: Tensor, moment: Tensor | None, limit: int) -> Factors:
     """The first `limit` ranks of a delta.
 
     Args:
         delta: fine-tune minus base, [out, in].
-        weight: the fine-tune's, [out, in]: it sets the scale of the gains.
         moment: E[x x^T] [in, in], its diagonal [in], or None for the plain truncated SVD.
 
     Returns:
         Factors in float32, each rank's norm shared evenly between A and B, so that neither leaves the range of a half.
     """
-    delta, weight = delta.double(), weight.double()
+    delta = delta.double()
     moment = torch.ones(delta.shape[1], dtype=torch.float64, device=delta.device) if moment is None else regular(moment.double())
-    left = _on(delta, moment)  # delta C
-    energy = float((_on(weight, moment) * weight).sum())
     if delta.shape[0] <= delta.shape[1]:
-        values, vectors = torch.linalg.eigh(left @ delta.t())
+        values, vectors = torch.linalg.eigh(_on(delta, moment) @ delta.t())
         b = vectors.flip(1)[:, :limit]
         a = b.t() @ delta
     else:
@@ -65,8 +61,8 @@ def factorise(delta: Tensor, weight: Tensor, moment: Tensor | None, limit: int) 
         b = rotated @ kept
         a = _on(kept.t(), inverse)
     a, b = _even(a, b)
-    gains = values.flip(0)[:limit].clamp_min(0)
-    return Factors(a.float().contiguous(), b.float().contiguous(), gains, energy)
+    shares = values.flip(0).clamp_min(0) / values.clamp_min(0).sum().clamp_min(1e-300)
+    return Factors(a.float().contiguous(), b.float().contiguous(), shares[:limit])
 
 
 def _on(x: Tensor, moment: Tensor) -> Tensor:

@@ -153,7 +153,7 @@ def opened(store: Store, name: str, windows: Windows, options: DeltaOptions, pro
         base = None if exact.base is None else reader.model(exact.base)
     plan = plan_deltas(exact, exact if base is None else base, options.embeddings, options.norms)
     parent = base if base is not None else exact
-    how = How(options.aware, options.diagonal, options.device, options.rank)
+    how = How(options.aware, options.diagonal, options.allocation == "spread", options.device, options.rank)
     with tempfile.TemporaryDirectory(prefix="zoo-delta-") as scratch:
         studied = study(store, exact, plan, windows.train, windows.held, Path(scratch), how, progress)
         trial = Trial(store, exact, plan, studied.factors, options.device)

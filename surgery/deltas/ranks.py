@@ -1,7 +1,6 @@
 """How many ranks each matrix gets out of a budget: pure arithmetic on the gains of their factors.
 
-The gain of a rank is the share of a matrix's output energy that it gets right, so gains are alike across matrices of every size and
-scale. `spread` pours the budget where an element gains most (water-filling); `even` gives each matrix the same rank, the control.
+The gain of a rank is how much nearer it brings the predictions, as far as that can be told of each matrix alone. `spread` pours the budget where an element gains most (water-filling); `even` gives each matrix the same rank, the control.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ hidden states go to a scratch folder and are mapped from there. Afterwards the f
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from surgery.deltas.factors import Factors, factorise
+from surgery.deltas.effects import Effects
+from surgery.deltas.factors import factorise
 from surgery.deltas.moments import Moment, watched
 from surgery.deltas.plan import DeltaPlan, Matrix, Pair, cheaper_rank
 from surgery.deltas.ranks import Gains
@@ -38,18 +39,20 @@ Progress = Callable[[int, int], None]
 class How:
     """`aware`: weigh deltas by what the layers see on text (else the plain truncated SVD); `diagonal`: channel by channel only.
 
-    `rank`: factors are kept at least up to this rank; else up to where they are no smaller than the matrix.
+    `effects`: measure what each matrix is worth (else all are worth the same). `rank`: factors are kept at least up to this rank;
+    else up to where they are no smaller than the matrix.
     """
 
     aware: bool = True
     diagonal: bool = False
+    effects: bool = True
     device: str = "cpu"
     rank: int | None = None
 
 
 @dataclass(frozen=True)
 class Studied:
-    """`factors`: per matrix of the plan, mapped; `gains`: what each rank is worth, as a share of its layer's output energy.
+    """`factors`: per matrix of the plan, mapped; `gains`: how much nearer each rank brings the predictions, in nats.
 
     `hidden`: component -> file of the fine-tune's hidden states behind it on the held-out windows; `head`: its own final norm and head.
     """
@@ -79,18 +82,19 @@ def study(
     """
     model = load_model(store, exact, device=how.device)
     stack = stack_of(model, exact.components)
-    splitter = _Splitter(store, plan, scratch, how, progress)
+    effects = Effects(stack, train[:_BATCH].to(stack.device)) if how.effects else None
+    splitter = _Splitter(store, plan, scratch, how, effects, progress)
     seen, kept = _Passes.over(train, stack), _Passes.over(held, stack)
     hidden: dict[int, Path] = {}
     ends = {*layer_ends(exact), stack.end - 1}
     for at in range(stack.end):
-        with splitter.watching(at, model):
+        with splitter.watching(at, model, seen.states[0]):
             seen.step(at)
         kept.step(at)
         if at in ends:
             hidden[at] = scratch / f"hidden-{at}.safetensors"
             save_file({"hidden": _finite(kept.joined(), f"{exact.name} computes NaN or infinity on the text").cpu()}, hidden[at])
-    with splitter.watching(stack.end, model) as watches:
+    with splitter.watching(stack.end, model, seen.states[0]) as watches:
         for row in seen.states if watches else ():
             for window in row:
                 stack.head(window)
@@ -127,54 +131,82 @@ class _Passes:
         return torch.cat(self.states)
 
 
+@dataclass(frozen=True)
+class _Delta:
+    """One matrix's difference, [out, in] in float64. `ratio`: of the norm that it takes over, fine-tune to base.
+
+    `base`: the weight that gives the base's outputs behind the fine-tune's norm.
+    """
+
+    matrix: Matrix
+    value: Tensor
+    ratio: Tensor | None
+    base: Tensor
+    dtype: torch.dtype
+
+    @property
+    def undone(self) -> Tensor:
+        """The base's weight in the module's own layout."""
+        return self.base.t().contiguous() if self.matrix.turned else self.base
+
+
 class _Splitter:
     """Gathers the moments of one component's matrices while it runs, and takes their deltas apart when it has."""
 
-    def __init__(self, store: Store, plan: DeltaPlan, scratch: Path, how: How, progress: Progress | None) -> None:
+    def __init__(
+        self, store: Store, plan: DeltaPlan, scratch: Path, how: How, effects: Effects | None, progress: Progress | None
+    ) -> None:
         self.gains: list[Gains] = []
-        self._store, self._plan, self._scratch, self._how, self._progress = store, plan, scratch, how, progress
+        self._store, self._plan, self._scratch, self._how, self._effects, self._progress = store, plan, scratch, how, effects, progress
 
     def file(self, index: int) -> Path:
         return self._scratch / f"factors-{index}.safetensors"
 
     @contextmanager
-    def watching(self, at: int, model: nn.Module) -> Iterator[bool]:
-        """While component `at` runs. Yields whether its runs are watched at all."""
+    def watching(self, at: int, model: nn.Module, before: Tensor) -> Iterator[bool]:
+        """While component `at` runs. `before`: what it gets of the first windows. Yields whether its runs are watched at all."""
         matrices = [(index, matrix) for index, matrix in enumerate(self._plan.matrices) if matrix.at == at]
+        modules = {matrix.path: model.get_submodule(matrix.path) for _, matrix in matrices}
         moments = {matrix.path: Moment(matrix.columns, self._how.diagonal) for _, matrix in matrices} if self._how.aware else {}
-        with ExitStack() as hooks:
-            if moments:
-                hooks.enter_context(watched({path: model.get_submodule(path) for path in moments}, moments))
+        with watched({path: modules[path] for path in moments}, moments):
             yield bool(moments)
         for index, matrix in matrices:
             moment = moments.pop(matrix.path, None)
-            self._split(index, matrix, None if moment is None else moment.value)
+            delta = self._delta(matrix)
+            shares = self._split(index, delta, None if moment is None else moment.value)
+            effect = 1.0 if self._effects is None else self._effects.of(at, before, modules[matrix.path], delta.undone)
+            self.gains.append(shares * effect)
+            if self._progress is not None:
+                self._progress(len(self.gains), len(self._plan.matrices))
 
-    def _split(self, index: int, matrix: Matrix, moment: Tensor | None) -> None:
-        """Factorise one delta and put it on disk, in the dtype that it will be stored in."""
-        base, fine = self._weights(matrix.weight, matrix.turned)
-        dtype = fine.dtype
-        base, fine = base.double(), fine.double()
-        if matrix.norm is not None:
-            ratio = self._ratio(matrix, matrix.norm)
-            fine = fine * ratio
-            moment = None if moment is None else _seen_through(moment, ratio)
-        wrong = f"the delta of {matrix.path} is not finite: its weights, or what they compute on the text, hold NaN or infinity"
-        delta = _finite(fine - base, wrong)
-        factors: Factors = factorise(delta, fine, None if moment is None else _finite(moment, wrong), self._limit(matrix))
-        sides = {"a": _finite(factors.a.to(dtype), wrong).cpu(), "b": _finite(factors.b.to(dtype), wrong).cpu()}
+    def _split(self, index: int, delta: _Delta, moment: Tensor | None) -> Gains:
+        """Factorise one delta and put it on disk, in the dtype that it will be stored in; what its ranks are worth, as shares."""
+        wrong = f"the delta of {delta.matrix.path} is not finite: its weights, or what they compute on the text, hold NaN or infinity"
+        if moment is not None:
+            moment = _finite(moment if delta.ratio is None else _seen_through(moment, delta.ratio), wrong)
+        factors = factorise(_finite(delta.value, wrong), moment, self._limit(delta.matrix))
+        sides = {name: _finite(side.to(delta.dtype), wrong).cpu() for name, side in (("a", factors.a), ("b", factors.b))}
         save_file(sides, self.file(index))
-        self.gains.append((factors.gains / max(factors.energy, 1e-300)).cpu().numpy().astype(np.float64))
-        if self._progress is not None:
-            self._progress(len(self.gains), len(self._plan.matrices))
+        return factors.gains.cpu().numpy().astype(np.float64)
+
+    def _delta(self, matrix: Matrix) -> _Delta:
+        base, fine = self._weights(matrix.weight)
+        dtype = fine.dtype
+        if matrix.turned:
+            base, fine = base.t(), fine.t()
+        base, fine = base.double(), fine.double()
+        if matrix.norm is None:
+            return _Delta(matrix, fine - base, None, base, dtype)
+        ratio = self._ratio(matrix, matrix.norm)
+        return _Delta(matrix, fine * ratio - base, ratio, base / ratio, dtype)
 
     def _limit(self, matrix: Matrix) -> int:
         return min(matrix.full_rank, max(cheaper_rank(matrix), self._how.rank or 0))
 
-    def _weights(self, pair: Pair, turned: bool = False) -> tuple[Tensor, Tensor]:
-        """Base and fine-tune, matrices as [out, in]."""
+    def _weights(self, pair: Pair) -> tuple[Tensor, Tensor]:
+        """Base and fine-tune, as they are stored."""
         base, fine = (map_tensor(self._store.open_tensor(digest)).to(self._how.device) for digest in (pair.base, pair.fine))
-        return (base.t(), fine.t()) if turned else (base, fine)
+        return base, fine
 
     def _ratio(self, matrix: Matrix, norm: Pair) -> Tensor:
         """The fine-tune's norm over the base's, per channel."""
