@@ -13,8 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-#: Added to the moments' diagonal, as a share of its mean: directions that the text did not show count a little.
-REGULAR = 1e-2
+#: How far full moments are drawn to their diagonal, channel by channel: correlations of few tokens are partly chance, and outlier channels
+#: must not set the measure for all others.
+SHRINKAGE = 0.05
+#: Added to the diagonal, as a share of its mean, so that what the text never showed has an inverse.
+FLOOR = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +33,13 @@ class Factors:
 
 
 def regular(moment: Tensor) -> Tensor:
-    """Moments [in, in] or [in] with a share of their mean added, so that they have an inverse."""
+    """Moments [in, in] or [in] that have an inverse."""
     diagonal = moment if moment.dim() == 1 else moment.diagonal()
-    floor = REGULAR * diagonal.mean()
+    floor = FLOOR * diagonal.mean()
     floor = torch.where(floor > 0, floor, torch.ones_like(floor))
-    return moment + floor if moment.dim() == 1 else moment + floor * torch.eye(len(moment), dtype=moment.dtype, device=moment.device)
+    if moment.dim() == 1:
+        return moment + floor
+    return (1 - SHRINKAGE) * moment + torch.diag(SHRINKAGE * diagonal + floor)
 
 
 def factorise(delta: Tensor, moment: Tensor | None, limit: int) -> Factors:
