@@ -256,7 +256,7 @@ class Zoo:
 
         options = DeltaOptions(rank, target, embeddings, norms, device=device)
         model = self.model(name)
-        windows = read_windows(model.tokenizer(), text, context_length(model.config))
+        windows = read_windows(model, text, context_length(model.config))
         return delta(self.store, model.name, windows, options, variant, progress)
 
     def models(self) -> list[ModelSummary]:

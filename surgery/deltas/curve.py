@@ -91,7 +91,7 @@ class Curve:
         """Score a rank at the head."""
         if rank not in self.points:
             self._trial.use_(self.ranks(rank))
-            last = self._trial.stack.end - 1
+            last = layer_ends(self._exact)[-1]
             score = self._scored([last])[last]
             self.points[rank] = Point(rank, self.bytes(rank), score)
         return self.points[rank]

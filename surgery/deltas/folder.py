@@ -18,7 +18,7 @@ from torch import Tensor
 from surgery.deltas.plan import DeltaPlan, Matrix, Whole
 from surgery.deltas.trial import Sides
 from surgery.lora_keys import PREFIX
-from surgery.tensors import map_tensor
+from surgery.tensors import stored_tensor
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 
@@ -36,7 +36,7 @@ def write_folder(
     for matrix, sides, rank in zip(plan.matrices, factors, ranks, strict=True):
         tensors.update(_low_rank(matrix, sides, rank) if rank else {})
     for whole in plan.wholes:
-        tensors[_whole_key(whole, whole.path in low_rank)] = map_tensor(store.open_tensor(whole.digest)).clone()
+        tensors[_whole_key(whole, whole.path in low_rank)] = stored_tensor(store, whole.digest).clone()
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
     text = json.dumps(adapter_config(exact, given, plan.wholes), indent=2, sort_keys=True)
     (folder / "adapter_config.json").write_text(text + "\n")

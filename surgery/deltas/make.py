@@ -27,6 +27,7 @@ from surgery.deltas.trial import Trial
 from surgery.ingest import IngestReport, ingest
 from surgery.sources import open_source
 from surgery.stack import open_stack
+from surgery.twins import random_twin
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
 from zoo.records import Equivalence, Run
@@ -69,7 +70,7 @@ class DeltaOptions:
 class DeltaReport:
     """What was made. Bytes are of tensors that the base does not have; `similarity` is the mean over held-out tokens (BL-05).
 
-    `base_similarity`: the base's own, for comparison. `curve`: every rank that was scored, in order.
+    `base_similarity`, `control`: what the base itself and a random-init twin get. `curve`: every rank that was scored, in order.
     """
 
     variant: str
@@ -80,6 +81,7 @@ class DeltaReport:
     similarity: float
     score: Score
     base_similarity: float
+    control: float
     bytes: int
     bytes_exact: int
     curve: tuple[Point, ...]
@@ -108,10 +110,8 @@ def delta(
         layers = work.curve.layers(rank)
         called = variant if variant is not None else f"{work.exact.name}@delta-r{rank}"
         _ingest(store, work, rank, called)
-        with torch.inference_mode():
-            last = work.trial.stack.end - 1
-            of_base = compare_stacks(work.studied, open_stack(store, work.base, options.device), windows.held, [last])[last]
-        pairs = _pairs(work, called, point, layers, windows.digest, of_base)
+        of_base, of_twin = _others(store, work, windows.held, options.device)
+        pairs = _pairs(work, called, point, layers, windows.digest, of_base, of_twin)
         with store.catalog.writing() as writer:
             writer.put_equivalences(pairs)
     return DeltaReport(
@@ -123,6 +123,7 @@ def delta(
         similarity=point.score.similarity,
         score=point.score,
         base_similarity=of_base.similarity,
+        control=of_twin[max(of_twin)].similarity,
         bytes=point.bytes,
         bytes_exact=work.bytes_exact,
         curve=tuple(work.curve.points[each] for each in sorted(work.curve.points)),
@@ -184,17 +185,27 @@ def _ingest(store: Store, work: Work, rank: int, called: str) -> IngestReport:
         return ingest(store, source, called, work.base.name, kind="delta")
 
 
-def _pairs(work: Work, variant: str, point: Point, layers: dict[int, Score], probe: str, of_base: Score) -> list[Equivalence]:
+@torch.inference_mode()
+def _others(store: Store, work: Work, held: Tensor, device: str) -> tuple[Score, dict[int, Score]]:
+    """What the base gets at the head, and a random-init twin behind every layer."""
+    ends = layer_ends(work.exact)
+    of_base = compare_stacks(work.studied, open_stack(store, work.base, device), held, ends[-1:])[ends[-1]]
+    return of_base, compare_stacks(work.studied, random_twin(store, work.exact, device=device), held, ends)
+
+
+def _pairs(
+    work: Work, variant: str, point: Point, layers: dict[int, Score], probe: str, of_base: Score, of_twin: dict[int, Score]
+) -> list[Equivalence]:
     """The whole chain, and each layer of it as far as its output is the chain's so far."""
     name, end = work.exact.name, len(work.exact.components)
-    extra = {"rank": float(point.rank), "bytes": float(point.bytes), "base": of_base.similarity}
-    whole = Equivalence("delta", Run(name, 0, end), Run(variant, 0, end), probe, point.score.similarity, None, {**_metrics(point.score), **extra})
-    pairs = [whole]
+    extra = {"rank": float(point.rank), "bytes": float(point.bytes), "base": of_base.similarity, **_metrics(point.score)}
+    runs = Run(name, 0, end), Run(variant, 0, end)
+    pairs = [Equivalence("delta", *runs, probe, point.score.similarity, of_twin[max(of_twin)].similarity, extra)]
     for hi, score in layers.items():
         layer = work.exact.components[hi].layer
         lo = next(at for at, placed in enumerate(work.exact.components) if placed.layer == layer)
         runs = Run(name, lo, hi + 1), Run(variant, lo, hi + 1)
-        pairs.append(Equivalence("delta", *runs, probe, score.similarity, None, _metrics(score)))
+        pairs.append(Equivalence("delta", *runs, probe, score.similarity, of_twin[hi].similarity, _metrics(score)))
     return pairs
 
 

@@ -24,7 +24,7 @@ from surgery.deltas.ranks import Gains
 from surgery.deltas.trial import Sides
 from surgery.load import load_model
 from surgery.stack import Course, Stack, stack_of
-from surgery.tensors import map_tensor
+from surgery.tensors import stored_tensor
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
 from zoo.store import Store
@@ -205,7 +205,7 @@ class _Splitter:
 
     def _weights(self, pair: Pair) -> tuple[Tensor, Tensor]:
         """Base and fine-tune, as they are stored."""
-        base, fine = (map_tensor(self._store.open_tensor(digest)).to(self._how.device) for digest in (pair.base, pair.fine))
+        base, fine = (stored_tensor(self._store, digest).to(self._how.device) for digest in (pair.base, pair.fine))
         return base, fine
 
     def _ratio(self, matrix: Matrix, norm: Pair) -> Tensor:

@@ -46,15 +46,14 @@ def test_a_prefix_leaves_the_error_that_its_gains_say(shape, kind):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_on_uneven_inputs_knowing_them_beats_the_plain_truncation(shape):
     """Built so that the plain truncation keeps what no input ever touches."""
-    delta, scales = random(*shape), torch.logspace(-2, 1, shape[1], dtype=torch.float64)
-    delta = delta / scales  # the largest entries meet the smallest inputs
-    inputs, fresh = (random(400, shape[1], seed=seed) * scales for seed in (1, 2))
+    silent = torch.arange(shape[1]) < shape[1] // 2
+    delta = random(*shape) * torch.where(silent, 10.0, 1.0)  # moved most where the inputs are all but silent
+    inputs, fresh = (random(400, shape[1], seed=seed) * torch.where(silent, 0.01, 1.0) for seed in (1, 2))
     errors = {}
     for kind in ("full", "diagonal", "plain"):
         made = factorise(delta, moment_of(inputs, kind), 2)
         errors[kind] = float((fresh @ (delta - (made.b @ made.a).double()).t()).square().mean())
-    assert errors["full"] < 0.7 * errors["plain"]
-    assert errors["diagonal"] < 0.8 * errors["plain"]
+    assert errors["full"] < 0.7 * errors["plain"] and errors["diagonal"] < 0.7 * errors["plain"]
 
 
 def test_a_delta_of_nothing_has_no_gains_and_stays_finite():
