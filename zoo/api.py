@@ -29,10 +29,10 @@ from zoo.store import Store
 
 if TYPE_CHECKING:
     from surgery.comparison import Comparison
-    from surgery.equivalence import Settings as CompareSettings
     from surgery.deltas.make import DeltaReport
     from surgery.deltas.plan import Carried, Norms
     from surgery.deltas.study import Progress as DeltaProgress
+    from surgery.equivalence import Settings as CompareSettings
     from surgery.export import ExportReport
     from surgery.ingest import IngestReport, Progress
     from surgery.making import MadeReport
@@ -232,6 +232,7 @@ class Zoo:
         rank: int | None = None,
         target: float = 0.98,
         *,
+        base: str | None = None,
         text: str | None = None,
         variant: str | None = None,
         embeddings: Carried = "exact",
@@ -244,6 +245,7 @@ class Zoo:
         Args:
             rank: of the deltas, in the mean; the smallest that reaches `target` when None.
             target: similarity to the exact fine-tune at the head, on held-out text.
+            base: what it was made from, where the catalogue does not know: a fine-tune of which every tensor moved shares nothing.
             text: what to weigh and score on; the built-in text when None (see `surgery.text.read_text`).
             variant: what to call the result.
 
@@ -254,7 +256,7 @@ class Zoo:
         from surgery.deltas.windows import read_windows
         from surgery.settings import context_length
 
-        options = DeltaOptions(rank, target, embeddings, norms, device=device)
+        options = DeltaOptions(rank, target, embeddings, norms, device=device, base=base)
         model = self.model(name)
         windows = read_windows(model, text, context_length(model.config))
         return delta(self.store, model.name, windows, options, variant, progress)

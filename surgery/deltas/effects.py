@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +38,7 @@ class Effects:
             weight: in the module's own layout.
         """
         stack, scores = self._stack, Scores()
-        with replaced(module, weight if at < stack.end else module.weight):
+        with replaced(module, weight):
             moved = stack.run(before, self._course, at, stack.end)
 
         def head(hidden: Tensor) -> Tensor:
@@ -49,7 +50,7 @@ class Effects:
 
 
 @contextmanager
-def replaced(module: nn.Module, weight: Tensor) -> Iterator[None]:
+def replaced(module: Any, weight: Tensor) -> Iterator[None]:
     """A module with another weight for a while. A partner that is tied to it keeps the old one."""
     old = module.weight
     module.weight = nn.Parameter(weight.to(old.dtype), requires_grad=False)

@@ -27,7 +27,7 @@ _NOT_CARRIED = frozenset({"config.json", "model.safetensors.index.json", "adapte
 
 
 def write_folder(
-    folder: Path, store: Store, exact: ModelManifest, plan: DeltaPlan, factors: Sequence[Sides], ranks: Sequence[int]
+    folder: Path, store: Store, exact: ModelManifest, base: str, plan: DeltaPlan, factors: Sequence[Sides], ranks: Sequence[int]
 ) -> None:
     """Write `adapter_config.json`, `adapter_model.safetensors` and the fine-tune's own side files into a folder that is there."""
     given = [(matrix, rank) for matrix, rank in zip(plan.matrices, ranks, strict=True) if rank]
@@ -38,7 +38,7 @@ def write_folder(
     for whole in plan.wholes:
         tensors[_whole_key(whole, whole.path in low_rank)] = stored_tensor(store, whole.digest).clone()
     save_file(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-    text = json.dumps(adapter_config(exact, given, plan.wholes), indent=2, sort_keys=True)
+    text = json.dumps(adapter_config(base, exact.family, given, plan.wholes), indent=2, sort_keys=True)
     (folder / "adapter_config.json").write_text(text + "\n")
     for side in exact.side_files:
         if not side.inherited and side.path not in _NOT_CARRIED:
@@ -47,7 +47,7 @@ def write_folder(
             path.write_bytes(store.read_blob(side.blob))
 
 
-def adapter_config(exact: ModelManifest, given: Sequence[tuple[Matrix, int]], wholes: Sequence[Whole]) -> dict[str, Any]:
+def adapter_config(base: str, family: str, given: Sequence[tuple[Matrix, int]], wholes: Sequence[Whole]) -> dict[str, Any]:
     """What peft reads. `given`: matrices and their ranks, without those of rank 0."""
     usual = Counter(rank for _, rank in given).most_common(1)[0][0]
     pattern = {matrix.path: rank for matrix, rank in given if rank != usual}
@@ -55,7 +55,7 @@ def adapter_config(exact: ModelManifest, given: Sequence[tuple[Matrix, int]], wh
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": exact.base,
+        "base_model_name_or_path": base,
         "r": usual,
         "lora_alpha": usual,
         "rank_pattern": pattern,
@@ -63,7 +63,7 @@ def adapter_config(exact: ModelManifest, given: Sequence[tuple[Matrix, int]], wh
         "target_modules": sorted(matrix.path for matrix, _ in given),
         "modules_to_save": saved or None,
         "bias": "all" if any(not whole.saved for whole in wholes) else "none",
-        "fan_in_fan_out": exact.family == "gpt2",
+        "fan_in_fan_out": family == "gpt2",
         "lora_dropout": 0.0,
         "inference_mode": True,
     }
@@ -78,4 +78,3 @@ def _low_rank(matrix: Matrix, sides: Sides, rank: int) -> Mapping[str, Tensor]:
 def _whole_key(whole: Whole, below_low_rank: bool) -> str:
     wrapped = ".base_layer" if below_low_rank else ""
     return f"{PREFIX}{whole.path}{wrapped}.{whole.leaf}"
-

@@ -45,7 +45,8 @@ class Windows:
 
 @dataclass(frozen=True)
 class DeltaOptions:
-    """`rank`: this one; None: the smallest that reaches `target`. `embeddings`, `norms`: see `surgery.deltas.plan`.
+    """`rank`: this one; None: the smallest that reaches `target`. `base`: of a fine-tune that shares so little that none is known.
+    `embeddings`, `norms`: see `surgery.deltas.plan`.
 
     `aware`, `diagonal`: see `study.How`; `allocation`: see `Curve`.
     """
@@ -58,6 +59,7 @@ class DeltaOptions:
     aware: bool = True
     diagonal: bool = False
     device: str = "cpu"
+    base: str | None = None
 
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank < 1:
@@ -151,9 +153,10 @@ def opened(store: Store, name: str, windows: Windows, options: DeltaOptions, pro
     """Take a fine-tune apart. The factors live in a temporary folder (TMPDIR) that goes with the context. Raises as `delta`."""
     with store.catalog.reading() as reader:
         exact = reader.model(reader.resolve(name))
-        base = None if exact.base is None else reader.model(exact.base)
-    plan = plan_deltas(exact, exact if base is None else base, options.embeddings, options.norms)
-    parent = base if base is not None else exact
+        named = exact.base if options.base is None else reader.resolve(options.base)
+        base = None if named is None else reader.model(named)
+    plan = plan_deltas(exact, base, options.embeddings, options.norms)
+    parent = exact if base is None else base
     how = How(options.aware, options.diagonal, options.allocation == "spread", options.device, options.rank)
     with tempfile.TemporaryDirectory(prefix="zoo-delta-") as scratch:
         studied = study(store, exact, plan, windows.train, windows.held, Path(scratch), how, progress)
@@ -170,7 +173,9 @@ def _found(work: Work, target: float) -> int:
     if rank is not None:
         return rank
     if highest < 1:
-        raise InputError(f"what {work.exact.name} carries whole takes all its bytes: no low-rank delta is smaller (see --embeddings lowrank)")
+        raise InputError(
+            f"what {work.exact.name} carries whole takes all its bytes: no low-rank delta is smaller (see --embeddings lowrank)"
+        )
     best = work.curve.at(highest)
     raise InputError(
         f"no rewriting of {work.exact.name} that is smaller than itself reaches {target}: at rank {highest} it is at "
@@ -180,7 +185,7 @@ def _found(work: Work, target: float) -> int:
 
 def _ingest(store: Store, work: Work, rank: int, called: str) -> IngestReport:
     with tempfile.TemporaryDirectory(prefix="zoo-delta-") as folder:
-        write_folder(Path(folder), store, work.exact, work.plan, work.studied.factors, work.curve.ranks(rank))
+        write_folder(Path(folder), store, work.exact, work.base.name, work.plan, work.studied.factors, work.curve.ranks(rank))
         source = dataclasses.replace(open_source(folder), origin=f"delta of {work.exact.name}, rank {rank}")
         return ingest(store, source, called, work.base.name, kind="delta")
 

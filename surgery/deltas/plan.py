@@ -84,10 +84,11 @@ class DeltaPlan:
         return sum(matrix.per_rank for matrix in self.matrices)
 
 
-def plan_deltas(exact: ModelManifest, base: ModelManifest, embeddings: Carried = "exact", norms: Norms = "exact") -> DeltaPlan:
+def plan_deltas(exact: ModelManifest, base: ModelManifest | None, embeddings: Carried = "exact", norms: Norms = "exact") -> DeltaPlan:
     """Compare a full fine-tune with its base, tensor by tensor.
 
     Args:
+        base: None where none is known, which is refused.
         embeddings: whether the token table and the head are carried whole or as factors.
         norms: `fold` keeps the base's norms and lets the linear layers behind them take over their move, in families where that
             is a plain product; components then are the base's own, and their rows run in its batch.
@@ -96,6 +97,8 @@ def plan_deltas(exact: ModelManifest, base: ModelManifest, embeddings: Carried =
         InputError: the model is no full fine-tune, moved no matrix, or moved one that no low-rank part can lie on.
         WrongBase: base and fine-tune are built differently.
     """
+    if base is None:
+        raise InputError(f"{exact.name} is a foundation: it has no base that deltas could be taken from; --base names one")
     _check_kind(exact)
     _check_alike(exact, base)
     planning = _Planning(exact, base, embeddings, norms)
@@ -109,9 +112,7 @@ def plan_deltas(exact: ModelManifest, base: ModelManifest, embeddings: Carried =
 def _check_kind(exact: ModelManifest) -> None:
     if exact.kind == "bitfit":
         raise InputError(f"{exact.name} costs only its biases already: low-rank deltas have nothing to save")
-    if exact.kind == "foundation":
-        raise InputError(f"{exact.name} is a foundation: it has no base that deltas could be taken from (zoo ingest --base names one)")
-    if exact.kind != "full" or exact.base is None:
+    if exact.kind not in ("full", "foundation"):
         raise InputError(f"{exact.name} is of kind {exact.kind}: low-rank deltas rewrite full fine-tunes only")
 
 
@@ -196,7 +197,11 @@ class _Planning:
         """The module's path in the Hugging Face model."""
         if module == "lm_head":
             return module
-        return f"{self._family.prefix}{module}" if placed.layer is None else f"{self._family.prefix}{self._family.stack}.{placed.layer}.{module}"
+        return (
+            f"{self._family.prefix}{module}"
+            if placed.layer is None
+            else f"{self._family.prefix}{self._family.stack}.{placed.layer}.{module}"
+        )
 
     def _check_tensors(self, placed: Placed, mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
         for name in sorted({*mine, *theirs}):

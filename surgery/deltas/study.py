@@ -64,12 +64,20 @@ class Studied:
 
     def states(self, at: int) -> Tensor:
         """Hidden states [windows, tokens, width] behind component `at`."""
-        return load_file(self.hidden[at])["hidden"]
+        states: Tensor = load_file(self.hidden[at])["hidden"]
+        return states
 
 
 @torch.inference_mode()
 def study(
-    store: Store, exact: ModelManifest, plan: DeltaPlan, train: Tensor, held: Tensor, scratch: Path, how: How, progress: Progress | None = None
+    store: Store,
+    exact: ModelManifest,
+    plan: DeltaPlan,
+    train: Tensor,
+    held: Tensor,
+    scratch: Path,
+    how: How,
+    progress: Progress | None = None,
 ) -> Studied:
     """Run the fine-tune over the text and take its deltas apart.
 
@@ -106,7 +114,9 @@ def layer_ends(model: ModelManifest) -> tuple[int, ...]:
     """Index of the last component of each layer."""
     places = model.components
     return tuple(
-        at for at, placed in enumerate(places) if placed.layer is not None and (at + 1 == len(places) or places[at + 1].layer != placed.layer)
+        at
+        for at, placed in enumerate(places)
+        if placed.layer is not None and (at + 1 == len(places) or places[at + 1].layer != placed.layer)
     )
 
 
@@ -120,7 +130,7 @@ class _Passes:
 
     @classmethod
     def over(cls, ids: Tensor, stack: Stack) -> _Passes:
-        batches = list(ids.to(stack.device).split(_BATCH))
+        batches = list(torch.split(ids.to(stack.device), _BATCH))
         return cls(stack, [stack.course(each) for each in batches], batches)
 
     def step(self, at: int) -> None:
@@ -153,9 +163,7 @@ class _Delta:
 class _Splitter:
     """Gathers the moments of one component's matrices while it runs, and takes their deltas apart when it has."""
 
-    def __init__(
-        self, store: Store, plan: DeltaPlan, scratch: Path, how: How, effects: Effects | None, progress: Progress | None
-    ) -> None:
+    def __init__(self, store: Store, plan: DeltaPlan, scratch: Path, how: How, effects: Effects | None, progress: Progress | None) -> None:
         self.gains: list[Gains] = []
         self._store, self._plan, self._scratch, self._how, self._effects, self._progress = store, plan, scratch, how, effects, progress
 
@@ -232,4 +240,3 @@ def _finite(x: Tensor, wrong: str) -> Tensor:
 def _sides(path: Path) -> Sides:
     found = load_file(path)
     return Sides(found["a"], found["b"])
-

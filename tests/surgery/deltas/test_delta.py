@@ -77,6 +77,17 @@ def test_its_scores_are_kept_for_the_chain_and_each_layer(tuned):
     assert [pair.similarity for pair in layers] == list(report.layers)
 
 
+def test_a_fine_tune_that_shares_nothing_is_told_its_base(tuned, tmp_path):
+    with tuned.store.catalog.reading() as reader:
+        assert reader.model("fine").kind == "full"
+    tuned.remove("fine")
+    tuned.ingest(tmp_path / "fine", name="alone")
+    assert tuned.model("alone").kind == "foundation"
+    refused(tuned, "alone", InputError, "--base names one", rank=4)
+    report = delta(tuned.store, "alone", windows(), DeltaOptions(4, base="base"))
+    assert (report.base, tuned.model(report.variant).base) == ("base", "base")
+
+
 def test_similarity_grows_with_rank_and_a_delta_of_few_ranks_needs_few(tuned):
     with opened(tuned.store, "fine", windows(), DeltaOptions(8, embeddings="lowrank")) as work:
         scores = [work.curve.at(rank).score for rank in (1, 2, 4, 8)]
