@@ -29,6 +29,7 @@ VERBS: dict[str, str] = {
     "experiment": "cli.experiment",
     "stitch": "cli.stitch",
     "compare": "cli.compare",
+    "delta": "cli.delta",
     "generate": "cli.generate",
     "serve": "cli.serve",
     "demo": "cli.demo",

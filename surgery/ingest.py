@@ -70,7 +70,12 @@ class _Written:
 
 
 def ingest(
-    store: Store, source: Source, name: str | None = None, base: str | None = None, progress: Progress | None = None
+    store: Store,
+    source: Source,
+    name: str | None = None,
+    base: str | None = None,
+    progress: Progress | None = None,
+    kind: ModelKind | None = None,
 ) -> IngestReport:
     """Put a checkpoint into the zoo. Doing it again changes nothing and succeeds.
 
@@ -79,6 +84,7 @@ def ingest(
         name: what to call the model; by default the hub id or the folder's name.
         base: the model it was made from (name or unique ending). Found by itself when None: an adapter's by its config, a full
             checkpoint's by the weights it shares.
+        kind: what to call an adapter that was made here; None: what it is.
 
     Raises:
         zoo.errors.InputError: the source cannot be used. Nothing was written.
@@ -94,6 +100,8 @@ def ingest(
     with store.ingesting():
         written = _write(store, source, progress)
         manifest = _manifest(called, source, plan, written)
+        if kind is not None:
+            manifest = dataclasses.replace(manifest, kind=kind)
         with store.catalog.writing() as writer:
             manifest = _commit(writer, manifest, plan, parent)
             blocks = len(writer.chain(called))

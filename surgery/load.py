@@ -6,6 +6,7 @@ model is its base with the adapter injected by peft (virtual tokens: peft's mode
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +23,7 @@ from zoo.manifest import ModelKind, ModelManifest, Placed
 from zoo.store import Store
 
 #: Kinds whose files hold an adapter alone: their weights are their base's, and peft puts the adapter in.
-ADAPTERS: frozenset[ModelKind] = frozenset({"lora", "ia3", "ln", "prompt", "prefix", "adapter"})
+ADAPTERS: frozenset[ModelKind] = frozenset({"lora", "ia3", "ln", "prompt", "prefix", "adapter", "delta"})
 #: Those that are not part of any module: the model is peft's own, with the base inside.
 _VIRTUAL: frozenset[ModelKind] = frozenset({"prompt", "prefix"})
 
@@ -47,6 +48,11 @@ def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype
     if manifest.kind in ADAPTERS:
         model = _bottlenecked(store, manifest, model) if manifest.kind == "adapter" else _adapted(store, manifest, model)
     return model.to(device).eval()
+
+
+def load_chain(store: Store, manifest: ModelManifest) -> Any:
+    """A model of a checkpoint's family out of the weights that its components name, without their adapters. Raises as `load_model`."""
+    return _full_model(store, dataclasses.replace(manifest, kind="delta"), None).eval()
 
 
 def _chain_model(store: Store, manifest: ModelManifest, config: dict[str, Any], dtype: torch.dtype | None) -> Any:

@@ -30,6 +30,9 @@ from zoo.store import Store
 
 if TYPE_CHECKING:
     from surgery.comparison import Comparison
+    from surgery.deltas.make import DeltaReport
+    from surgery.deltas.plan import Carried, Norms
+    from surgery.deltas.study import Progress as DeltaProgress
     from surgery.equivalence import Settings as CompareSettings
     from surgery.export import ExportReport, WrittenFile
     from surgery.ingest import IngestReport, Progress
@@ -208,6 +211,41 @@ class Zoo:
             return compose(self.store, parse(composition), name)
         path = Path(composition)
         return compose(self.store, read_composition(path), path.stem if name is None else name)
+
+    def delta(
+        self,
+        name: str,
+        rank: int | None = None,
+        target: float = 0.98,
+        *,
+        base: str | None = None,
+        text: str | None = None,
+        variant: str | None = None,
+        embeddings: Carried = "exact",
+        norms: Norms = "exact",
+        device: str = "cpu",
+        progress: DeltaProgress | None = None,
+    ) -> DeltaReport:
+        """Write a full fine-tune as its base plus low-rank deltas and keep that beside it.
+
+        Args:
+            rank: of the deltas, in the mean; the smallest that reaches `target` when None.
+            target: similarity to the exact fine-tune at the head, on held-out text.
+            base: what it was made from, where the catalogue does not know: a fine-tune of which every tensor moved shares nothing.
+            text: what to weigh and score on; the built-in text when None (see `surgery.text.read_text`).
+            variant: what to call the result.
+
+        Raises:
+            zoo.errors.ZooError: see `surgery.deltas.make.delta`; nothing is left in the store then.
+        """
+        from surgery.deltas.make import DeltaOptions, delta
+        from surgery.deltas.windows import read_windows
+        from surgery.settings import context_length
+
+        options = DeltaOptions(rank, target, embeddings, norms, device=device, base=base)
+        model = self.model(name)
+        windows = read_windows(model, text, context_length(model.config))
+        return delta(self.store, model.name, windows, options, variant, progress)
 
     def models(self) -> list[ModelSummary]:
         """One line per model, sorted by name."""

@@ -11,14 +11,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from zoo.blocks import Block
 from zoo.catalog import Reader
 from zoo.manifest import ModelKind, ModelManifest
 from zoo.records import Document, Equivalence
-
-if TYPE_CHECKING:
-    from zoo.api import Block
 
 #: Kinds of model -> how a hub calls their relation to the base.
 _RELATIONS: Mapping[ModelKind, str] = {

@@ -1,0 +1,60 @@
+"""What each delta is worth: how far the predictions move when one matrix alone is the base's again.
+
+To first order these divergences add up, so that a rank's gain is its share of its matrix's error times the matrix's effect: that makes
+gains comparable between a head and a projection in the middle, which errors of outputs are not. Knows one fine-tune on a few windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from surgery.deltas.score import Scores, compare_heads
+from surgery.stack import Stack
+
+#: An effect below this is rounding; its matrix still has its turn, last.
+_LEAST = 1e-9
+
+
+class Effects:
+    """Divergences of one stack from itself with a weight replaced."""
+
+    @torch.inference_mode()
+    def __init__(self, stack: Stack, ids: Tensor) -> None:
+        """`ids` [windows, tokens]: what it is measured on, all at once."""
+        self._stack, self._ids, self._course = stack, ids, stack.course(ids)
+        self._last = stack.run(ids, self._course, 0, stack.end)
+
+    @torch.inference_mode()
+    def of(self, at: int, before: Tensor, module: nn.Module, weight: Tensor) -> float:
+        """KL divergence in nats, mean over tokens, when a module of component `at` has another weight.
+
+        Args:
+            before: what component `at` gets: ids where it is 0, else hidden states.
+            weight: in the module's own layout.
+        """
+        stack, scores = self._stack, Scores()
+        with replaced(module, weight):
+            moved = stack.run(before, self._course, at, stack.end)
+
+        def head(hidden: Tensor) -> Tensor:
+            with replaced(module, weight):
+                return stack.head(hidden)
+
+        compare_heads(self._last, stack.head, moved, head if at == stack.end else stack.head, self._ids, scores)
+        return max(scores.score.kl, _LEAST)
+
+
+@contextmanager
+def replaced(module: Any, weight: Tensor) -> Iterator[None]:
+    """A module with another weight for a while. A partner that is tied to it keeps the old one."""
+    old = module.weight
+    module.weight = nn.Parameter(weight.to(old.dtype), requires_grad=False)
+    try:
+        yield
+    finally:
+        module.weight = old

@@ -1,0 +1,220 @@
+"""A full fine-tune rewritten as base + low-rank deltas, and put beside the exact one as a model of its own (issue: beyond the papers).
+
+The smallest rank that keeps the predictions near enough on held-out text is found, the result is written as a PEFT folder and ingested
+as that, and its scores are kept as a relation of the two. The exact model stays as it is. Until the ingest commits nothing is in the store.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from surgery.deltas.curve import Allocation, Curve, Point, compare_stacks, sizes_of
+from surgery.deltas.folder import write_folder
+from surgery.deltas.plan import Carried, DeltaPlan, Norms, plan_deltas
+from surgery.deltas.ranks import smallest
+from surgery.deltas.score import Score
+from surgery.deltas.study import How, Progress, Studied, layer_ends, study
+from surgery.deltas.trial import Trial
+from surgery.ingest import IngestReport, ingest
+from surgery.sources import open_source
+from surgery.stack import open_stack
+from surgery.twins import random_twin
+from zoo.errors import InputError
+from zoo.manifest import ModelManifest
+from zoo.records import Equivalence, Run
+from zoo.store import Store
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Token ids [windows, tokens] that weigh the deltas and that score them, and the digest of what they were scored on."""
+
+    train: Tensor
+    held: Tensor
+    digest: str
+
+
+@dataclass(frozen=True)
+class DeltaOptions:
+    """`rank`: this one; None: the smallest that reaches `target`. `base`: of a fine-tune that shares so little that none is known.
+    `embeddings`, `norms`: see `surgery.deltas.plan`.
+
+    `aware`, `diagonal`: see `study.How`; `allocation`: see `Curve`.
+    """
+
+    rank: int | None = None
+    target: float = 0.98
+    embeddings: Carried = "exact"
+    norms: Norms = "exact"
+    allocation: Allocation = "spread"
+    aware: bool = True
+    diagonal: bool = False
+    device: str = "cpu"
+    base: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.rank is not None and self.rank < 1:
+            raise InputError(f"a rank is at least 1, not {self.rank}")
+        if not 0.0 < self.target <= 1.0:
+            raise InputError(f"the target is a similarity in (0, 1], not {self.target}")
+
+
+@dataclass(frozen=True)
+class DeltaReport:
+    """What was made. Bytes are of tensors that the base does not have; `similarity` is the mean over held-out tokens (BL-05).
+
+    `base_similarity`, `control`: what the base itself and a random-init twin get. `curve`: every rank that was scored, in order.
+    """
+
+    variant: str
+    model: str
+    base: str
+    rank: int
+    ranks: dict[str, int]
+    similarity: float
+    score: Score
+    base_similarity: float
+    control: float
+    bytes: int
+    bytes_exact: int
+    curve: tuple[Point, ...]
+    layers: tuple[float, ...]
+    probe: str
+    tokens: int
+
+
+def delta(
+    store: Store, name: str, windows: Windows, options: DeltaOptions, variant: str | None = None, progress: Progress | None = None
+) -> DeltaReport:
+    """Rewrite a full fine-tune and store the result.
+
+    Args:
+        name: the fine-tune's name or a unique ending of it.
+        variant: what to call the result; `<model>@delta-r<rank>` when None.
+
+    Raises:
+        InputError: it is no full fine-tune, nothing can be saved, no smaller rewriting reaches the target, or something is not finite.
+        WrongBase: base and fine-tune are built differently.
+        NotFound, AmbiguousName, NameTaken, StoreError: as an ingest does.
+    """
+    with store.keeping(), opened(store, name, windows, options, progress) as work:
+        rank = options.rank if options.rank is not None else _found(work, options.target)
+        point = work.curve.at(rank)
+        layers = work.curve.layers(rank)
+        called = variant if variant is not None else f"{work.exact.name}@delta-r{rank}"
+        _ingest(store, work, rank, called)
+        of_base, of_twin = _others(store, work, windows.held, options.device)
+        pairs = _pairs(work, called, point, layers, windows.digest, of_base, of_twin)
+        with store.catalog.writing() as writer:
+            writer.put_equivalences(pairs)
+    return DeltaReport(
+        variant=called,
+        model=work.exact.name,
+        base=work.base.name,
+        rank=rank,
+        ranks={matrix.path: each for matrix, each in zip(work.plan.matrices, work.curve.ranks(rank), strict=True)},
+        similarity=point.score.similarity,
+        score=point.score,
+        base_similarity=of_base.similarity,
+        control=of_twin[max(of_twin)].similarity,
+        bytes=point.bytes,
+        bytes_exact=work.bytes_exact,
+        curve=tuple(work.curve.points[each] for each in sorted(work.curve.points)),
+        layers=tuple(score.similarity for score in layers.values()),
+        probe=windows.digest,
+        tokens=windows.held.numel(),
+    )
+
+
+@dataclass(frozen=True)
+class Work:
+    """A fine-tune taken apart, ready to be scored at any rank."""
+
+    exact: ModelManifest
+    base: ModelManifest
+    plan: DeltaPlan
+    studied: Studied
+    trial: Trial
+    curve: Curve
+    bytes_exact: int
+
+
+@contextmanager
+def opened(store: Store, name: str, windows: Windows, options: DeltaOptions, progress: Progress | None = None) -> Iterator[Work]:
+    """Take a fine-tune apart. The factors live in a temporary folder (TMPDIR) that goes with the context. Raises as `delta`."""
+    with store.catalog.reading() as reader:
+        exact = reader.model(reader.resolve(name))
+        named = exact.base if options.base is None else reader.resolve(options.base)
+        base = None if named is None else reader.model(named)
+    plan = plan_deltas(exact, base, options.embeddings, options.norms)
+    parent = exact if base is None else base
+    how = How(options.aware, options.diagonal, options.allocation == "spread", options.device, options.rank)
+    with tempfile.TemporaryDirectory(prefix="zoo-delta-") as scratch:
+        studied = study(store, exact, plan, windows.train, windows.held, Path(scratch), how, progress)
+        trial = Trial(store, exact, plan, studied.factors, options.device)
+        sizes = sizes_of(exact, parent, plan)
+        curve = Curve(exact, plan, studied, trial, windows.held, sizes, options.allocation)
+        yield Work(exact, parent, plan, studied, trial, curve, sizes.exact)
+
+
+def _found(work: Work, target: float) -> int:
+    """The smallest rank that reaches the target. Raises InputError when no rewriting smaller than the exact fine-tune does."""
+    highest = work.curve.highest
+    rank = smallest(lambda each: work.curve.at(each).score.similarity >= target, highest)
+    if rank is not None:
+        return rank
+    if highest < 1:
+        raise InputError(
+            f"what {work.exact.name} carries whole takes all its bytes: no low-rank delta is smaller (see --embeddings lowrank)"
+        )
+    best = work.curve.at(highest)
+    raise InputError(
+        f"no rewriting of {work.exact.name} that is smaller than itself reaches {target}: at rank {highest} it is at "
+        f"{best.score.similarity:.4f} with {best.bytes:,} of {work.bytes_exact:,} bytes; --rank stores it all the same"
+    )
+
+
+def _ingest(store: Store, work: Work, rank: int, called: str) -> IngestReport:
+    with tempfile.TemporaryDirectory(prefix="zoo-delta-") as folder:
+        write_folder(Path(folder), store, work.exact, work.base.name, work.plan, work.studied.factors, work.curve.ranks(rank))
+        source = dataclasses.replace(open_source(folder), origin=f"delta of {work.exact.name}, rank {rank}")
+        return ingest(store, source, called, work.base.name, kind="delta")
+
+
+@torch.inference_mode()
+def _others(store: Store, work: Work, held: Tensor, device: str) -> tuple[Score, dict[int, Score]]:
+    """What the base gets at the head, and a random-init twin behind every layer."""
+    ends = layer_ends(work.exact)
+    of_base = compare_stacks(work.studied, open_stack(store, work.base, device), held, ends[-1:])[ends[-1]]
+    return of_base, compare_stacks(work.studied, random_twin(store, work.exact, device=device), held, ends)
+
+
+def _pairs(
+    work: Work, variant: str, point: Point, layers: dict[int, Score], probe: str, of_base: Score, of_twin: dict[int, Score]
+) -> list[Equivalence]:
+    """The whole chain, and each layer of it as far as its output is the chain's so far."""
+    name, end = work.exact.name, len(work.exact.components)
+    extra = {"rank": float(point.rank), "bytes": float(point.bytes), "base": of_base.similarity, **_metrics(point.score)}
+    runs = Run(name, 0, end), Run(variant, 0, end)
+    pairs = [Equivalence("delta", *runs, probe, point.score.similarity, of_twin[max(of_twin)].similarity, extra)]
+    for hi, score in layers.items():
+        layer = work.exact.components[hi].layer
+        lo = next(at for at, placed in enumerate(work.exact.components) if placed.layer == layer)
+        runs = Run(name, lo, hi + 1), Run(variant, lo, hi + 1)
+        pairs.append(Equivalence("delta", *runs, probe, score.similarity, of_twin[hi].similarity, _metrics(score)))
+    return pairs
+
+
+def _metrics(score: Score) -> dict[str, float]:
+    values: dict[str, Any] = dataclasses.asdict(score)
+    del values["similarity"]
+    return values

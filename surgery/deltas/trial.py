@@ -1,0 +1,90 @@
+"""A rewriting at any rank as a running model: the base's weights, the fine-tune's where they are carried whole, and factors beside them.
+
+The ranks in use are changed in place, so that one loaded model shows the whole curve. It computes what peft and the engine compute of the
+stored result: the low-rank part in float32 from factors rounded to the dtype they are stored in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from surgery.deltas.plan import DeltaPlan, Matrix
+from surgery.load import load_chain
+from surgery.stack import Stack, stack_of
+from zoo.manifest import Component, ModelManifest, Placed
+from zoo.store import Store
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sides:
+    """The factors of one matrix as they are stored: a [k, in], b [out, k]."""
+
+    a: Tensor
+    b: Tensor
+
+
+class Ranked(nn.Module):
+    """A linear layer or a table plus the first `rank` ranks of its factors."""
+
+    def __init__(self, base: nn.Module, sides: Sides, table: bool) -> None:
+        super().__init__()
+        self.base = base
+        self.sides = sides
+        self.rank = 0
+        self._table = table
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.base(x)
+        if self.rank == 0:
+            return out
+        a, b = (side.to(device=out.device, dtype=torch.float32) for side in (self.sides.a[: self.rank], self.sides.b[:, : self.rank]))
+        if not self._table:
+            return (out + F.linear(F.linear(x.float(), a), b)).to(out.dtype)
+        added = F.linear(F.embedding(x, a.t()), b)
+        scale = getattr(self.base, "embed_scale", None)
+        return (out + (added if scale is None else added * scale.to(added.dtype))).to(out.dtype)
+
+
+class Trial:
+    """See the top of the file. `stack` is the rewriting with the ranks that `use_` was given last; all zero at first."""
+
+    def __init__(self, store: Store, exact: ModelManifest, plan: DeltaPlan, factors: Sequence[Sides], device: str = "cpu") -> None:
+        components = carried(exact, plan)
+        model = load_chain(store, dataclasses.replace(exact, components=components)).to(device)
+        self._ranked = [_put_(model, matrix, sides) for matrix, sides in zip(plan.matrices, factors, strict=True)]
+        self.stack: Stack = stack_of(model, components)
+
+    def use_(self, ranks: Sequence[int]) -> None:
+        """Set every matrix's rank."""
+        for module, rank in zip(self._ranked, ranks, strict=True):
+            module.rank = rank
+
+
+def _put_(model: Any, matrix: Matrix, sides: Sides) -> Ranked:
+    parent, _, name = matrix.path.rpartition(".")
+    ranked = Ranked(model.get_submodule(matrix.path), sides, matrix.table)
+    setattr(model.get_submodule(parent), name, ranked)
+    return ranked
+
+
+def carried(exact: ModelManifest, plan: DeltaPlan) -> tuple[Placed, ...]:
+    """The fine-tune's components with the base's tensors where the plan carries factors, norms that were taken over included."""
+    swapped: dict[int, dict[str, str]] = {}
+    for matrix in plan.matrices:
+        at = swapped.setdefault(matrix.at, {})
+        at[matrix.weight.fine] = matrix.weight.base
+        if matrix.norm is not None:
+            at[matrix.norm.fine] = matrix.norm.base
+    return tuple(_swapped(placed, swapped.get(at, {})) for at, placed in enumerate(exact.components))
+
+
+def _swapped(placed: Placed, digests: dict[str, str]) -> Placed:
+    old = placed.component
+    tensors = tuple((name, digests.get(digest, digest)) for name, digest in old.tensors)
+    return Placed(placed.layer, Component(old.kind, old.family, old.spec, tensors))

@@ -1,0 +1,62 @@
+"""Factors of one matrix: all ranks give it back, prefixes are best on the inputs seen, gains are the errors they take away."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from surgery.deltas.factors import factorise, regular
+
+SHAPES = [(6, 10), (10, 6), (8, 8)]
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def moment_of(inputs: torch.Tensor, kind: str) -> torch.Tensor | None:
+    full = inputs.t() @ inputs / len(inputs)
+    return {"full": full, "diagonal": full.diagonal(), "plain": None}[kind]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["full", "diagonal", "plain"])
+def test_all_ranks_are_the_matrix(shape, kind):
+    delta = random(*shape)
+    made = factorise(delta, moment_of(random(50, shape[1], seed=1), kind), min(shape))
+    torch.testing.assert_close((made.b @ made.a).double(), delta, atol=1e-5, rtol=1e-5)
+    assert made.gains.sum() == pytest.approx(1.0)
+    assert (made.gains.diff() <= 1e-12).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["full", "diagonal", "plain"])
+def test_a_prefix_leaves_the_error_that_its_gains_say(shape, kind):
+    delta, inputs = random(*shape), random(500, shape[1], seed=1) * torch.logspace(-2, 1, shape[1], dtype=torch.float64)
+    moment = moment_of(inputs, kind)
+    weight = regular(moment) if moment is not None else torch.ones(shape[1], dtype=torch.float64)
+    weight = torch.diag(weight) if weight.dim() == 1 else weight
+    made = factorise(delta, moment, min(shape))
+    whole = torch.trace(delta @ weight @ delta.t())
+    for rank in range(1, min(shape)):
+        left = delta - (made.b[:, :rank] @ made.a[:rank]).double()
+        assert float(torch.trace(left @ weight @ left.t()) / whole) == pytest.approx(1 - float(made.gains[:rank].sum()), abs=1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_on_uneven_inputs_knowing_them_beats_the_plain_truncation(shape):
+    """Built so that the plain truncation keeps what no input ever touches."""
+    silent = torch.arange(shape[1]) < shape[1] // 2
+    delta = random(*shape) * torch.where(silent, 10.0, 1.0)  # moved most where the inputs are all but silent
+    inputs, fresh = (random(400, shape[1], seed=seed) * torch.where(silent, 0.01, 1.0) for seed in (1, 2))
+    errors = {}
+    for kind in ("full", "diagonal", "plain"):
+        made = factorise(delta, moment_of(inputs, kind), 2)
+        errors[kind] = float((fresh @ (delta - (made.b @ made.a).double()).t()).square().mean())
+    assert errors["full"] < 0.7 * errors["plain"] and errors["diagonal"] < 0.7 * errors["plain"]
+
+
+def test_a_delta_of_nothing_has_no_gains_and_stays_finite():
+    made = factorise(torch.zeros(4, 6), torch.eye(6), 4)
+    assert made.gains.sum() == 0 and made.a.isfinite().all() and made.b.isfinite().all()
+    assert torch.count_nonzero(made.b @ made.a) == 0
