@@ -107,6 +107,7 @@ class FrameMaker:
         self._home = {name: layout for layout in self._layouts for name in layout.members}
         self._frames: dict[tuple[tuple[str, ...], tuple[str | None, ...]], Frame] = {}
         self._pagings: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[Paging, ...]] = {}
+        self._rotaries: dict[tuple[tuple[str, ...], str, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> Frame:
         """The frame of these models."""
@@ -131,7 +132,15 @@ class FrameMaker:
         return frame
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
-        """(cos, sin) [1, tokens, width] for these models' tokens; computed once per layout."""
+        """(cos, sin) [1, tokens, width] for these models' tokens; computed once per layout, in the dtype of `like`."""
+        made = self._rotaries.get((models, key, like.dtype))
+        if made is None:
+            made = self._rotaries[models, key, like.dtype] = self._tables(models, key, like)
+        return made
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _tables(self, models: Sequence[str], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
         parts = []
         for run in self._runs(models, (0,) * len(models)):
             known, name = run.layout.rotaries, (key, like.dtype)
@@ -141,8 +150,6 @@ class FrameMaker:
         if len(parts) == 1:
             return parts[0][0], parts[0][1]
         return torch.cat([cos for cos, _ in parts], dim=1), torch.cat([sin for _, sin in parts], dim=1)
-
-    # -- inside --------------------------------------------------------------------------------------------------------
 
     def _runs(self, models: Sequence[str], shifts: Sequence[int]) -> Iterator[_Run]:
         """The models as runs of neighbours with one shift."""

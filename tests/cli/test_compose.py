@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 import cli.app
 from tests.checkpoints import make
@@ -42,6 +43,20 @@ def test_a_file_becomes_a_model_of_its_name(store: Path, tmp_path: Path, capsys:
     assert [block["shared_with"] for block in document["chain"]] == [["org/a"], ["org/b"]]
     assert run(store, "generate", "mixed", "x y", "--max-tokens", "3", "--json") == 0
     assert json.loads(capsys.readouterr().out)["model"] == "mixed"
+
+
+def test_a_chain_that_is_no_checkpoint_is_served_as_it_computes(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Layers with other heads, from another model."""
+    with Zoo(store) as zoo:
+        zoo.ingest(make("llama", tmp_path / "thin", num_key_value_heads=1, intermediate_size=48), "org/thin")
+    lines = [f"  - sources: [{{model: {name}, layer_range: [{lo}, {hi}]}}]\n" for name, lo, hi in (("a", 0, 2), ("thin", 1, 3))]
+    assert run(store, "compose", write(tmp_path / "chain.yaml", "slices:\n" + "".join(lines)), "--json") == 0
+    assert json.loads(capsys.readouterr().out)["family"] == "blockzoo_chain"
+    assert run(store, "generate", "chain", "--token-ids", "5,6,7", "--max-tokens", "8", "--json") == 0
+    tokens = json.loads(capsys.readouterr().out)["token_ids"]
+    with Zoo(store) as zoo:
+        out = zoo.model("chain").load().generate(torch.tensor([[5, 6, 7]]), max_new_tokens=8, do_sample=False)
+    assert tokens == out[0, 3:].tolist()
 
 
 @pytest.mark.parametrize(
