@@ -7,6 +7,7 @@ ZooError                      exit code 2, one line on standard error
 │   ├── MalformedCheckpoint   truncated, oversized, inconsistent or missing files
 │   ├── WrongBase             an adapter does not fit the base it was given
 │   ├── UnsupportedAdapter    an adapter of a kind or variant that cannot be run exactly
+│   ├── Incomparable          two models whose blocks can never stand in for each other: tokenizers, widths
 │   └── NotServable           stored fine, but no executor can run it exactly
 ├── NotFound                  no model of that name
 ├── AmbiguousName             several models end that way; the candidates are listed
@@ -50,6 +51,10 @@ class WrongBase(InputError):
 
 class UnsupportedAdapter(InputError):
     """The adapter's kind, or a variant it uses, cannot be run exactly."""
+
+
+class Incomparable(InputError):
+    """No block of one of these models can stand in for one of the other: their tokenizers or widths do not meet."""
 
 
 class NotServable(InputError):
