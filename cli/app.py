@@ -24,6 +24,7 @@ VERBS: dict[str, str] = {
     "verify": "cli.verify",
     "gc": "cli.gc",
     "compose": "cli.compose",
+    "surrogate": "cli.surrogate",
     "generate": "cli.generate",
     "serve": "cli.serve",
     "demo": "cli.demo",

@@ -122,7 +122,7 @@ class Subject:
 def open_subject(store: Store, manifest: ModelManifest, layers: tuple[int, int], bounds: tuple[int, int], device: str = "cpu") -> Subject:
     """Load a stored model for work on components [lo, hi) = `bounds`. Raises DamagedObject, NotServable, MalformedCheckpoint."""
     plan = plan_of(config_of(store, manifest), manifest.components)
-    tensors = {tensor.digest: _float32(map_tensor(store.open_tensor(tensor.digest)), device) for tensor in manifest.tensors}
+    tensors = {tensor.digest: as_float32(map_tensor(store.open_tensor(tensor.digest)), device) for tensor in manifest.tensors}
     exact = assemble(plan, manifest.components, tensors).to(device)
     return Subject(manifest, plan, layers, *bounds, tensors, exact)
 
@@ -140,7 +140,8 @@ def _cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _float32(tensor: Tensor, device: str) -> Tensor:
+def as_float32(tensor: Tensor, device: str | torch.device) -> Tensor:
+    """On a device, floating-point values in float32."""
     return tensor.to(device=device, dtype=torch.float32) if tensor.is_floating_point() else tensor.to(device)
 
 
@@ -175,8 +176,8 @@ def record(subject: Subject, windows: Tensor, batch: int = 16) -> States:
     exact = subject.exact
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
-    for ids in windows.split(batch):
-        ids = ids.to(subject.device)
+    for at in range(0, len(windows), batch):
+        ids = windows[at : at + batch].to(subject.device)
         course = exact.course(ids)
         before = exact.run(ids, course, 0, subject.lo)
         inputs.append(before.cpu())

@@ -78,7 +78,9 @@ def target_of(manifest: ModelManifest, config: Mapping[str, Any], layers: tuple[
     inside = manifest.components[lo:hi]
     for placed in inside:
         if placed.component.kind == "stitch":
-            raise InputError(f"layers {layers[0]}-{layers[1]} of {manifest.name} hold a stitch: surrogates stand for blocks between stitches")
+            raise InputError(
+                f"layers {layers[0]}-{layers[1]} of {manifest.name} hold a stitch: surrogates stand for blocks between stitches"
+            )
         if placed.component.adapter is not None:
             raise InputError(f"the {placed.component.kind} of layer {placed.layer} has an adapter: merge it into a checkpoint first")
     check_adapters(manifest.components)

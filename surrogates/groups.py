@@ -85,9 +85,7 @@ _TABLE: Mapping[str, Prunable] = {
     "qwen2": _LLAMA,
     "qwen3": _LLAMA,
     "gemma2": _LLAMA,
-    "phi3": Prunable(
-        (*_linear("self_attn.qkv_proj", 0, _HEADS, _KV, _KV), *_linear("self_attn.o_proj", 1, _HEADS)), _FUSED_GATED, _OUT
-    ),
+    "phi3": Prunable((*_linear("self_attn.qkv_proj", 0, _HEADS, _KV, _KV), *_linear("self_attn.o_proj", 1, _HEADS)), _FUSED_GATED, _OUT),
     "glm4": Prunable(_QKVO, _FUSED_GATED, _OUT),
     "olmo2": Prunable("its norms of queries and keys reach over all heads, so that heads are not independent", _GATED, _OUT),
     "mixtral": Prunable(_QKVO, "its experts are chosen per token: remove whole experts instead, which is not offered", _OUT),

@@ -56,7 +56,9 @@ def magnitude(block: Block, shape: Shape, axes: Sequence[Sequence[Axis]], layers
     return sums.scores()
 
 
-def taylor(subject: Subject, block: Block, states: States, shape: Shape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]) -> list[Scores]:
+def taylor(
+    subject: Subject, block: Block, states: States, shape: Shape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]
+) -> list[Scores]:
     """|w dL/dw| per unit, summed over batches of `states`. `block`: the exact block. One per layer of the block.
 
     Raises:

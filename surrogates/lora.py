@@ -75,7 +75,7 @@ def linear_size(module: nn.Module) -> tuple[int, int] | None:
 def _site(parent: nn.Module, name: str, child: nn.Module, size: tuple[int, int], rank: int, generator: torch.Generator) -> _Site:
     out, into = size
     rank = min(rank, out, into)
-    device = child.weight.device
+    device = next(child.parameters()).device
     a = (torch.rand(rank, into, generator=generator) * 2 - 1) / math.sqrt(into)
     learner = LowRankLinear(child, a.to(device), torch.zeros(out, rank, device=device), None, 1.0)
     learner.a.requires_grad_(True)

@@ -18,6 +18,7 @@ import torch
 from surgery.keeping import keep_tensors
 from surgery.making import Made, MadeReport, put_made
 from surgery.settings import config_of
+from surgery.tensors import TORCH_DTYPES
 from surgery.text import Part as TextPart
 from surgery.text import Probe, read_text
 from surgery.tokenizers import has_tokenizer, tokenizer_digest
@@ -32,7 +33,7 @@ from surrogates.refit import refit_
 from surrogates.saved import Task
 from surrogates.timing import Speed, TimingSettings, measure
 from zoo.errors import InputError, NameTaken
-from zoo.manifest import SideFile
+from zoo.manifest import ModelManifest, SideFile
 from zoo.records import Equivalence
 from zoo.records import Run as ChainRun
 
@@ -113,7 +114,7 @@ class Material:
 
 
 def device_of(name: str) -> str:
-    """"auto" -> the accelerator there is, else the CPU."""
+    """ "auto" -> the accelerator there is, else the CPU."""
     if name != "auto":
         return name
     return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
@@ -155,7 +156,7 @@ def make_surrogate(
     material = gather(zoo, handle, layers, (target.lo, target.hi), options)
     plan = _plan(target, material.subject, material, options)
     run, recovery = prune_and_recover(zoo, target, plan, material, options, progress)
-    agreement, speed = score(material, run, stored_dtype(target), options.timing)
+    agreement, speed = score(material, run, options.timing)
     put = _put(zoo, target, plan, run, name, agreement, speed, material.probe)
     seconds = time.monotonic() - begun
     return SurrogateReport(
@@ -224,13 +225,16 @@ def prune_and_recover(
     block = subject.block(run)
     if options.refit:
         row = prunable(target.family)
-        outs = [[row.out[half] for half in halves(target.part) if half in row.out and _holds(target, at, row.out[half])] for at in range(len(run.placed))]
+        outs = [
+            [row.out[half] for half in halves(target.part) if half in row.out and _holds(target, at, row.out[half])]
+            for at in range(len(run.placed))
+        ]
         refit_(block, subject.block(), material.learn, row, outs)
     recovery = None
     if options.recovery.how != "none":
         task = Task(zoo.store.root, _settings(target, plan, material, options))
         recovery = recover_(subject, block, material.learn, material.check, options.recovery, task, progress)
-    dtype = stored_dtype(target)
+    dtype = stored_dtype(target.manifest, target.lo, target.hi)
     tensors = {f"{at}.{name}": weight.detach().to(dtype) for at in run.changed for name, weight in block.names[at].items()}
     if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
         raise InputError(f"the pruned weights are not finite in {str(dtype).removeprefix('torch.')}: nothing was kept")
@@ -246,20 +250,25 @@ def _settings(target: Target, plan: PrunePlan, material: Material, options: Surr
     """All that recovery depends on."""
     chain = [placed.component.digest for placed in target.manifest.components]
     learned = Probe(material.probe.text, material.probe.tokenizer, material.learn.ids)
-    return {"chain": chain, "plan": plan.document(), "refit": options.refit, "recovery": asdict(options.recovery), "windows": learned.digest}
+    return {
+        "chain": chain,
+        "plan": plan.document(),
+        "refit": options.refit,
+        "recovery": asdict(options.recovery),
+        "windows": learned.digest,
+    }
 
 
-def stored_dtype(target: Target) -> torch.dtype:
-    """The dtype that the block's matrices are stored in."""
-    from surgery.tensors import TORCH_DTYPES
-
-    names = {digest for placed in target.placed for _, digest in placed.component.tensors}
-    return TORCH_DTYPES[max((tensor for tensor in target.manifest.tensors if tensor.digest in names), key=lambda each: each.elements).dtype]
+def stored_dtype(manifest: ModelManifest, lo: int, hi: int) -> torch.dtype:
+    """The dtype that the matrices of components [lo, hi) are stored in."""
+    names = {digest for placed in manifest.components[lo:hi] for _, digest in placed.component.tensors}
+    return TORCH_DTYPES[max((tensor for tensor in manifest.tensors if tensor.digest in names), key=lambda each: each.elements).dtype]
 
 
-def score(material: Material, run: Run, dtype: torch.dtype, timing: TimingSettings) -> tuple[Agreement, Speed]:
+def score(material: Material, run: Run, timing: TimingSettings) -> tuple[Agreement, Speed]:
     """How well the run does the block's work on held-out text, and how fast, in the dtype that is stored."""
     subject = material.subject
+    dtype = stored_dtype(subject.manifest, subject.lo, subject.hi)
     block = subject.block(run)
     agreement = agree(subject, lambda hidden, ids: _output(block, hidden, ids), material.measure)
     speed = measure(subject.block(dtype=dtype), subject.block(run, dtype), material.measure.inputs.shape[-1], timing)
@@ -267,7 +276,8 @@ def score(material: Material, run: Run, dtype: torch.dtype, timing: TimingSettin
 
 
 def _output(block: Block, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return block(hidden, block.course(ids))
+    out: torch.Tensor = block(hidden, block.course(ids))
+    return out
 
 
 def metrics_of(agreement: Agreement, speed: Speed, removed_ratio: float) -> dict[str, float]:
@@ -291,9 +301,7 @@ def carried(handle_sides: tuple[SideFile, ...]) -> tuple[SideFile, ...]:
     return tuple(SideFile(side.path, side.blob, side.nbytes) for side in kept)
 
 
-def _put(
-    zoo: Zoo, target: Target, plan: PrunePlan, run: Run, name: str, agreement: Agreement, speed: Speed, probe: Probe
-) -> MadeReport:
+def _put(zoo: Zoo, target: Target, plan: PrunePlan, run: Run, name: str, agreement: Agreement, speed: Speed, probe: Probe) -> MadeReport:
     parent = target.manifest
     with zoo.store.ingesting():
         metas = keep_tensors(zoo.store, dict(run.tensors))
@@ -319,5 +327,3 @@ def _put(
             pairs=(pair,),
         )
         return put_made(zoo.store, made)
-
-

@@ -40,10 +40,10 @@ class RecoverySettings:
     """`how`: train low-rank learners, or the pruned matrices themselves. `batch`: windows per step."""
 
     how: Recover = "lora"
-    steps: int = 300
+    steps: int = 200
     rank: int = 16
-    rate: float = 2e-3
-    batch: int = 16
+    rate: float = 4e-3
+    batch: int = 8
     head_weight: float = 0.0
     seed: int = 0
 
@@ -244,5 +244,3 @@ def _matrices(block: Block) -> dict[str, Tensor]:
 def _restore_(block: Block, start: dict[str, Tensor]) -> None:
     for name, weight in _matrices(block).items():
         weight.copy_(start[name])
-
-

@@ -130,7 +130,7 @@ def _through(block: Block, at: int, ids: Tensor, hidden: Tensor, device: torch.d
     return torch.cat(out)
 
 
-def _layer(block: Block, at: int, path: str) -> nn.Module:
+def _layer(block: Block, at: int, path: str) -> Any:
     """The module that holds a named weight of a component."""
     weight = block.names[at][f"{path}.weight"]
     return next(module for module in block.parts[at].modules() if getattr(module, "weight", None) is weight)
