@@ -39,7 +39,7 @@ class Block(nn.Module):
     def __init__(self, stack: Stack, changed: Sequence[int] = ()) -> None:
         super().__init__()
         self.stack = stack
-        self.names = _named(stack)
+        self.names = tuple(stack.weights(at) for at in range(stack.end))
         self.changed = tuple(changed)
 
     @property
@@ -54,14 +54,6 @@ class Block(nn.Module):
     def forward(self, hidden: Tensor, course: Course) -> Tensor:
         """Hidden states [B, T, width] through the block."""
         return self.stack.run(hidden, course, 0, self.stack.end)
-
-
-def _named(stack: Stack) -> tuple[dict[str, Tensor], ...]:
-    names: list[dict[str, Tensor]] = [{} for _ in stack.placed]
-    for key, tensor in stack.named_tensors().items():
-        _, at, name = key.split(".", 2)
-        names[int(at)][name] = tensor
-    return tuple(names[:-1])
 
 
 @dataclass(frozen=True)

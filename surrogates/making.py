@@ -131,7 +131,7 @@ def plan_surrogate(zoo: Zoo, model: str, layers: tuple[int, int], options: Surro
         subject = material.subject
     else:
         subject = open_subject(zoo.store, handle.manifest, layers, (target.lo, target.hi), device_of(options.device))
-    return _plan(target, subject, material, options)
+    return make_plan(target, subject, material, options)
 
 
 def make_surrogate(
@@ -154,7 +154,7 @@ def make_surrogate(
     name = free_name(zoo, options.name or f"{handle.name}@surrogate-{layers[0]}-{layers[1]}-{options.part}")
     target = _target(zoo, handle, layers, options.part)
     material = gather(zoo, handle, layers, (target.lo, target.hi), options)
-    plan = _plan(target, material.subject, material, options)
+    plan = make_plan(target, material.subject, material, options)
     run, recovery = prune_and_recover(zoo, target, plan, material, options, progress)
     agreement, speed = score(material, run, options.timing)
     put = _put(zoo, target, plan, run, name, agreement, speed, material.probe)
@@ -202,7 +202,7 @@ def gather(zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], bounds: tuple
     )
 
 
-def _plan(target: Target, subject: Subject, material: Material | None, options: SurrogateOptions) -> PrunePlan:
+def make_plan(target: Target, subject: Subject, material: Material | None, options: SurrogateOptions) -> PrunePlan:
     cost = target.cost
     after = nearest(target.shape, target.part, options.ratio, cost)
     block = subject.block()
