@@ -1,6 +1,6 @@
 """Table 4 again (BL-10): similarity and speed of blocks pruned to half, by how they are pruned and recovered.
 
-    python -m benchmarks.surrogates MODEL_FOLDER [--ratio 0.5] [--steps 150] [--text FILE] [--threads N] [--output FILE]
+    python -m benchmarks.surrogates MODEL_FOLDER [--ratio 0.5] [--steps 150] [--only trained|random] [--text FILE] [--threads N] [--output FILE]
 
 The rows are the paper's: the 5th attention, the 5th ffn, the 5th layer, layers 5 to 7 (fewer in models of fewer layers). Per row: what is
 removed, similarity behind the block and at the model's end on held-out text for each way (Taylor or magnitude; with and without closed form
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -100,7 +101,7 @@ def one_row(zoo: Zoo, target: Target, material: Material, options: SurrogateOpti
         )
         found |= {"removed": plan.removed_ratio, "after": asdict(plan.after), "loss_exact": agreement.loss_exact}
         found |= {"left_out": {"similarity": agreement.skipped, "similarity_end": agreement.skipped_end}, "ways": ways}
-        print(f"# {target.part} {target.layers} {ways[-1]}", flush=True)
+        print(f"# {target.part} {target.layers} {ways[-1]}", file=sys.stderr, flush=True)
     found["speed"] = asdict(measure(material.subject.block(), block, material.measure.inputs.shape[-1], timing(args)))
     return found
 
@@ -126,7 +127,9 @@ def random_rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 plan = make_plan(target, subject, None, SurrogateOptions(part=part, ratio=args.ratio, importance="magnitude"))
                 pruned = subject.block(pruned_run(target, plan, subject.tensors))
                 speed = measure(subject.block(), pruned, shape["hidden_size"], timing(args))
-                yield {"size": size, "row": row, "removed": plan.removed_ratio, "speed": asdict(speed)}
+                found = {"size": size, "row": row, "removed": plan.removed_ratio, "speed": asdict(speed)}
+                print(f"# {found}", file=sys.stderr, flush=True)
+                yield found
 
 
 def main() -> None:
@@ -136,6 +139,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--windows", type=int, default=256)
     parser.add_argument("--text")
+    parser.add_argument("--only", choices=("trained", "random"))
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--context", type=int, default=64)
     parser.add_argument("--device", default="cpu")
@@ -151,8 +155,8 @@ def main() -> None:
         "torch": version("torch"),
         "transformers": version("transformers"),
         "settings": {"ratio": args.ratio, "steps": args.steps, "windows": args.windows, "batch": args.batch, "context": args.context},
-        "random": list(random_rows(args)),
-        "rows": list(trained_rows(args.model, args)),
+        "rows": [] if args.only == "random" else list(trained_rows(args.model, args)),
+        "random": [] if args.only == "trained" else list(random_rows(args)),
     }
     text = json.dumps(report, indent=2)
     print(text)
