@@ -30,6 +30,7 @@ VERBS: dict[str, str] = {
     "stitch": "cli.stitch",
     "compare": "cli.compare",
     "delta": "cli.delta",
+    "surrogate": "cli.surrogate",
     "generate": "cli.generate",
     "serve": "cli.serve",
     "demo": "cli.demo",

@@ -112,6 +112,10 @@ class Stack(nn.Module):
         logits: Tensor = self.parts[self.end](hidden)
         return logits
 
+    def weights(self, index: int) -> Mapping[str, Tensor]:
+        """One component's weights under their names within it, where the stack was assembled; what is held in another form is left out."""
+        return self._named[index] if self._named else {}
+
     def named_tensors(self) -> dict[str, Tensor]:
         """`parts.<i>.<name within the component>` -> weight, as `surgery.making` keys the files of a chain.
 
@@ -120,7 +124,7 @@ class Stack(nn.Module):
         """
         found: dict[str, Tensor] = {}
         for index, placed in enumerate(self.placed):
-            named = self._named[index] if self._named else {}
+            named = self.weights(index)
             for name, _ in placed.component.tensors:
                 if name not in named:
                     raise NotServable(f"the {placed.component.kind} at place {index} does not hold {name!r} as its file does")

@@ -1,1 +1,11 @@
-"""Pruned stand-ins of blocks (BL-10). Reserved in the layout; it holds no code yet."""
+"""Cheaper stand-ins of blocks (BL-10): pruned and recovered, or taken from a smaller model; scored, timed and stored with their pair.
+
+from surrogates import SurrogateOptions, make_surrogate
+report = make_surrogate(zoo, "base", (4, 6), SurrogateOptions(part="layer", ratio=0.5))
+"""
+
+from surrogates.cheaper import make_from
+from surrogates.making import SurrogateOptions, SurrogateReport, make_surrogate, plan_surrogate
+from surrogates.recover import RecoverySettings
+
+__all__ = ["RecoverySettings", "SurrogateOptions", "SurrogateReport", "make_from", "make_surrogate", "plan_surrogate"]

@@ -1,0 +1,162 @@
+"""From a model's name and a run of layers to what can be pruned there, and from a plan to the block's smaller components.
+
+    target = target_of(manifest, config, (4, 6), "layer")        # which components, of which shape; or why not
+    run = pruned_run(target, plan, tensors)                      # smaller components over new tensors
+    chain = whole_chain(target, run)                             # the model's chain with them in place
+
+Pure but for slicing; knows nothing of scores, training or the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from surgery.chains import ChainPlan, Link, plan_of
+from surgery.families import Family, family_of
+from surgery.making import check_adapters, renumbered
+from surrogates.block import Run
+from surrogates.groups import Axis, Part, axes_of, kinds_of
+from surrogates.plan import Cost, PrunePlan, Shape, check_layers
+from surrogates.prune import cost_of, pruned_config, respecced, shape_of, slice_tensors
+from zoo.errors import InputError
+from zoo.manifest import Component, ModelManifest, Placed
+
+
+@dataclass(frozen=True)
+class Target:
+    """A run of components [lo, hi) of a model whose `part` is to be pruned. `axes[i]`: what is sliced in component lo + i, none where
+    it stays as it is. `source`: the config that its pruned components were cut from."""
+
+    manifest: ModelManifest
+    plan: ChainPlan
+    part: Part
+    layers: tuple[int, int]
+    lo: int
+    hi: int
+    source: Mapping[str, Any]
+    shape: Shape
+    axes: tuple[tuple[Axis, ...], ...]
+
+    @property
+    def family(self) -> Family:
+        return family_of(self.source)
+
+    @property
+    def placed(self) -> tuple[Placed, ...]:
+        return self.manifest.components[self.lo : self.hi]
+
+    @property
+    def changed(self) -> tuple[int, ...]:
+        """Indices of the components that lose units, within the run."""
+        return tuple(at for at, axes in enumerate(self.axes) if axes)
+
+    @property
+    def layer_of(self) -> tuple[int, ...]:
+        """Per component of the run, its layer counted from the run's first."""
+        return tuple((placed.layer or 0) - self.layers[0] for placed in self.placed)
+
+    @property
+    def cost(self) -> Cost:
+        """Parameters of the part as a function of its shape."""
+        shapes = {tensor.digest: tensor.shape for tensor in self.manifest.tensors}
+        return cost_of(self.family, [self.placed[at].component for at in self.changed], shapes, self.part)
+
+
+def target_of(manifest: ModelManifest, config: Mapping[str, Any], layers: tuple[int, int], part: Part) -> Target:
+    """The run of a model's layers, first and last inclusive, that a part of is pruned.
+
+    Raises:
+        InputError: layers that are not there, stitches or adapters among them, layers of several shapes, a family whose part has no
+            pruned form.
+    """
+    plan = plan_of(config, manifest.components)
+    lo, hi = bounds_of(manifest, layers, part)
+    inside = manifest.components[lo:hi]
+    for placed in inside:
+        if placed.component.kind == "stitch":
+            raise InputError(
+                f"layers {layers[0]}-{layers[1]} of {manifest.name} hold a stitch: surrogates stand for blocks between stitches"
+            )
+        if placed.component.adapter is not None:
+            raise InputError(f"the {placed.component.kind} of layer {placed.layer} has an adapter: merge it into a checkpoint first")
+    check_adapters(manifest.components)
+    kinds = kinds_of(family_of(plan.sources[plan.links[lo].source or 0]), part)
+    sources = {link.source or 0 for link in plan.links[lo:hi] if link.kind in kinds}
+    shapes = {shape_of(plan.sources[source]) for source in sources}
+    if len(shapes) > 1 or len({family_of(plan.sources[source]).name for source in sources}) > 1:
+        raise InputError(f"layers {layers[0]}-{layers[1]} of {manifest.name} are of several shapes: prune them one by one")
+    source = plan.sources[min(sources)]
+    axes = tuple(axes_of(family_of(source), placed.component, part) if placed.component.kind in kinds else () for placed in inside)
+    return Target(manifest, plan, part, layers, lo, hi, source, shapes.pop(), axes)
+
+
+def bounds_of(manifest: ModelManifest, layers: tuple[int, int], part: Part) -> tuple[int, int]:
+    """Components [lo, hi) from the first to the last that holds the part of these layers. Raises InputError."""
+    count = 1 + max((placed.layer for placed in manifest.components if placed.layer is not None), default=-1)
+    check_layers(layers, count, manifest.name)
+    kinds = ("layer", "attention", "ffn") if part == "layer" else ("layer", part)
+    inside = [
+        at
+        for at, placed in enumerate(manifest.components)
+        if placed.layer is not None and layers[0] <= placed.layer <= layers[1] and placed.component.kind in kinds
+    ]
+    if not inside:
+        raise InputError(f"layers {layers[0]}-{layers[1]} of {manifest.name} have no {part}")
+    return inside[0], inside[-1] + 1
+
+
+def pruned_run(target: Target, plan: PrunePlan, tensors: Mapping[str, Tensor]) -> Run:
+    """The block after a plan. Changed components get tensors of their own, named `<index in the run>.<name>` in place of digests.
+
+    Args:
+        tensors: the model's, by digest.
+
+    Raises:
+        InputError: transformers refuses the shape.
+        MalformedCheckpoint: a tensor is not as the config says.
+    """
+    config = pruned_config(target.source, target.part, plan.after)
+    sources = (*target.plan.sources, config)
+    placed, links, own = list(target.placed), list(target.plan.links[target.lo : target.hi]), {}
+    for at in target.changed:
+        old = placed[at].component
+        given = {name: tensors[digest] for name, digest in old.tensors}
+        sliced = slice_tensors(target.axes[at], target.shape, plan.kept[target.layer_of[at]], given)
+        own.update({f"{at}.{name}": tensor.clone() for name, tensor in sliced.items()})
+        names = tuple((name, f"{at}.{name}") for name, _ in old.tensors)
+        component = Component(old.kind, old.family, old.spec, names)
+        links[at] = Link(old.kind, len(sources) - 1, links[at].layer)
+        placed[at] = replace(placed[at], component=respecced(component, config, target.family, links[at].layer))
+    return Run(tuple(placed), ChainPlan(sources, tuple(links)), own, target.changed)
+
+
+def renamed(run: Run, digests: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Run:
+    """A run over other tensors: `digests` for what the changed components name now."""
+    placed = list(run.placed)
+    for at in run.changed:
+        old = placed[at].component
+        names = tuple((name, digests[key]) for name, key in old.tensors)
+        placed[at] = replace(placed[at], component=Component(old.kind, old.family, old.spec, names, old.adapter))
+    return replace(run, placed=tuple(placed), tensors=tensors)
+
+
+def whole_chain(target: Target, run: Run) -> tuple[ChainPlan, tuple[Placed, ...]]:
+    """The model's chain with the run in place.
+
+    Where every such component of the model is pruned, the pruned config is that of the whole model: embedding and head then take its
+    settings too (their tensors stay shared), so that a plain checkpoint of the family can be written.
+    """
+    before, after = target.manifest.components[: target.lo], target.manifest.components[target.hi :]
+    placed = (*before, *run.placed, *after)
+    links = (*target.plan.links[: target.lo], *run.plan.links, *target.plan.links[target.hi :])
+    kinds = {target.placed[at].component.kind for at in target.changed}
+    every = all(target.lo <= at < target.hi for at, each in enumerate(target.manifest.components) if each.component.kind in kinds)
+    if not (every and target.plan.is_plain):
+        return ChainPlan(run.plan.sources, links), renumbered(each.component for each in placed)
+    config = run.plan.sources[-1]
+    components = [respecced(each.component, config, target.family, each.layer) for each in placed]
+    return ChainPlan((config,), tuple(Link(link.kind, 0, link.layer) for link in links)), renumbered(components)

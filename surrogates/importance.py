@@ -1,0 +1,92 @@
+"""How much each head and channel of a block matters (BL-10): first-order Taylor, and the size of the weights as its control.
+
+Taylor (Molchanov et al. 2019; LLM-Pruner, Ma et al. 2023, equation 3): the loss changes by about |w dL/dw| when w goes; a unit's score
+is the sum over its coupled weights, summed over batches of calibration text. L is the language model's own loss, through the frozen
+tail: the distance to the block's own outputs has no gradient at the exact weights, so it can rank nothing.
+
+Only sums per unit are kept between batches. Knows nothing of what is done with scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from surrogates.block import Block, States, Subject
+from surrogates.groups import Axis
+from surrogates.plan import Scores, Shape
+from surrogates.prune import unit_sums
+from zoo.errors import InputError
+
+Importance = Literal["taylor", "magnitude"]
+_BATCH = 8
+
+
+class _Sums:
+    """Running scores per layer and kind of unit. `axes[i]`: of component i; `layers[i]`: its layer, counted from the block's first."""
+
+    def __init__(self, shape: Shape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]) -> None:
+        self._shape = shape
+        self._axes = axes
+        self._layers = layers
+        self._sums: dict[tuple[int, str], Tensor] = {}
+
+    def add(self, component: int, axis: Axis, values: Tensor) -> None:
+        for unit, added in unit_sums(axis, self._shape, values).items():
+            key = (self._layers[component], unit)
+            before = self._sums.get(key)
+            self._sums[key] = added.cpu() if before is None else before + added.cpu()
+
+    def scores(self) -> list[Scores]:
+        return [
+            Scores(*(self._sums.get((layer, unit), torch.zeros(self._shape.units(unit))).tolist() for unit in ("heads", "kv", "channels")))
+            for layer in range(max(self._layers) + 1)
+        ]  # fmt: skip
+
+
+def magnitude(block: Block, shape: Shape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]) -> list[Scores]:
+    """Sum of squares of each unit's weights: the order of their L2 norms. One per layer of the block."""
+    sums = _Sums(shape, axes, layers)
+    for at, names in enumerate(block.names):
+        for axis in axes[at]:
+            sums.add(at, axis, names[axis.name].detach().square())
+    return sums.scores()
+
+
+def taylor(
+    subject: Subject, block: Block, states: States, shape: Shape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]
+) -> list[Scores]:
+    """|w dL/dw| per unit, summed over batches of `states`. `block`: the exact block. One per layer of the block.
+
+    Raises:
+        InputError: a gradient is not finite.
+    """
+    sums = _Sums(shape, axes, layers)
+    sliced = [(at, axis, block.names[at][axis.name]) for at in range(len(block.names)) for axis in axes[at]]
+    learning(block, {f"{at}.{axis.name}": weight for at, axis, weight in sliced})
+    try:
+        for batch in states.batches(_BATCH, subject.device):
+            loss = language_loss(subject.tail(block(batch.inputs, block.course(batch.ids)), batch.ids), batch.ids)
+            gradients = torch.autograd.grad(loss, [weight for _, _, weight in sliced])
+            if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+                raise InputError(f"the gradients of {subject.manifest.name} are not finite on this text: try `--importance magnitude`")
+            for (at, axis, weight), gradient in zip(sliced, gradients, strict=True):
+                sums.add(at, axis, (weight.detach() * gradient).abs())
+    finally:
+        block.requires_grad_(False)
+    return sums.scores()
+
+
+def learning(block: Block, weights: Mapping[str, Tensor]) -> None:
+    """Gradients for these weights of a block, and for nothing else in it."""
+    block.requires_grad_(False)
+    for weight in weights.values():
+        weight.requires_grad_(True)
+
+
+def language_loss(logits: Tensor, ids: Tensor) -> Tensor:
+    """Mean cross-entropy of the next token. `logits` [B, T, vocabulary], `ids` [B, T]."""
+    return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())

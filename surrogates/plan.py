@@ -1,0 +1,181 @@
+"""What to remove from a run of layers, as data: how many heads and channels stay, and which.
+
+    counts = nearest(shape, part, 0.5, cost)                 # the feasible counts whose removed share is nearest to the ratio
+    plan = PrunePlan(…, tuple(choose(shape, counts, scores) for scores in …))
+
+Feasible is what transformers accepts and a layer can compute: as many query heads per key-value head everywhere, the model's width a
+multiple of the heads (Llama's and NeoX's config ask for it), channels in steps that kernels like. All layers of a run get the same
+counts, each keeps its own best units. Pure: no torch, no files. Knows nothing of where scores come from.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from surrogates.groups import Part, Unit
+from zoo.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a layer's parts. `heads`: query heads; `kv`: key-value heads, of which each serves heads / kv query heads."""
+
+    hidden: int
+    heads: int
+    kv: int
+    head_dim: int
+    channels: int
+
+    def units(self, unit: Unit) -> int:
+        """How many units of a kind there are."""
+        return {"heads": self.heads, "kv": self.kv, "channels": self.channels}[unit]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Units that stay in one layer, ascending, by the index they had."""
+
+    heads: tuple[int, ...]
+    kv: tuple[int, ...]
+    channels: tuple[int, ...]
+
+    def units(self, unit: Unit) -> tuple[int, ...]:
+        return {"heads": self.heads, "kv": self.kv, "channels": self.channels}[unit]
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How much each unit of one layer matters; more is better. Lengths as the shape's counts."""
+
+    heads: Sequence[float]
+    kv: Sequence[float]
+    channels: Sequence[float]
+
+
+@dataclass(frozen=True)
+class PrunePlan:
+    """`layers`: index of the first and the last layer (inclusive). `removed_ratio`: share of the block's parameters that goes, exactly."""
+
+    part: Part
+    layers: tuple[int, int]
+    ratio: float
+    before: Shape
+    after: Shape
+    parameters: int
+    removed: int
+    kept: tuple[Kept, ...]
+
+    @property
+    def removed_ratio(self) -> float:
+        return self.removed / self.parameters
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        kept = [{"layer": self.layers[0] + at, **asdict(each)} for at, each in enumerate(self.kept)]
+        return {**asdict(self), "removed_ratio": self.removed_ratio, "kept": kept}
+
+
+def parse_layers(text: str) -> tuple[int, int]:
+    """`4-6` -> (4, 6): layers counted from 0, both ends inclusive, as in a list of pages; `4` is `4-4`. Raises InputError."""
+    match = re.fullmatch(r"(\d{1,6})(?:-(\d{1,6}))?", text.strip())
+    if match is None:
+        raise InputError(f"--layers {text[:40]!r} is no run of layers: write LO-HI, counted from 0, both included (4-6 is three layers)")
+    lo, hi = int(match[1]), int(match[2] or match[1])
+    if hi < lo:
+        raise InputError(f"--layers {text}: the run ends before it begins")
+    return lo, hi
+
+
+def check_layers(layers: tuple[int, int], count: int, model: str) -> None:
+    """Raises InputError for layers that a model does not have."""
+    lo, hi = layers
+    if not 0 <= lo <= hi:
+        raise InputError(f"layers {lo}-{hi} are no run of layers")
+    if hi >= count:
+        raise InputError(f"{model} has layers 0-{count - 1}; layers {lo}-{hi} reach beyond them")
+
+
+def check_ratio(ratio: float) -> None:
+    """Raises InputError unless 0 < ratio < 1."""
+    if not 0.0 < ratio < 1.0:
+        raise InputError(f"the ratio must be a share between 0 and 1, not {ratio:g}: 0.5 removes half of the block's parameters")
+
+
+# -- how many ----------------------------------------------------------------------------------------------------------
+
+#: Parameters of a run of layers with these counts.
+Cost = Callable[[Shape], int]
+
+
+def nearest(shape: Shape, part: Part, ratio: float, cost: Cost) -> Shape:
+    """The feasible counts whose removed share of parameters is nearest to `ratio`; of two as near, those that keep more key-value heads.
+
+    For a whole layer the heads are settled first, on the attention's own share, and the channels make up for what heads cannot hit.
+
+    Raises:
+        InputError: nothing can be removed, because one head or too few channels are left already.
+    """
+    after = shape
+    if part != "ffn":
+        aim = ratio * cost(_with(shape, channels=0))
+        after = _closest(_fewer_heads(shape), lambda each: cost(shape) - cost(each), aim, "the attention cannot be pruned: too few heads")
+    if part != "attention":
+        fewer = (_with(after, channels=count) for count in _fewer_channels(shape.channels))
+        after = _closest(fewer, lambda each: cost(shape) - cost(each), ratio * cost(shape), "the ffn cannot be pruned: too few channels")
+    return after
+
+
+def _closest(candidates: Iterator[Shape], removed: Cost, aim: float, complaint: str) -> Shape:
+    found = min(candidates, key=lambda each: (abs(removed(each) - aim), -each.kv, -each.heads, -each.channels), default=None)
+    if found is None:
+        raise InputError(complaint)
+    return found
+
+
+def _with(shape: Shape, **counts: int) -> Shape:
+    return Shape(**{**asdict(shape), **counts})
+
+
+def _fewer_heads(shape: Shape) -> Iterator[Shape]:
+    """Every feasible count of heads below the shape's own: `kv` groups of `group` query heads each."""
+    group = shape.heads // shape.kv
+    for kv in range(shape.kv, 0, -1):
+        for each in range(group, 0, -1):
+            if kv * each < shape.heads and shape.hidden % (kv * each) == 0:
+                yield _with(shape, heads=kv * each, kv=kv)
+
+
+def channel_step(channels: int) -> int:
+    """Channels go in steps of a power of two up to 64 that the count is a multiple of, small enough for at least 16 steps."""
+    step = 1
+    while step < 64 and channels % (2 * step) == 0 and channels // (2 * step) >= 16:
+        step *= 2
+    return step
+
+
+def _fewer_channels(channels: int) -> range:
+    step = channel_step(channels)
+    return range(step, channels, step)
+
+
+# -- which -------------------------------------------------------------------------------------------------------------
+
+
+def choose(shape: Shape, after: Shape, scores: Scores) -> Kept:
+    """The units with the highest scores, as many as `after` says. Of equal units the first stays.
+
+    Whole groups go, a key-value head with all its query heads, by the sum of their scores; where fewer query heads per group are
+    asked for, the weakest of each remaining group go too.
+    """
+    group, left = shape.heads // shape.kv, after.heads // after.kv
+    totals = [scores.kv[at] + sum(scores.heads[at * group : (at + 1) * group]) for at in range(shape.kv)]
+    kv = _best(totals, range(shape.kv), after.kv)
+    heads = [head for at in kv for head in _best(scores.heads, range(at * group, (at + 1) * group), left)]
+    return Kept(tuple(heads), kv, _best(scores.channels, range(shape.channels), after.channels))
+
+
+def _best(scores: Sequence[float], among: range, count: int) -> tuple[int, ...]:
+    return tuple(sorted(sorted(among, key=lambda at: (-scores[at], at))[:count]))

@@ -1,0 +1,246 @@
+"""Recovery after pruning (BL-10): the block learns to give what the exact block gives, from the exact block's own inputs.
+
+The loss is the squared distance to the exact outputs in units of what the block adds to its inputs, per window (1: no better than
+leaving the block out), and, with `head_weight`, the divergence of the next-token distributions behind the frozen rest of the model.
+AdamW in float32, cosine schedule with a short warm-up, clipped gradients; batches depend on the seed and the step alone, so that
+an interrupted training goes on as if nothing had happened. The result is the better of before and after, on windows kept apart.
+
+Knows nothing of pruning or the store.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from surrogates.block import Block, States, Subject
+from surrogates.lora import Learners, attach_
+from surrogates.saved import Saved, Task
+from zoo.errors import InputError
+
+Recover = Literal["lora", "full", "none"]
+#: Called with (what is being done, steps done, steps in all).
+Progress = Callable[[str, int, int], None]
+
+_WARM_UP = 0.05
+_CLIP = 1.0
+_SAVE_SECONDS = 30.0
+_CHECK_BATCH = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverySettings:
+    """`how`: train low-rank learners, or the pruned matrices themselves. `batch`: windows per step."""
+
+    how: Recover = "lora"
+    steps: int = 200
+    rank: int = 16
+    rate: float = 4e-3
+    batch: int = 8
+    head_weight: float = 0.0
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raises InputError for settings that cannot be."""
+        if self.steps < 1 or self.rank < 1 or self.batch < 1 or not 0 < self.rate < 1 or self.head_weight < 0:
+            raise InputError("recovery needs at least one step, a rank and a batch of at least 1, and a rate between 0 and 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What came of it. Losses are relative distances on windows kept apart; `stopped` says why it ended early, None when it did not."""
+
+    steps: int
+    loss_first: float
+    loss_last: float
+    kept: bool
+    stopped: str | None
+
+
+def recover_(
+    subject: Subject, block: Block, states: States, checks: States, settings: RecoverySettings, task: Task, progress: Progress | None = None
+) -> Recovery:
+    """Train a pruned block in place. `checks`: windows that are not learned from. Ctrl-C saves what was reached and goes on upwards.
+
+    Raises:
+        InputError: the pruned block gives values that are not finite.
+    """
+    settings.check()
+    before = distance_on(block, checks)
+    if not math.isfinite(before):
+        raise InputError("the pruned block gives values that are not finite: nothing can be recovered from it")
+    start = {name: weight.clone() for name, weight in _matrices(block).items()}
+    trainer = _Trainer(subject, block, states, settings)
+    stopped = _run(trainer, task, progress)
+    trainer.finish()
+    after = distance_on(block, checks)
+    kept = math.isfinite(after) and after < before
+    if not kept:
+        _restore_(block, start)
+    task.forget()
+    return Recovery(trainer.step, before, after if kept else before, kept, stopped)
+
+
+def _run(trainer: _Trainer, task: Task, progress: Progress | None) -> str | None:
+    """All steps. Returns why it ended early, or None."""
+    saved = task.load()
+    if saved is not None:
+        trainer.resume_(saved)
+    due = time.monotonic() + _SAVE_SECONDS
+    try:
+        while trainer.step < trainer.settings.steps:
+            if not trainer.advance():
+                return f"the loss was not finite at step {trainer.step + 1}; the state before it was kept"
+            if progress is not None:
+                progress("recovering", trainer.step, trainer.settings.steps)
+            if time.monotonic() > due:
+                task.save(trainer.state())
+                due = time.monotonic() + _SAVE_SECONDS
+    except KeyboardInterrupt:
+        task.save(trainer.state())
+        raise
+    return None
+
+
+@dataclass
+class _Trainer:
+    """One training: its optimizer, and the step it is at."""
+
+    subject: Subject
+    block: Block
+    states: States
+    settings: RecoverySettings
+    step: int = 0
+    learners: Learners | None = None
+    weights: list[Tensor] = field(default_factory=list)
+    _good: list[Tensor] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        from accelerate import Accelerator
+
+        self.block.requires_grad_(False)
+        if self.settings.how == "lora":
+            self.learners = attach_(self.block, self.settings.rank, torch.Generator().manual_seed(self.settings.seed))
+            self.weights = self.learners.parameters
+        else:
+            self.weights = list(_matrices(self.block).values())
+            for weight in self.weights:
+                weight.requires_grad_(True)
+        self._good = [weight.detach().clone() for weight in self.weights]
+        self.accelerator = Accelerator(device_placement=False)
+        self.optimizer = self.accelerator.prepare_optimizer(torch.optim.AdamW(self.weights, lr=self.settings.rate, weight_decay=0.0))
+
+    def advance(self) -> bool:
+        """One step; False, and back to the last weights that gave a finite loss, when the loss or its gradient is not finite."""
+        batch = self.states.take(self._rows(), self.subject.device)
+        loss = self._loss(batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.accelerator.backward(loss)
+        norm = self.accelerator.clip_grad_norm_(self.weights, _CLIP)
+        if not bool(torch.isfinite(loss.detach() + norm)):
+            _copy_(self.weights, self._good)
+            return False
+        _copy_(self._good, self.weights)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.rate * schedule(self.step, self.settings.steps)
+        self.optimizer.step()
+        self.step += 1
+        return True
+
+    def _loss(self, batch: States) -> Tensor:
+        out = self.block(batch.inputs, self.block.course(batch.ids))
+        loss = distance(out, batch)
+        if self.settings.head_weight:
+            with torch.no_grad():
+                wanted = self.subject.tail(batch.outputs, batch.ids).log_softmax(-1)
+            given = self.subject.tail(out, batch.ids).log_softmax(-1)
+            loss = loss + self.settings.head_weight * F.kl_div(given, wanted, reduction="none", log_target=True).sum(-1).mean()
+        return loss
+
+    def _rows(self) -> Tensor:
+        """Windows of this step: shuffled anew each epoch, by the seed."""
+        count = len(self.states)
+        size = min(self.settings.batch, count)
+        epoch, at = divmod(self.step, max(1, count // size))
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch))
+        return order[at * size : (at + 1) * size]
+
+    def finish(self) -> None:
+        """Leave plain matrices behind."""
+        if self.learners is not None:
+            self.learners.merge_()
+        self.block.requires_grad_(False)
+
+    def state(self) -> Saved:
+        tensors = {f"weight.{at}": weight for at, weight in enumerate(self.weights)}
+        for at, weight in enumerate(self.weights):
+            moments = self._optimizer.state.get(weight, {})
+            tensors.update({f"{name}.{at}": moments[name] for name in ("exp_avg", "exp_avg_sq") if name in moments})
+        return Saved(self.step, {}, tensors)
+
+    @torch.no_grad()
+    def resume_(self, saved: Saved) -> None:
+        """Take up a saved state; one that does not fit is left alone."""
+        wanted = {f"weight.{at}": weight for at, weight in enumerate(self.weights)}
+        if any(name not in saved.tensors or saved.tensors[name].shape != weight.shape for name, weight in wanted.items()):
+            return
+        for at, weight in enumerate(self.weights):
+            weight.copy_(saved.tensors[f"weight.{at}"])
+            moments: dict[str, Any] = {"step": torch.tensor(float(saved.step))}
+            for name in ("exp_avg", "exp_avg_sq"):
+                moments[name] = saved.tensors.get(f"{name}.{at}", torch.zeros_like(weight)).to(weight.device)
+            self._optimizer.state[weight] = moments
+        self.step = saved.step
+
+    @property
+    def _optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizer.optimizer  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def _copy_(into: list[Tensor], given: list[Tensor]) -> None:
+    for to, value in zip(into, given, strict=True):
+        to.copy_(value)
+
+
+def schedule(step: int, steps: int) -> float:
+    """Share of the full rate at a step: a linear rise, then half a cosine down to a tenth."""
+    warm = max(1, round(_WARM_UP * steps))
+    if step < warm:
+        return (step + 1) / warm
+    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+
+
+def distance(out: Tensor, batch: States) -> Tensor:
+    """Squared distance to the exact outputs over the squared size of what the exact block adds, per window, averaged."""
+    missed = (out - batch.outputs).square().sum((1, 2))
+    added = (batch.outputs - batch.inputs).square().sum((1, 2)).clamp_min(1e-12)
+    return (missed / added).mean()
+
+
+@torch.no_grad()
+def distance_on(block: Block, states: States) -> float:
+    """`distance` over all windows."""
+    device = next(block.parameters()).device
+    total = 0.0
+    for batch in states.batches(_CHECK_BATCH, device):
+        total += float(distance(block(batch.inputs, block.course(batch.ids)), batch)) * len(batch)
+    return total / len(states)
+
+
+def _matrices(block: Block) -> dict[str, Tensor]:
+    """All weights of a block's changed components, norms included, by component and name."""
+    return {f"{at}.{name}": weight for at in block.changed for name, weight in block.names[at].items() if weight.is_floating_point()}
+
+
+@torch.no_grad()
+def _restore_(block: Block, start: dict[str, Tensor]) -> None:
+    for name, weight in _matrices(block).items():
+        weight.copy_(start[name])
