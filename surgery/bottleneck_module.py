@@ -9,6 +9,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -25,12 +26,16 @@ class Bottleneck(nn.Module):
         tensors: its tensors by name, in the dtype in which the model runs.
     """
 
+    #: Names in `tensors` of what every one has.
+    MATRICES = ("down_weight", "down_bias", "up_weight", "up_bias")
+
     def __init__(self, adapter: Adapter, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
         from transformers.activations import ACT2FN
 
         how: dict[str, Any] = json.loads(adapter.config)
-        self.activation: Callable[[Tensor], Tensor] = ACT2FN[how["activation"]]
+        self.activation_name: str = how["activation"]
+        self.activation: Callable[[Tensor], Tensor] = ACT2FN[self.activation_name]
         self.reads, self.skips, self.skips_before_norm = how["reads"], how["skips"], how["skips_before_norm"]
         self.factor: float | None = how["scaling"]
         self.tensors = nn.ParameterDict({name.replace(".", "_"): nn.Parameter(tensor, False) for name, tensor in tensors.items()})
@@ -42,12 +47,28 @@ class Bottleneck(nn.Module):
 
     def forward(self, output: Tensor, residual: Tensor) -> Tensor:
         """output: the sub-layer's, [.., width]; residual: what the half began with. Returns what is to be added to the residual."""
-        reads = {"output": lambda: output, "sum": lambda: output + residual, "residual": lambda: residual}
-        x = self._up(reads[self.reads]())
+        x = self._up(self.read(output, residual))
         skip = output if self.skips == "output" else output + residual
         if self.skips_before_norm:
             return self._normed(x + skip, "norm_after") if self.norms[1] else x + skip
         return (self._normed(x, "norm_after") if self.norms[1] else x) + skip
+
+    @property
+    def form(self) -> tuple[str, str] | None:
+        """Equal for those that compute alike, so that they can run as one; None for one with norms, or that skips more than `output`."""
+        return None if any(self.norms) or self.skips != "output" else (self.activation_name, self.reads)
+
+    @property
+    def scaling_vector(self) -> Tensor:
+        """What `up` is multiplied by, as [width]."""
+        bias = self.tensors["up_bias"]
+        return self.tensors["scaling"].expand_as(bias) if self.factor is None else torch.full_like(bias, self.factor)
+
+    def read(self, output: Tensor, residual: Tensor) -> Tensor:
+        """What `down` is applied to."""
+        if self.reads == "residual":
+            return residual
+        return output if self.reads == "output" else output + residual
 
     def _up(self, x: Tensor) -> Tensor:
         if self.norms[0]:

@@ -83,7 +83,13 @@ class Skeleton:
 
     @classmethod
     def around(cls, model: Any) -> Skeleton:
-        """The parts of a loaded model, with its weights (and whatever peft has injected). Raises NotServable as the constructor."""
+        """The parts of a loaded model, with its weights (and whatever peft has injected).
+
+        Raises:
+            NotServable: as the constructor, and for virtual tokens around the model, which are part of no component.
+        """
+        if hasattr(model, "prompt_encoder"):
+            raise NotServable("this model begins with virtual tokens (prompt or prefix tuning): its components alone are not the model")
         made = cls.__new__(cls)
         made.family = _served_family(model.config.to_dict())
         made.config = model.config

@@ -24,7 +24,6 @@ from surgery.build import build, build_stitch, parameters_of
 from surgery.chains import ChainPlan, Link, is_chain, plan_of
 from surgery.components import Where
 from surgery.lowrank import adapt_
-from surgery.prompts import virtual_tokens
 from surgery.settings import config_of
 from surgery.skeleton import Skeleton
 from surgery.skeletons import Skeletons
@@ -188,12 +187,10 @@ def open_stack(store: Store, manifest: ModelManifest, device: str = "cpu", dtype
 
     Raises:
         DamagedObject: a stored tensor does not match its digest.
-        NotServable: no module holds one of its components, or virtual tokens stand before it, which are part of none.
+        NotServable: no module holds one of its components.
     """
     from surgery.load import load_model
 
-    if virtual_tokens(manifest.components):
-        raise NotServable(f"{manifest.name} begins with virtual tokens ({manifest.kind} tuning): its components alone are not the model")
     model = load_model(store, manifest, device=device, dtype=dtype)
     return model.stack if isinstance(getattr(model, "stack", None), Stack) else stack_of(model, manifest.components)
 

@@ -35,7 +35,7 @@ def detach(unit: Unit, key: str) -> None:
         target.detach(key)
     unit.prefixes.pop(key, None)
     if unit.side is not None:
-        unit.side.parts.pop(key, None)
+        unit.side.detach(key)
 
 
 def _target(unit: Unit, path: str, key: str) -> SharedLinear | SharedEmbedding:
@@ -108,7 +108,7 @@ def _attach_bottleneck(unit: Unit, adapter: Adapter, key: str, pool: TensorPool)
     dtype = next(parameter.dtype for parameter in unit.module.parameters() if parameter.dim() > 1)
     digests = [digest for _, digest in adapter.tensors]
     tensors = {name: pool.acquire(digest).to(dtype, copy=True) for name, digest in adapter.tensors}
-    unit.side.parts[key] = Bottleneck(adapter, tensors)
+    unit.side.attach(key, Bottleneck(adapter, tensors))
     pool.release(digests)
 
 

@@ -1,38 +1,116 @@
 """Bottleneck adapters of one half, each on its own rows; the half's own products are the base's, over all rows.
 
-Knows which tokens use which adapter; what an adapter computes is `surgery.bottleneck_module`'s affair.
+Adapters that compute alike are joined as LoRAs are (`runtime.engine.linear`): two products and a mask for all of them together. Those with
+norms of their own, or that skip more than the sub-layer's output, run one by one. What an adapter computes is `surgery.bottleneck_module`'s
+affair.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.engine.frame import current
+from runtime.engine.frame import Frame, current
 from surgery.bottleneck_module import Bottleneck
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Adapters of one form. down [ranks, width], down_bias [ranks], up [width, ranks]; up_bias, scaling [adapters + 1, width].
+
+    The last row of the two is zero: it is for everybody else.
+    """
+
+    form: Bottleneck
+    ranks: tuple[tuple[str, int], ...]
+    down: Tensor
+    down_bias: Tensor
+    up: Tensor
+    up_bias: Tensor
+    scaling: Tensor
+
+    def of(self, output: Tensor, residual: Tensor, frame: Frame) -> Tensor:
+        """What is added to the sub-layer's output: zero for rows of none of these adapters."""
+        low = self.form.activation(F.linear(self.form.read(output, residual), self.down, self.down_bias))
+        low = low * frame.adapter_mask(self.ranks, low.dtype)
+        index = frame.adapter_index(tuple(name for name, _ in self.ranks))
+        return (F.linear(low, self.up) + self.up_bias[index]) * self.scaling[index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """The adapters of a batch: those that are joined, and those that run alone."""
+
+    names: tuple[str, ...]
+    groups: tuple[_Group, ...]
+    alone: frozenset[str]
+
+
 class Bottlenecks:
-    """Stands between a half's sub-layer and its residual. A loop over the adapters in the batch, not over its rows.
+    """Stands between a half's sub-layer and its residual.
 
     No module: one that is called for every half of every step costs as much as a small product.
     """
 
     def __init__(self) -> None:
-        self.parts: dict[str, Bottleneck] = {}
+        self._parts: dict[str, Bottleneck] = {}
+        self._active: _Active | None = None
 
     @property
     def nbytes(self) -> int:
-        return sum(part.nbytes for part in self.parts.values())
+        return sum(part.nbytes for part in self._parts.values())
+
+    def attach(self, adapter: str, part: Bottleneck) -> None:
+        self._parts[adapter] = part
+        self._active = None
+
+    def detach(self, adapter: str) -> None:
+        self._parts.pop(adapter, None)
+        self._active = None
 
     def __call__(self, output: Tensor, residual: Tensor) -> Tensor:
         """output, residual [1, tokens, width] -> what is to be added to the residual."""
-        if not self.parts:
+        if not self._parts:
             return output
-        spans = [span for span in current().adapters if span.adapter in self.parts]
-        if not spans:
+        frame = current()
+        names = tuple(dict.fromkeys(span.adapter for span in frame.adapters if span.adapter in self._parts))
+        if not names:
             return output
-        out = output.clone()
-        for span in spans:
-            mine = slice(span.lo, span.hi)
-            out[:, mine] = self.parts[span.adapter](output[:, mine], residual[:, mine])
+        if len(names) == 1 and frame.covered_by_one:
+            return self._parts[names[0]](output, residual)  # type: ignore[no-any-return]
+        active = self._sorted(names)
+        out = output if active.groups else output.clone()
+        for group in active.groups:
+            out = out + group.of(output, residual, frame)
+        for span in frame.adapters:
+            if span.adapter in active.alone:
+                mine = slice(span.lo, span.hi)
+                out[:, mine] = self._parts[span.adapter](output[:, mine], residual[:, mine])
         return out
+
+    def _sorted(self, names: tuple[str, ...]) -> _Active:
+        if self._active is None or self._active.names != names:
+            forms: dict[object, list[str]] = {}
+            for name in names:
+                forms.setdefault(self._parts[name].form, []).append(name)
+            alone = frozenset(forms.pop(None, ()))
+            self._active = _Active(names, tuple(self._joined(each) for each in forms.values()), alone)
+        return self._active
+
+    def _joined(self, names: list[str]) -> _Group:
+        parts = [self._parts[name] for name in names]
+        down, down_bias, up, up_bias = ([part.tensors[name].data for part in parts] for name in Bottleneck.MATRICES)
+        scaling = [part.scaling_vector for part in parts]
+        nothing = torch.zeros_like(up_bias[0])
+        return _Group(
+            form=parts[0],
+            ranks=tuple((name, each.shape[0]) for name, each in zip(names, down, strict=True)),
+            down=torch.cat(down),
+            down_bias=torch.cat(down_bias),
+            up=torch.cat(up, dim=1),
+            up_bias=torch.stack([*up_bias, nothing]),
+            scaling=torch.stack([*scaling, nothing]),
+        )

@@ -120,7 +120,8 @@ def test_bottlenecks_of_every_config_in_one_batch(bench, family, layers):
         bench.family(family, base, seed=2)
         for number, config in enumerate(CONFIGS):
             bench.bottleneck(base, f"{base}-{config}", seed=number, **CONFIGS[config])
-    names = [base, *(f"{base}-{config}" for config in CONFIGS)]
+        bench.bottleneck(base, f"{base}-another", seed=77, **CONFIGS["seq_bn"])
+    names = [base, *(f"{base}-{config}" for config in CONFIGS), f"{base}-another"]
     wanted = {name: [(p, f"{name}.{i}") for i, p in enumerate(prompts(n, (9,)))] for n, name in enumerate(names)}
     made = engine(bench, *names, layers=layers, pages=3 * 4 * len(names))
     arrivals = {n: [ask(name, *each) for each in wanted[name]] for n, name in enumerate(names)}
