@@ -1,4 +1,4 @@
-"""`zoo pack` as scripts see it: one JSON document, exit codes, one line of error."""
+"""`zoo pack` and `zoo export --card` as scripts see them: one JSON document, exit codes, one line of error."""
 
 from __future__ import annotations
 
@@ -77,3 +77,12 @@ def test_damage_is_exit_code_1_and_bad_names_2(zoo: Runner, tmp_path: Path) -> N
     assert "nothing to pack it against" in errors
     assert zoo("pack", "nobody")[0] == 2
     assert zoo("pack", "--level", "99")[0] == 2
+
+
+def test_export_with_a_card(zoo: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli.app, "VERBS", {"export": "cli.export", "pack": "cli.pack"})
+    assert zoo("pack")[0] == 0
+    code, report, _ = zoo("export", "tuned", str(tmp_path / "out"), "--card")
+    assert (code, "README.md" in report["files"]) == (0, True)
+    assert (tmp_path / "out" / "README.md").read_text().startswith("---\nlibrary_name")
+    assert "README.md" not in zoo("export", "tuned", str(tmp_path / "plain"))[1]["files"]

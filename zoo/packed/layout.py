@@ -20,8 +20,8 @@ from zoo.manifest import DTYPE_BYTES, TensorMeta, canonical_json
 from zoo.publish import is_digest
 
 MAGIC = b"zoopack1"
-#: Plain bytes per chunk. A chunk is decoded alone: it bounds memory, and a tensor's chunks are decoded side by side.
-CHUNK_BYTES = 1 << 20
+#: Plain bytes per chunk. A chunk is decoded alone: it bounds memory, fits a core's cache, and a tensor's chunks are decoded side by side.
+CHUNK_BYTES = 1 << 18
 #: Bounds on what a file may ask of its reader, in bytes.
 MAX_CHUNK_BYTES = 64 << 20
 MAX_TABLE_BYTES = 64 << 20

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 Elements = NDArray[np.unsignedinteger[Any]]
 Buffer = bytes | bytearray | memoryview
 
-#: A plane that zstd leaves longer than this share is kept as it is: copying beats decoding.
-WORTH = 0.97
+#: A plane that zstd leaves longer than this share is kept as it is: decoding it would take more time than its bytes are worth.
+WORTH = 0.9
 LEVELS = range(-7, 20)
 
 
@@ -65,7 +65,7 @@ def _coded(plane: NDArray[np.uint8], coder: zstandard.ZstdCompressor) -> bytes:
     if not plane.any():
         return b""
     coded = coder.compress(plane.data)
-    return coded if len(coded) <= WORTH * len(plane) and len(coded) < len(plane) else plane.tobytes()
+    return coded if len(coded) <= WORTH * len(plane) else plane.tobytes()
 
 
 def _plain(coded: Buffer, elements: int, decoder: zstandard.ZstdDecompressor) -> NDArray[np.uint8] | None:
