@@ -36,7 +36,7 @@ def plot_experiment(document: Mapping[str, Any], path: Path) -> None:
     handles, labels = grid[0][0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower left", ncols=6, frameon=False, fontsize=9, alignment="left", title_fontsize=8.5,
-        title=f"bars: one standard error of the difference to {document['b']} alone, which answered the same",
+        title=f"bars: one standard error of the difference to {document['b']} alone, which was asked the same",
     )  # fmt: skip
     figure.suptitle(_title(document), x=0.01, ha="left", fontsize=12.5, fontweight="bold", color=_INK)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -52,10 +52,11 @@ def eval(
 
 
 def _quiet() -> None:
-    """No advice from lm-eval, and bars only where there is a terminal."""
+    """No advice from lm-eval and transformers, and bars only where there is a terminal."""
     from transformers.utils import logging as bars
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    bars.set_verbosity_error()
     if not sys.stderr.isatty():
         bars.disable_progress_bar()
 

@@ -77,6 +77,7 @@ def _quiet() -> None:
     from transformers.utils import logging as bars
 
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    bars.set_verbosity_error()
     bars.disable_progress_bar()
 
 
