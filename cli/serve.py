@@ -42,6 +42,9 @@ def serve(
     drain_seconds: Annotated[float | None, typer.Option(help="Patience with running requests on SIGTERM.", show_default="30")] = None,
     agents: Annotated[int | None, typer.Option(help="Agents; one today.", show_default="1")] = None,
     backend: Annotated[str | None, typer.Option(help="Where agents run; local today.", show_default="local")] = None,
+    deltas: Annotated[
+        bool | None, typer.Option("--deltas", help="Serve adaptive requests by a model's low-rank rewriting, where that is served too.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML or JSON file with the same options.", dir_okay=False)] = None,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
@@ -52,7 +55,7 @@ def serve(
         "host": host, "port": port, "models": wanted or None, "api_key": api_key, "trace": trace, "device": device, "dtype": dtype,
         "layers": layers,
         "kv_bytes": kv_bytes, "max_model_len": max_model_len, "token_budget": token_budget, "max_sequences": max_sequences,
-        "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend,
+        "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend, "deltas": deltas,
     }  # fmt: skip
     options = gather(config, given)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -81,7 +84,7 @@ def _run(zoo: Zoo, options: ServeOptions) -> None:
         say(f"loading {len(chosen.names)} of the store's models")
         engine = start_engine(zoo, engine_config, chosen.names)
         driver = stack.enter_context(LocalDriver(engine, batching, trace))
-        source = ZooSource(zoo)
+        source = ZooSource(zoo, options.deltas)
         served = [source.served(spec) for spec in driver.models()]
         app = build_app(driver, served, source, settings, trace)
         serve(app, settings, bound, ready=lambda: print(address_of(bound), flush=True))

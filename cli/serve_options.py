@@ -43,6 +43,7 @@ class ServeOptions:
     drain_seconds: float = 30.0
     agents: int = 1
     backend: str = "local"
+    deltas: bool = False
 
     def engine(self) -> EngineConfig:
         """Raises InputError."""
@@ -119,7 +120,7 @@ def _typed(source: str, key: str, kind: Any, value: Any) -> Any:
     allowed = tuple(one for one in get_args(kind) if one is not type(None)) if get_origin(kind) in (UnionType,) else (kind,)
     if float in allowed:
         allowed += (int,)
-    if isinstance(value, bool) or not isinstance(value, allowed):
+    if isinstance(value, bool) != (kind is bool) or not isinstance(value, allowed):
         raise InputError(f"{source}: {key} must be {' or '.join(one.__name__ for one in allowed)}, not {value!r}")
     return value
 

@@ -102,10 +102,11 @@ def tokenizer_of(model: ModelHandle) -> Tokenizer:
 
 
 class ZooSource:
-    """The catalogue as `runtime.server.driver.ModelSource`."""
+    """The catalogue as `runtime.server.driver.ModelSource`. `deltas`: low-rank rewritings may stand in for their models."""
 
-    def __init__(self, zoo: Zoo) -> None:
+    def __init__(self, zoo: Zoo, deltas: bool = False) -> None:
         self._zoo = zoo
+        self._deltas = deltas
 
     def resolve(self, name: str) -> str:
         return self._zoo.model(name).name
@@ -121,7 +122,14 @@ class ZooSource:
             tokenizer=tokenizer_of(model),
             defaults=defaults_from(model.generation_config),
             created=int(created.timestamp()) if created is not None else 0,
+            stand_in=self._rewriting(spec.name) if self._deltas else None,
         )
+
+    def _rewriting(self, name: str) -> str | None:
+        """The low-rank rewriting of a model that is nearest to it, as the catalogue has them scored."""
+        with self._zoo.store.catalog.reading() as reader:
+            pairs = [pair for pair in reader.equivalences([name]) if pair.relation == "delta" and pair.a.model == name and pair.a.lo == 0]
+        return max(pairs, key=lambda pair: pair.similarity).b.model if pairs else None
 
 
 def _check(zoo: Zoo, name: str, dtype: str | None) -> None:

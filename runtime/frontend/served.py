@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtime.frontend.errors import unknown_model
@@ -28,12 +28,17 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One name that requests may ask for."""
+    """One name that requests may ask for.
+
+    `stand_in`: the name of a cheaper rewriting of it that adaptive requests may get. `asked`: the model that this one stands in for.
+    """
 
     spec: ModelSpec
     tokenizer: Tokenizer
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     created: int = 0
+    stand_in: str | None = None
+    asked: str | None = None
 
     @property
     def name(self) -> str:
@@ -78,6 +83,12 @@ class ServedModels:
 
     def remove(self, name: str) -> None:
         self._by_name = {known: model for known, model in self._by_name.items() if known != name}
+
+    def for_request(self, name: str, adaptive: bool) -> ServedModel:
+        """The model that a request gets: its own, or the stand-in where it allows one and that is served. Raises as `find`."""
+        model = self.find(name)
+        stand_in = self._by_name.get(model.stand_in or "") if adaptive else None
+        return model if stand_in is None else replace(stand_in, asked=model.name)
 
     def find(self, name: str) -> ServedModel:
         """By its name, else by a unique ending of it, as in the catalogue. Raises RequestError 404."""

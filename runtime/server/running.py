@@ -33,10 +33,11 @@ def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: 
     limits = Limits(service.config.max_choices, service.config.max_queued)
     if kind is ChatBody:
         chat = parse(ChatBody, raw)
-        generation = assemble_chat(chat, service.models.find(chat.model), receipt, limits)
+        generation = assemble_chat(chat, service.models.for_request(chat.model, bool(chat.adaptive)), receipt, limits)
     else:
         completion = parse(CompletionBody, raw)
-        generation = assemble_completion(completion, service.models.find(completion.model), receipt, limits)
+        model = service.models.for_request(completion.model, bool(completion.adaptive))
+        generation = assemble_completion(completion, model, receipt, limits)
     return Prepared(generation, tuple(Choice(generation, index) for index in range(len(generation.sequences))))
 
 

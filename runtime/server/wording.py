@@ -65,7 +65,8 @@ class _Common:
     def frame(self, choices: Iterable[Document], chunk: bool) -> Document:
         kind = self._chunk_kind if chunk else self._kind
         receipt, model = self.generation.receipt, self.generation.model
-        document: Document = {"id": receipt.id, "object": kind, "created": receipt.created, "model": model.name, "choices": list(choices)}
+        named = {"model": model.name} if model.asked is None else {"model": model.asked, "served_by": model.name}
+        document: Document = {"id": receipt.id, "object": kind, "created": receipt.created, **named, "choices": list(choices)}
         if chunk and self.generation.usage_chunk:
             document["usage"] = None
         return document

@@ -19,7 +19,10 @@ _GRANTED = 0.1
 
 
 class Moment:
-    """E[x x^T] over all tokens seen: [in, in], or its diagonal [in] where there are too many features. A table's: how often each row is read."""
+    """E[x x^T] over all tokens seen: [in, in], or its diagonal [in] where there are too many features.
+
+    A table's inputs are ids: its moment is how often each row is read.
+    """
 
     def __init__(self, features: int, diagonal: bool) -> None:
         self._features = features

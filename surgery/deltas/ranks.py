@@ -1,6 +1,7 @@
 """How many ranks each matrix gets out of a budget: pure arithmetic on the gains of their factors.
 
-The gain of a rank is how much nearer it brings the predictions, as far as that can be told of each matrix alone. `spread` pours the budget where an element gains most (water-filling); `even` gives each matrix the same rank, the control.
+The gain of a rank is how much nearer it brings the predictions, as far as that can be told of each matrix alone. `spread` pours the
+budget where an element gains most (water-filling); `even` gives each matrix the same rank, the control.
 """
 
 from __future__ import annotations

@@ -22,8 +22,10 @@ Head = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Means over tokens. `similarity`: cosine of the vocabulary distributions; `kl`: from the first's to the second's, in nats; `top1`: share
-    of tokens where both would say the same; `accuracy`, `perplexity`: the second's own, on the next tokens of the text."""
+    """Means over tokens. `similarity`: cosine of the vocabulary distributions; `kl`: from the first's to the second's, in nats.
+
+    `top1`: share of tokens where both would say the same; `accuracy`, `perplexity`: the second's own, on the next tokens of the text.
+    """
 
     similarity: float
     kl: float

@@ -30,10 +30,11 @@ SPARE = ModelSpec("org/spare", 2, 16, 256, 320, blocks=("shared", "own-spare"), 
 
 
 class FakeSource:
-    """A catalogue of three models that share one tokenizer."""
+    """A catalogue of three models that share one tokenizer. `stand_ins`: model -> its rewriting."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, stand_ins: Mapping[str, str] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._stand_ins = stand_ins or {}
         self._specs = {spec.name: spec for spec in (BASE, FINE, SPARE)}
 
     def resolve(self, name: str) -> str:
@@ -48,7 +49,7 @@ class FakeSource:
         return [{"name": spec.name, "kind": spec.kind, "base": spec.base, "family": "llama"} for spec in self._specs.values()]
 
     def served(self, spec: ModelSpec) -> ServedModel:
-        return ServedModel(spec, self._tokenizer, SamplingDefaults(), created=1_700_000_000)
+        return ServedModel(spec, self._tokenizer, SamplingDefaults(), 1_700_000_000, self._stand_ins.get(spec.name))
 
 
 @dataclass(frozen=True)
@@ -82,11 +83,12 @@ def running(
     fail_at: Sequence[int] = (),
     trace: bool = False,
     config: ServerConfig | None = None,
+    stand_ins: Mapping[str, str] | None = None,
 ) -> Iterator[Running]:
     """Serve until the block ends. `pace` slows each step down, for tests that must meet a sequence half-way."""
     config = config or ServerConfig()
     engine = FakeEngine(specs, pages, available=(SPARE,), pace=pace, fail_at=fail_at, segments=True)
-    source = FakeSource(tokenizer)
+    source = FakeSource(tokenizer, stand_ins)
     kept = Trace() if trace else None
     with LocalDriver(engine, BatchingConfig(token_budget=64, max_sequences=16), trace=kept) as driver:
         app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace=kept)
