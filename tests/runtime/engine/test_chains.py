@@ -10,7 +10,7 @@ import torch
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.paged import PagedEngine
 from runtime.types import SamplingParams, SequenceRequest
-from tests.chains import manifest_of
+from tests.chains import manifest_of, put_chain, put_changed
 from tests.runtime.engine.chain_family import CHAINS, COUNT, add_family, agreeing
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.oracle import Recomputed
@@ -45,6 +45,22 @@ def test_all_with_their_parents_in_one_engine(bench, family, layers):
     assert out.preemptions > 0, "the pool was to be too small"
     for name in family:
         assert agreeing(bench, name, wanted[name], out, torch.float32) == 2 * COUNT, name
+
+
+def test_two_components_at_one_place_of_one_source(bench, family):
+    """Layers of two fine-tunes of one config, whose chain names that config once: the modules of a place are needed twice."""
+    bench.family("llama", "tuned", num_hidden_layers=4, seed=11)
+    put_chain(bench.store, "of tunes", ("narrow", 0, 2), ("tuned", 1, 3), ("thin", 0, 1))
+
+    def one_source(config):
+        assert config["sources"][0] == config["sources"][1]
+        for link in config["chain"]:
+            link["source"] = 0 if link["source"] == 1 else link["source"]
+
+    put_changed(bench.store, "of tunes", "of tunes, one source", config=one_source)
+    wanted = [("a", prompts(1, (9,))[0])]
+    out = drive(engine(bench, "of tunes, one source"), {0: [ask("of tunes, one source", wanted[0][1], "a")]})
+    assert agreeing(bench, "of tunes", wanted, out, torch.float32) == COUNT
 
 
 def test_what_a_chain_shares_with_its_parents_runs_once_over_the_rows_of_all(bench, family):
