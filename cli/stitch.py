@@ -51,9 +51,12 @@ def stitch(
     as_json: JsonOption = False,
 ) -> None:
     """Train a stitch from one model to another: one linear block for all places, everything else frozen."""
+    from transformers.utils.logging import disable_progress_bar
+
     from stitch import StitchSettings, train_stitch
     from zoo.api import Zoo
 
+    disable_progress_bar()  # of reading weights, which takes no time and would stand between the lines of this command
     settings = StitchSettings(
         points=_points(points, unseen), text=text, steps=steps, rate=rate, batch=batch, length=length, places=places,
         measured=measured, seed=seed, controls=controls, precision=_precision(precision),
@@ -132,7 +135,7 @@ def _row(point: dict[str, Any], others: list[str]) -> tuple[object, ...]:
 def _progress() -> Iterator[Progress]:
     """A bar per part of the work on a terminal, a line now and then elsewhere; all on standard error."""
     if not sys.stderr.isatty():
-        yield _lines()
+        yield plain_lines()
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -150,7 +153,8 @@ def _progress() -> Iterator[Progress]:
         yield advance
 
 
-def _lines() -> Progress:
+def plain_lines() -> Progress:
+    """A line every ten seconds or so, for logs."""
     last = time.monotonic()
 
     def advance(what: str, done: int, total: int, remark: str) -> None:

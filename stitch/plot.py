@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _INK = "#222222"
 _LINES = (
@@ -23,11 +24,7 @@ _LINES = (
 
 def plot_stitch(document: Mapping[str, Any], path: Path) -> None:
     """Write the picture as a PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11.5, 4.9), dpi=120, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = _figure(11.5, 4.9)
     left, right = figure.subplots(1, 2)
     _similarity(left, document)
     _accuracy(right, document)
@@ -36,8 +33,7 @@ def plot_stitch(document: Mapping[str, Any], path: Path) -> None:
     width_a, width_b = document["dims"]
     title = f"One stitch from {document['a']} (width {width_a}) to {document['b']} (width {width_b}), at {len(document['points'])} places"
     figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    _save(figure, path)
 
 
 def _similarity(axes: Axes, document: Mapping[str, Any]) -> None:
@@ -77,3 +73,51 @@ def _places(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.7)
     axes.set_axisbelow(True)
+
+
+def plot_curve(documents: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Similarity of several stitches against the size of the model they lead to (`parents.b.params`)."""
+    figure = _figure(7.5, 4.8)
+    axes = figure.subplots()
+    ordered = sorted(documents, key=lambda document: float(document["parents"]["b"]["params"]))
+    sizes = [document["parents"]["b"]["params"] / 1e6 for document in ordered]
+    for part, label, colour, marker in (
+        ("similarity_seen", "trained places", "#0072B2", "o"),
+        ("similarity_unseen", "places never trained", "#56B4E9", "D"),
+    ):
+        known = [(size, document[part]) for size, document in zip(sizes, ordered, strict=True) if document[part] is not None]
+        axes.plot(*zip(*known, strict=True), marker, color=colour, label=label, markersize=7)
+    axes.plot(
+        sizes, [document["compared"]["start"]["similarity_mean"] for document in ordered], "^", color="#009E73", label="least-squares start"
+    )
+    for size, document in zip(sizes, ordered, strict=True):
+        axes.annotate(
+            f"{document['a']} to {document['b']}",
+            (size, document["similarity_seen"]),
+            xytext=(6, 6),
+            textcoords="offset points",
+            fontsize=8,
+        )
+    axes.set_xscale("log")
+    axes.set_xlabel("million weights of the model that the stitch leads to")
+    axes.set_ylabel("cosine at the head, mean over places")
+    axes.set_title("Stitches by the size of their models", loc="left", fontsize=12, fontweight="bold", color=_INK)
+    axes.margins(x=0.3, y=0.2)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=9)
+    _save(figure, path)
+
+
+def _figure(width: float, height: float) -> Figure:
+    """A figure of its own, drawn without a display and without matplotlib's global state."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=120, facecolor="white", layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def _save(figure: Figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)

@@ -15,6 +15,7 @@ from torch import Tensor
 from stitch.block import Folded
 from stitch.pair import Pair
 from stitch.points import Point
+from zoo.errors import TrainingFailed
 
 #: Tokens that go through both models at once.
 _TOKENS = 512
@@ -39,6 +40,9 @@ class Normal:
         """The map that fits best. `ridge`: in units of the mean square of an input; it bears on the matrix and the position, not the bias.
 
         `with_position` off: the best map that knows no position.
+
+        Raises:
+            TrainingFailed: what was added is not finite.
         """
         gram, cross = self._gram.clone(), self._cross
         place = len(gram) - 2
@@ -50,6 +54,8 @@ class Normal:
             solved[keep] = torch.linalg.solve(gram[keep][:, keep], cross[keep])
         else:
             solved = torch.linalg.solve(gram, cross)
+        if not torch.isfinite(solved).all():
+            raise TrainingFailed("the hidden states of one of the models are not finite: no stitch can be fitted to them")
         weight = solved[:-1].T.float().contiguous()
         return Folded(weight, solved[-1].float().contiguous())
 
