@@ -1,6 +1,6 @@
 """Table 4 again (BL-10): similarity and speed of blocks pruned to half, by how they are pruned and recovered.
 
-    python -m benchmarks.surrogates MODEL_FOLDER [--ratio 0.5] [--steps 150] [--only trained|random] [--text FILE] [--threads N] [--output FILE]
+    python -m benchmarks.surrogates MODEL_FOLDER [--ratio 0.5] [--steps 150] [--only trained|random] [--threads N] [--output FILE]
 
 The rows are the paper's: the 5th attention, the 5th ffn, the 5th layer, layers 5 to 7 (fewer in models of fewer layers). Per row: what is
 removed, similarity behind the block and at the model's end on held-out text for each way (Taylor or magnitude; with and without closed form
@@ -29,7 +29,9 @@ from surrogates.agreement import agree
 from surrogates.block import open_subject
 from surrogates.draft import Target, pruned_run, target_of
 from surrogates.groups import Part
-from surrogates.making import Material, SurrogateOptions, gather, make_plan, prune_and_recover
+from surrogates.making import make_plan, prune_and_recover
+from surrogates.material import Material, gather
+from surrogates.options import SurrogateOptions
 from surrogates.recover import RecoverySettings
 from surrogates.timing import TimingSettings, measure
 from zoo import Zoo

@@ -16,8 +16,8 @@ from torch import Tensor
 from surrogates.block import States, Subject
 from surrogates.importance import language_loss
 
-#: Tokens whose distributions are held at once.
-_TOKENS = 2048
+#: Windows whose distributions are held at once, where the vocabulary is small.
+_BATCH = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ Runner = Callable[[Tensor, Tensor], Tensor]
 def agree(subject: Subject, runner: Runner, states: States) -> Agreement:
     """Score a stand-in against the exact block on recorded windows."""
     sums = torch.zeros(6, dtype=torch.float64)
-    for batch in states.batches(max(1, _TOKENS // states.ids.shape[1]), subject.device):
+    for batch in states.batches(subject.windows_at_once(states.ids.shape[1], _BATCH), subject.device):
         exact, given, left = batch.outputs, runner(batch.inputs, batch.ids), batch.inputs
         early = [subject.exact.head(each) for each in (exact, given, left)]
         late = [subject.tail(each, batch.ids) for each in (exact, given, left)]

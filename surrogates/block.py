@@ -28,6 +28,8 @@ from zoo.store import Store
 
 #: Bytes of hidden states that are kept for calibration at most; fewer windows are drawn for wide models.
 STATES_LIMIT = 1 << 30
+#: Bytes of one set of logits at most, where distributions over the vocabulary are looked at.
+LOGITS_LIMIT = 1 << 27
 
 
 class Block(nn.Module):
@@ -87,6 +89,21 @@ class Subject:
     @property
     def device(self) -> torch.device:
         return self.exact.device
+
+    @property
+    def width(self) -> int:
+        """Of the hidden states that the block reads."""
+        source = self.plan.links[self.lo].source
+        return int(self.exact.configs[source or 0].hidden_size)
+
+    @property
+    def vocabulary(self) -> int:
+        """Ids that the model has an embedding for."""
+        return int(self.exact.parts[0].table.weight.shape[0])  # type: ignore[union-attr]
+
+    def windows_at_once(self, length: int, most: int) -> int:
+        """How many windows of `length` tokens may have logits at the same time: as many as `LOGITS_LIMIT` holds, up to `most`."""
+        return max(1, min(most, LOGITS_LIMIT // (4 * length * self.vocabulary)))
 
     @property
     def placed(self) -> tuple[Placed, ...]:

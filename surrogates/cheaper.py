@@ -21,7 +21,9 @@ from surgery.tensors import map_tensor
 from surgery.tokenizers import require_same
 from surrogates.block import Run, Subject, as_float32
 from surrogates.draft import bounds_of
-from surrogates.making import SurrogateOptions, SurrogateReport, free_name, gather, metrics_of, score
+from surrogates.making import free_name
+from surrogates.material import gather, metrics_of, score
+from surrogates.options import SurrogateOptions, SurrogateReport
 from surrogates.plan import check_layers
 from zoo.errors import InputError
 from zoo.manifest import Component, ModelManifest, Placed, TensorMeta

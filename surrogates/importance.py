@@ -68,7 +68,7 @@ def taylor(
     sliced = [(at, axis, block.names[at][axis.name]) for at in range(len(block.names)) for axis in axes[at]]
     learning(block, {f"{at}.{axis.name}": weight for at, axis, weight in sliced})
     try:
-        for batch in states.batches(_BATCH, subject.device):
+        for batch in states.batches(subject.windows_at_once(states.ids.shape[1], _BATCH), subject.device):
             loss = language_loss(subject.tail(block(batch.inputs, block.course(batch.ids)), batch.ids), batch.ids)
             gradients = torch.autograd.grad(loss, [weight for _, _, weight in sliced])
             if not all(bool(gradient.isfinite().all()) for gradient in gradients):

@@ -10,114 +10,32 @@ pair (exact block, stand-in) is recorded in the same transaction. Knows nothing 
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from surgery.keeping import keep_tensors
 from surgery.making import Made, MadeReport, put_made
 from surgery.settings import config_of
-from surgery.tensors import TORCH_DTYPES
-from surgery.text import Part as TextPart
-from surgery.text import Probe, read_text
-from surgery.tokenizers import has_tokenizer, tokenizer_digest
-from surrogates.agreement import Agreement, agree
-from surrogates.block import Block, Run, States, Subject, open_subject, record, windows_that_fit
+from surgery.text import Probe
+from surrogates.agreement import Agreement
+from surrogates.block import Run, Subject, open_subject
 from surrogates.draft import Target, pruned_run, renamed, target_of, whole_chain
 from surrogates.groups import Part, halves, prunable
-from surrogates.importance import Importance, magnitude, taylor
-from surrogates.plan import PrunePlan, check_ratio, choose, nearest
-from surrogates.recover import Progress, Recovery, RecoverySettings, recover_
+from surrogates.importance import magnitude, taylor
+from surrogates.material import Material, device_of, gather, metrics_of, score, stored_dtype
+from surrogates.options import SurrogateOptions, SurrogateReport
+from surrogates.plan import PrunePlan, choose, nearest
+from surrogates.recover import Progress, Recovery, recover_
 from surrogates.refit import refit_
 from surrogates.saved import Task
-from surrogates.timing import Speed, TimingSettings, measure
+from surrogates.timing import Speed
 from zoo.errors import InputError, NameTaken
-from zoo.manifest import ModelManifest, SideFile
+from zoo.manifest import SideFile
 from zoo.records import Equivalence
 from zoo.records import Run as ChainRun
 
 if TYPE_CHECKING:
     from zoo.api import ModelHandle, Zoo
-
-#: One window in so many is not learned from but decides whether recovery helped.
-_CHECKS = 8
-
-
-@dataclass(frozen=True)
-class SurrogateOptions:
-    """How a stand-in is made. `windows` of `length` tokens to learn from, `held_out` windows that only measure, `scored` windows for
-    importance. `device`: "auto" takes an accelerator where there is one."""
-
-    part: Part = "layer"
-    ratio: float = 0.5
-    importance: Importance = "taylor"
-    refit: bool = True
-    recovery: RecoverySettings = field(default_factory=RecoverySettings)
-    text: str | None = None
-    windows: int = 256
-    length: int = 128
-    held_out: int = 64
-    scored: int = 64
-    seed: int = 0
-    name: str | None = None
-    device: str = "auto"
-    timing: TimingSettings = field(default_factory=TimingSettings)
-
-    def check(self) -> None:
-        """Raises InputError for options that cannot be."""
-        check_ratio(self.ratio)
-        self.recovery.check()
-        if min(self.windows, self.held_out, self.scored) < 1 or self.length < 2:
-            raise InputError("a surrogate needs at least one window of two tokens to learn from and one to measure on")
-
-
-@dataclass(frozen=True)
-class SurrogateReport:
-    """What was made. `probe`: digest of the held-out text that the scores were taken on. `recovery`: None where none was asked for."""
-
-    surrogate: str
-    parent: str
-    layers: tuple[int, int]
-    part: str
-    removed_ratio: float
-    agreement: Agreement
-    speed: Speed
-    probe: str
-    bytes_new: int
-    seconds: float
-    exportable: bool
-    reason: str | None
-    plan: PrunePlan | None = None
-    recovery: Recovery | None = None
-
-    @property
-    def similarity(self) -> float:
-        """Behind the block, on held-out text (Table 4)."""
-        return self.agreement.block
-
-    @property
-    def speedup(self) -> float:
-        """Of the block, decoding."""
-        return self.speed.decode.median
-
-
-@dataclass(frozen=True)
-class Material:
-    """Text in the model's own tokens. `learn`, `check`: to learn from and to decide by; `measure`: held out."""
-
-    subject: Subject
-    learn: States
-    check: States
-    measure: States
-    probe: Probe
-
-
-def device_of(name: str) -> str:
-    """ "auto" -> the accelerator there is, else the CPU."""
-    if name != "auto":
-        return name
-    return str(torch.accelerator.current_accelerator()) if torch.accelerator.is_available() else "cpu"
 
 
 def plan_surrogate(zoo: Zoo, model: str, layers: tuple[int, int], options: SurrogateOptions) -> PrunePlan:
@@ -178,30 +96,6 @@ def free_name(zoo: Zoo, name: str) -> str:
     return name
 
 
-def gather(zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], bounds: tuple[int, int], options: SurrogateOptions) -> Material:
-    """The model and what its block [lo, hi) does on text. Raises InputError for text that it cannot read."""
-    tokenizer = handle.tokenizer() if has_tokenizer(handle) else None
-    text = read_text(options.text)
-    subject = open_subject(zoo.store, handle.manifest, layers, bounds, device_of(options.device))
-    width = int(next(subject.exact.parts[0].parameters()).shape[-1])
-    count = windows_that_fit(options.windows, options.length, width)
-    vocabulary = int(next(subject.exact.parts[0].parameters()).shape[0])
-
-    def windows(part: TextPart, wanted: int) -> torch.Tensor:
-        drawn = text.tokens(tokenizer, options.length, wanted, part=part, seed=options.seed)
-        if int(drawn.max()) >= vocabulary:
-            raise InputError(f"{text.origin} has token ids beyond the vocabulary of {handle.name} ({vocabulary} tokens)")
-        return drawn
-
-    learn = record(subject, windows("train", count))
-    held = windows("held_out", options.held_out)
-    apart = max(1, len(learn) // _CHECKS) if len(learn) > 1 else 0
-    check = learn.take(slice(0, apart or 1))
-    return Material(
-        subject, learn.take(slice(apart, None)), check, record(subject, held), Probe(text.digest, tokenizer_digest(handle), held)
-    )
-
-
 def make_plan(target: Target, subject: Subject, material: Material | None, options: SurrogateOptions) -> PrunePlan:
     cost = target.cost
     after = nearest(target.shape, target.part, options.ratio, cost)
@@ -256,41 +150,6 @@ def _settings(target: Target, plan: PrunePlan, material: Material, options: Surr
         "refit": options.refit,
         "recovery": asdict(options.recovery),
         "windows": learned.digest,
-    }
-
-
-def stored_dtype(manifest: ModelManifest, lo: int, hi: int) -> torch.dtype:
-    """The dtype that the matrices of components [lo, hi) are stored in."""
-    names = {digest for placed in manifest.components[lo:hi] for _, digest in placed.component.tensors}
-    return TORCH_DTYPES[max((tensor for tensor in manifest.tensors if tensor.digest in names), key=lambda each: each.elements).dtype]
-
-
-def score(material: Material, run: Run, timing: TimingSettings) -> tuple[Agreement, Speed]:
-    """How well the run does the block's work on held-out text, and how fast, in the dtype that is stored."""
-    subject = material.subject
-    dtype = stored_dtype(subject.manifest, subject.lo, subject.hi)
-    block = subject.block(run)
-    agreement = agree(subject, lambda hidden, ids: _output(block, hidden, ids), material.measure)
-    speed = measure(subject.block(dtype=dtype), subject.block(run, dtype), material.measure.inputs.shape[-1], timing)
-    return agreement, speed
-
-
-def _output(block: Block, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    out: torch.Tensor = block(hidden, block.course(ids))
-    return out
-
-
-def metrics_of(agreement: Agreement, speed: Speed, removed_ratio: float) -> dict[str, float]:
-    """The scores beside the similarity, as a recorded pair keeps them."""
-    return {
-        "removed_ratio": removed_ratio,
-        "speedup": speed.decode.median,
-        "speedup_low": speed.decode.low,
-        "speedup_high": speed.decode.high,
-        "speedup_prefill": speed.prefill.median,
-        "seconds": speed.decode.seconds,
-        "batch": float(speed.batch),
-        **{key: value for key, value in asdict(agreement).items() if key != "block"},
     }
 
 

@@ -1,0 +1,71 @@
+"""What is asked for when a stand-in is made, and what is told about it afterwards. Frozen data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from surrogates.agreement import Agreement
+from surrogates.groups import Part
+from surrogates.importance import Importance
+from surrogates.plan import PrunePlan, check_ratio
+from surrogates.recover import Recovery, RecoverySettings
+from surrogates.timing import Speed, TimingSettings
+from zoo.errors import InputError
+
+
+@dataclass(frozen=True)
+class SurrogateOptions:
+    """How a stand-in is made. `windows` of `length` tokens to learn from, `held_out` windows that only measure, `scored` windows for
+    importance. `device`: "auto" takes an accelerator where there is one."""
+
+    part: Part = "layer"
+    ratio: float = 0.5
+    importance: Importance = "taylor"
+    refit: bool = True
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
+    text: str | None = None
+    windows: int = 256
+    length: int = 128
+    held_out: int = 64
+    scored: int = 64
+    seed: int = 0
+    name: str | None = None
+    device: str = "auto"
+    timing: TimingSettings = field(default_factory=TimingSettings)
+
+    def check(self) -> None:
+        """Raises InputError for options that cannot be."""
+        check_ratio(self.ratio)
+        self.recovery.check()
+        if min(self.windows, self.held_out, self.scored) < 1 or self.length < 2:
+            raise InputError("a surrogate needs at least one window of two tokens to learn from and one to measure on")
+
+
+@dataclass(frozen=True)
+class SurrogateReport:
+    """What was made. `probe`: digest of the held-out text that the scores were taken on. `recovery`: None where none was asked for."""
+
+    surrogate: str
+    parent: str
+    layers: tuple[int, int]
+    part: str
+    removed_ratio: float
+    agreement: Agreement
+    speed: Speed
+    probe: str
+    bytes_new: int
+    seconds: float
+    exportable: bool
+    reason: str | None
+    plan: PrunePlan | None = None
+    recovery: Recovery | None = None
+
+    @property
+    def similarity(self) -> float:
+        """Behind the block, on held-out text (Table 4)."""
+        return self.agreement.block
+
+    @property
+    def speedup(self) -> float:
+        """Of the block, decoding."""
+        return self.speed.decode.median
