@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from surgery.comparison import Comparison, Matrix
-    from surgery.runs import Unit
+    from surgery.runs import Span, Unit
 
 _INK = "#222222"
 _LINES = {"similarity": ("#0072B2", "o"), "same token": ("#009E73", "s"), "control": ("#D55E00", "^")}
@@ -38,7 +38,7 @@ def draw(found: Comparison, path: Path) -> None:
     axes = figure.subplots(1, len(known) + 1, width_ratios=[1] * len(known) + [0.95])
     for at, (title, table) in enumerate(known.items()):
         image = _map(axes[at], found, found.matrix, table, title, named=at == 0)
-    figure.colorbar(image, ax=list(axes[: len(known)]), shrink=0.8, pad=0.015, label="cosine of vocabulary distributions")
+    figure.colorbar(image, ax=list(axes[: len(known)]), shrink=0.8, pad=0.02, label="cosine of vocabulary distributions")
     _profile(axes[-1], found)
     figure.suptitle(f"A  {found.a}      B  {found.b}\n", x=0.01, ha="left", fontsize=13, fontweight="bold", color=_INK)
     frames = "frames are the pairs" if found.granularity != "group" else "frames are the pairs, a group's score its last cell"
@@ -111,9 +111,15 @@ def _profile(axes: Axes, found: Comparison) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title("the pairs, by depth", fontsize=11, color=_INK)
-    axes.set_xlabel(
-        "component" if found.granularity == "component" else "layer of A" if found.granularity == "layer" else "group", fontsize=10
-    )
-    step = -(-len(found.pairs) // _TICKS)
-    axes.set_xticks(range(0, len(found.pairs), step))
-    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(0.0, 0.35))
+    by_component = found.granularity == "component"
+    spans = [pair.a.components if by_component else pair.a.layers for pair in found.pairs]
+    axes.set_xlabel("component of A" if by_component else "layers of A" if found.granularity == "group" else "layer of A", fontsize=10)
+    step = -(-len(spans) // _TICKS)
+    axes.set_xticks(range(0, len(spans), step), [_shown(span) for span in spans[::step]], fontsize=9)
+    axes.set_xlim(-0.5, len(spans) - 0.5)
+    axes.legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(0.02, 0.3))
+
+
+def _shown(span: Span) -> str:
+    """`3`, or `3-5` for [3, 6)."""
+    return str(span.lo) if span.hi == span.lo + 1 else f"{span.lo}-{span.hi - 1}"

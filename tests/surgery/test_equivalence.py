@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -256,3 +258,20 @@ def test_memory_does_not_grow_with_tokens_times_vocabulary(tmp_path):
     program = [sys.executable, "-c", _MEASURE, str(tmp_path / "store"), __file__]
     grown = int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
     assert grown < 150 << 20
+
+
+@pytest.mark.parametrize("kind", ["prefix", "prompt", "stitch"])
+def test_kinds_that_add_no_block_are_refused(zoo, kind):
+    tuned = zoo.model("tuned")
+    tuned.manifest = dataclasses.replace(tuned.manifest, kind=kind)
+    with pytest.raises(Incomparable, match=f"tuned is of kind {kind}"):
+        score(zoo.store, zoo.model("base"), tuned, Settings(**SMALL))
+
+
+def test_states_before_a_stitch_cannot_be_read_by_the_head():
+    """Components: embedding, layer, stitch, layer, head. Behind 4 components the width is the head's; behind 2 it is not."""
+    kinds = ["embedding", "layer", "stitch", "layer", "lm_head"]
+    stack = SimpleNamespace(placed=[SimpleNamespace(component=SimpleNamespace(kind=kind)) for kind in kinds])
+    measuring.check_readable("stitched", stack, (4,))
+    with pytest.raises(Incomparable, match=r"stitched changes its width at component 2.*as one group"):
+        measuring.check_readable("stitched", stack, (2, 4))

@@ -67,3 +67,17 @@ def test_findings_go_with_their_models_and_need_them(catalog: Catalog) -> None:
             writer.put_equivalences([PAIR])
         with pytest.raises(NotFound):
             writer.put_document(Document("eval", "b", "task", 1))
+
+
+def test_a_pair_is_forgotten_by_relation_runs_and_probe(catalog: Catalog) -> None:
+    others = [
+        dataclasses.replace(PAIR, probe="0" * 64),
+        dataclasses.replace(PAIR, relation="delta"),
+        dataclasses.replace(PAIR, a=Run("a", 0, 2)),
+    ]
+    with catalog.writing() as writer:
+        writer.put_equivalences([PAIR, *others])
+        writer.drop_equivalences([dataclasses.replace(PAIR, similarity=0.1, metrics={})])
+        assert writer.equivalences() == others
+        writer.drop_equivalences([PAIR])
+        assert writer.equivalences() == others
