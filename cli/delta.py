@@ -70,9 +70,7 @@ def _print(report: DeltaReport) -> None:
     print_table(("rank", "bytes", "similarity", "same token", "accuracy"), rows)
     share = report.bytes / report.bytes_exact
     print(f"{report.variant}: {human_bytes(report.bytes)} instead of {human_bytes(report.bytes_exact)} ({share:.0%}) beside {report.base}")
-    print(
-        f"  similarity {report.similarity:.4f} at the head over {report.tokens:,} held-out tokens; the base's own is {report.base_similarity:.4f}"
-    )
+    print(f"  similarity {report.similarity:.4f} over {report.tokens:,} held-out tokens; the base's own is {report.base_similarity:.4f}")
 
 
 @contextmanager

@@ -100,6 +100,21 @@ class StepRun:
                 self._finish(batch, self._wanted[name], self._logits[name], sampled, prompts)
         return Outcome(tuple(sampled), tuple(prompts))
 
+    def run_part(self, name: str, lo: int, hi: int, hidden: Tensor | None = None) -> Tensor:
+        """Components [lo, hi) of one model alone, over its rows: what a profile times.
+
+        Args:
+            hidden: what they start from, [1, tokens, width]; None where lo is the embedding.
+
+        Returns:
+            The hidden states behind them; behind the head, the logits [rows, vocabulary].
+        """
+        if hidden is not None:
+            self._hidden[name] = hidden
+        chain = self._batches[name].model.chain
+        self._run(Segment((name,), chain[lo:hi], (lo,)))
+        return self._hidden[name] if hi < len(chain) else self._logits[name]
+
     # -- segments ------------------------------------------------------------------------------------------------------
 
     def _run(self, segment: Segment) -> None:

@@ -1,0 +1,113 @@
+"""`zoo profile`: what a model's blocks cost on this machine, measured and kept for the policies; or what was measured before."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, print_table, say
+from zoo.errors import InputError, NotFound
+
+if TYPE_CHECKING:
+    from runtime.engine.profile import Progress
+
+
+def profile(
+    model: Annotated[str, typer.Argument(help="A model in the zoo.")],
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    batches: Annotated[str, typer.Option(help="Rows per decode step, with commas.")] = "1,4,16,64",
+    contexts: Annotated[str, typer.Option(help="Tokens that each row attends to.")] = "64,256",
+    chunks: Annotated[str, typer.Option(help="Tokens of a prompt's chunk.")] = "64,256",
+    kv_bytes: Annotated[str, typer.Option(help="The most that pages may take.")] = "1GiB",
+    stored: Annotated[bool, typer.Option("--stored", help="Show what was measured before; measure nothing.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    database: DatabaseOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure a model's blocks: seconds by batch and context, loading, links between devices."""
+    from zoo.api import Zoo
+
+    with Zoo(store, database, create=False) as zoo:
+        documents = _stored(zoo, model) if stored else [_measured(zoo, model, device, (batches, contexts, chunks), kv_bytes, as_json)]
+    if as_json:
+        print_json(documents[-1])
+        return
+    for document in documents:
+        _print(document)
+
+
+def _measured(zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_bytes: str, silent: bool) -> dict[str, Any]:
+    from cli.serve_options import size_of
+    from cli.wiring import check_device
+    from runtime.config import EngineConfig
+    from runtime.engine.profile import profile_model
+    from runtime.engine.profiling import Extent
+
+    check_device(device)
+    names = ("--batches", "--contexts", "--chunks")
+    extent = Extent(*(_numbers(name, text) for name, text in zip(names, axes, strict=True)))
+    with _progress(silent) as progress:
+        return profile_model(zoo.store, model, EngineConfig(device=device, kv_bytes=size_of(kv_bytes)), extent, progress)
+
+
+def _stored(zoo: Any, model: str) -> list[dict[str, Any]]:
+    from runtime.engine.profile import stored_profiles
+
+    found = stored_profiles(zoo.store, model)
+    if not found:
+        raise NotFound(f"{model} was not measured yet: run zoo profile {model}")
+    return found
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isascii() and part.isdigit() and 0 < len(part) < 8 for part in parts):
+        raise InputError(f"{option} takes whole numbers with commas, such as 1,4,16: not {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+def _print(document: dict[str, Any]) -> None:
+    print(f"{document['model']} on {document['key']}")
+    batches = list(document["blocks"][0]["batch"])
+    rows = [
+        (
+            _name(block),
+            human_bytes(block["bytes"]),
+            *(f"{1e3 * seconds:.2f}" for seconds in block["batch"].values()),
+            f"{1e3 * max(block['prefill'].values()):.2f}",
+            f"{1e3 * block['load_seconds']:.1f}",
+        )
+        for block in document["blocks"]
+    ]
+    print_table(("block", "bytes", *(f"{batch} rows, ms" for batch in batches), "prompt, ms", "load, ms"), rows)
+    for pair in document["pairs"]:
+        print(f"  {pair['a'][:12]} and {pair['b'][:12]} at once: {pair['slowdown']:.2f} x the slower alone")
+    for link in document["links"]:
+        size, seconds = max(((int(size), seconds) for size, seconds in link["seconds"].items()))
+        print(f"  {link['a']} to {link['b']}: {human_bytes(int(size / max(seconds, 1e-12)))}/s")
+    for reason in document["left_out"]:
+        say(f"note: left out: {reason}")
+
+
+def _name(block: dict[str, Any]) -> str:
+    lo, hi = block["layers"]
+    of = f" for {block['surrogate_of'][:12]}" if "surrogate_of" in block else ""
+    return f"{block['block'][:12]} (layers {lo}-{hi}){of}"
+
+
+@contextmanager
+def _progress(silent: bool) -> Iterator[Progress | None]:
+    """A bar on standard error over the blocks; nothing when that is no terminal."""
+    if silent or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress
+
+    with Progress("measuring", BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("measuring", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -1,0 +1,70 @@
+"""`zoo delta` and `zoo profile` from outside: the contract's JSON, refusals in one line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cli.app import main
+from tests import checkpoints
+from tests.surgery.deltas.tunes import tune
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    root = tmp_path_factory.mktemp("cli")
+    from zoo import Zoo
+
+    with Zoo(root / "store") as zoo:
+        zoo.ingest(checkpoints.make("llama", root / "base"), name="base")
+        zoo.ingest(tune("llama", root / "fine", ranks=3), name="fine", base="base")
+    return root / "store"
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(list(arguments))
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def test_delta_says_what_the_contract_promises(capsys, store, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"def name_{i}(first, second): return first * {i} + second" for i in range(4000)))
+    code, out, _ = run(capsys, "delta", "fine", "--store", str(store), "--rank", "2", "--text", str(text), "--name", "near", "--json")
+    said = json.loads(out)
+    assert code == 0 and said["variant"] == "near" and said["rank"] == 2
+    assert 0.9 < said["similarity"] <= 1.0 and 0 < said["bytes"] < said["bytes_exact"]
+    assert [point["rank"] for point in said["curve"]] == [2] and said["control"] < said["similarity"]
+    code, out, _ = run(capsys, "ls", "--store", str(store), "--json")
+    assert {model["name"]: (model["kind"], model["base"]) for model in json.loads(out)["models"]}["near"] == ("delta", "base")
+    code, out, _ = run(capsys, "generate", "near", "def", "--store", str(store), "--max-tokens", "4", "--json")
+    assert code == 0 and json.loads(out)["usage"]["completion_tokens"] == 4
+
+
+def test_profile_says_what_the_contract_promises_and_shows_what_is_stored(capsys, store):
+    sizes = ("--batches", "1,2", "--contexts", "8", "--chunks", "8", "--kv-bytes", "16MiB")
+    code, out, _ = run(capsys, "profile", "fine", "--store", str(store), *sizes, "--json")
+    said = json.loads(out)
+    assert code == 0 and said["device"] == "cpu" and said["links"]
+    assert all(set(block["batch"]) == {"1", "2"} and block["load_seconds"] > 0 and block["bytes"] > 0 for block in said["blocks"])
+    assert json.loads(run(capsys, "profile", "fine", "--store", str(store), "--stored", "--json")[1]) == said
+    assert said["key"] in run(capsys, "profile", "fine", "--store", str(store), "--stored")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("delta", "base"), "--base names one"),
+        (("delta", "fine", "--target", "2"), "similarity in (0, 1]"),
+        (("delta", "fine", "--rank", "0"), "at least 1"),
+        (("delta", "fine", "--rank", "1", "--text", "/nowhere.txt"), "no file"),
+        (("profile", "base", "--stored"), "not measured yet"),
+        (("profile", "base", "--batches", "1,x"), "whole numbers"),
+        (("profile", "base", "--device", "cuda:99"), "cannot be used"),
+    ],
+)
+def test_refusals_are_one_line(capsys, store, arguments, words):
+    code, out, err = run(capsys, *arguments, "--store", str(store))
+    assert (code, out) == (2, "") and words in err and len(err.strip().splitlines()) == 1
