@@ -129,6 +129,18 @@ def test_restart_forgets_what_was_kept(zoo, settings):
     assert seen == list(range(1, 13))
 
 
+def test_a_run_that_stopped_in_the_control_may_do_without_it(zoo, settings):
+    def stop(what: str, done: int, total: int, remark: str) -> None:
+        if what == "control" and done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_stitch(zoo, "narrow", "wide", replace(settings, controls=True), progress=stop)
+    done: list[str] = []
+    document = train_stitch(zoo, "narrow", "wide", settings, progress=lambda what, *_: done.append(what)).document
+    assert set(done) == {"measuring"} and "without_position" not in document["points"][0]
+
+
 def shifting(folder: Path, hidden: int, shift: float, seed: int = 0) -> Path:
     """A model whose layers add a constant and do nothing else, with embeddings that are a linear map of a narrow table."""
     model = build("llama", seed=seed, hidden_size=hidden, mlp_bias=True)
@@ -180,6 +192,7 @@ def test_families_may_differ(zoo, settings, tmp_path):
 def test_what_cannot_be_stitched_is_refused_and_leaves_nothing(zoo, settings, tmp_path):
     zoo.ingest(make("llama", tmp_path / "bare", tokenizer=False, vocab_size=100), name="bare")
     train_stitch(zoo, "narrow", "wide", settings, name="s")
+    (tmp_path / "high.jsonl").write_text("\n".join(json.dumps({"token_ids": [VOCAB + at] * 40}) for at in range(9)))
     before = sorted(model.name for model in zoo.models())
     refusals = [
         (InputError, "needs no stitch to itself", lambda: train_stitch(zoo, "narrow", "narrow", settings)),
@@ -189,7 +202,8 @@ def test_what_cannot_be_stitched_is_refused_and_leaves_nothing(zoo, settings, tm
         (NameTaken, "another model", lambda: train_stitch(zoo, "narrow", "wide", settings, name="wide")),
         (NameTaken, "another training", lambda: train_stitch(zoo, "narrow", "wide", replace(settings, steps=3), name="s")),
         (InputError, "no place 7:1", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, points=(Point(7, 1),)))),
-        (InputError, "one window", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, length=9000))),
+        (InputError, "whose context is 256", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, length=9000))),
+        (InputError, "does not know", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, text=str(tmp_path / "high.jsonl")))),
         (InputError, "not a model", lambda: zoo.model("s").load()),
     ]
     for error, words, attempt in refusals:
