@@ -59,7 +59,7 @@ def train_stitch(
 
     Args:
         a, b: models whose head and whose tail are joined; the order counts.
-        name: of the stitch; `A-to-B` when None.
+        name: of the stitch; `A-to-B-stitch` when None.
         device: where both models run.
         restart: forget what a run that was stopped has left.
 
@@ -74,7 +74,7 @@ def train_stitch(
     settings = settings or StitchSettings()
     settings.check()
     models = _parents(zoo, a, b)
-    work = _Work.prepare(zoo, models, settings, name or f"{models[0].name}-to-{models[1].name}")
+    work = _Work.prepare(zoo, models, settings, name or _default_name(models[0].name, models[1].name))
     known = stored_document(zoo.store, work.name)
     if known is not None:
         if known.get("run") != work.run or restart:
@@ -86,6 +86,11 @@ def train_stitch(
         document = _train(zoo, work, device, progress or _silent)
         work.task.forget()
     return StitchReport(work.name, document, reused=False)
+
+
+def _default_name(a: str, b: str) -> str:
+    """Of `org/a` and `org/b`: `a-to-b-stitch`. It ends in neither name, so both can still be called by their endings."""
+    return f"{a.rsplit('/', 1)[-1]}-to-{b.rsplit('/', 1)[-1]}-stitch"
 
 
 def _silent(what: str, done: int, total: int, remark: str) -> None:

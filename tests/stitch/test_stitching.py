@@ -56,16 +56,16 @@ def test_a_stitch_is_stored_and_serves_several_places(zoo, settings, tmp_path):
     report = train_stitch(zoo, "narrow", "wide", replace(settings, controls=True))
     document = report.document
     assert {"stitch", "a", "b", "dims", "points", "similarity_mean", "loss_first", "loss_last", "seconds"} <= document.keys()
-    assert (document["stitch"], document["dims"]) == ("narrow-to-wide", [64, 96])
+    assert (document["stitch"], document["dims"]) == ("narrow-to-wide-stitch", [64, 96])
     assert [(point["a_layer"], point["b_layer"], point["seen"]) for point in document["points"]] == [(0, 1, True), (1, 2, True)]
     assert all({"similarity", "start", "without_position"} <= point.keys() for point in document["points"])
     with zoo.store.catalog.reading() as reader:
         (stored,) = stored_stitches(zoo.store, reader)
-        (kept,) = reader.documents("stitch", "narrow-to-wide")
+        (kept,) = reader.documents("stitch", "narrow-to-wide-stitch")
     assert kept.value == json.loads(json.dumps(document))
     assert not list((zoo.store.root / "work").iterdir())
 
-    zoo.model("narrow-to-wide").export(tmp_path / "out")
+    zoo.model("narrow-to-wide-stitch").export(tmp_path / "out")
     weights = load_file(tmp_path / "out" / "stitch.safetensors")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"stitch.safetensors", "stitch.json"}
     assert json.loads((tmp_path / "out" / "stitch.json").read_text()) == document
@@ -104,7 +104,7 @@ def test_ctrl_c_and_a_rerun_end_in_the_same_bits(zoo, stocked, settings, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         train_stitch(zoo, "narrow", "wide", settings, progress=stop)
-    assert "narrow-to-wide" not in [model.name for model in zoo.models()]
+    assert "narrow-to-wide-stitch" not in [model.name for model in zoo.models()]
     steps: list[int] = []
     document = train_stitch(
         zoo, "narrow", "wide", settings, progress=lambda what, done, *_: steps.append(done) if what == "training" else None
@@ -112,7 +112,7 @@ def test_ctrl_c_and_a_rerun_end_in_the_same_bits(zoo, stocked, settings, tmp_pat
     assert steps == {"least squares": list(range(1, 13)), "training": list(range(5, 13))}.get(part, [])
     assert {**document, "seconds": 0} == {**whole.document, "seconds": 0}
     with Zoo(tmp_path / "other") as other:
-        assert zoo.model("narrow-to-wide").manifest.components == other.model("narrow-to-wide").manifest.components
+        assert zoo.model("narrow-to-wide-stitch").manifest.components == other.model("narrow-to-wide-stitch").manifest.components
 
 
 def test_restart_forgets_what_was_kept(zoo, settings):
@@ -238,4 +238,4 @@ def test_a_state_of_another_format_is_started_over(zoo, settings: StitchSettings
         train_stitch(zoo, "narrow", "wide", settings, progress=stop)
     for path in (zoo.store.root / "work").rglob("*.safetensors"):
         save_file({"x": torch.zeros(1)}, path)
-    assert train_stitch(zoo, "narrow", "wide", settings).document["stitch"] == "narrow-to-wide"
+    assert train_stitch(zoo, "narrow", "wide", settings).document["stitch"] == "narrow-to-wide-stitch"
