@@ -139,12 +139,13 @@ def _costs(row: Mapping[str, float]) -> str:
 
 
 def main() -> None:
+    usual = StitchSettings()
     parser = argparse.ArgumentParser(description="Stitches of a family.")
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--pair", action="append", required=True, metavar="A:B")
-    parser.add_argument("--steps", type=int, default=StitchSettings.steps)
-    parser.add_argument("--rate", type=float, default=StitchSettings.rate)
-    parser.add_argument("--measured", type=int, default=StitchSettings.measured)
+    parser.add_argument("--steps", type=int, default=usual.steps)
+    parser.add_argument("--rate", type=float, default=usual.rate)
+    parser.add_argument("--measured", type=int, default=usual.measured)
     parser.add_argument("--text")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path)

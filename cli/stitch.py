@@ -44,7 +44,7 @@ def stitch(
     precision: Annotated[str, typer.Option(help="no, or bf16 for mixed precision.")] = "no",
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1.", show_default="what accelerate finds")] = None,
     resume: Annotated[bool, typer.Option("--resume/--restart", help="Go on where a stopped run was, or forget it.")] = True,
-    name: Annotated[str | None, typer.Option(help="What to call the stitch.", show_default="A-to-B")] = None,
+    name: Annotated[str | None, typer.Option(help="What to call the stitch.", show_default="A-to-B-stitch")] = None,
     plot: Annotated[Path | None, typer.Option(help="Write a picture of the figures to this PNG.", dir_okay=False)] = None,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,

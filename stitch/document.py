@@ -21,13 +21,13 @@ OTHERS = (START, WITHOUT_POSITION, UNSTITCHED)
 
 @dataclass(frozen=True)
 class Facts:
-    """What surrounds a training. `task`: digest of all that the stitch depends on."""
+    """What surrounds a training. `run`: digest of all that stitch and figures depend on."""
 
     name: str
     a: str
     b: str
     probe: Probe
-    task: str
+    run: str
     seconds: float
 
 
@@ -52,7 +52,7 @@ def describe(facts: Facts, settings: StitchSettings, points: Sequence[Point], st
         "parents": {"a": _prediction(scores.a), "b": _prediction(scores.b)},
         "probe": {"sha": facts.probe.digest, "text": facts.probe.text, "tokens": facts.probe.count},
         "settings": settings.document(),
-        "task": facts.task,
+        "run": facts.run,
     }
 
 

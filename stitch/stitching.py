@@ -7,7 +7,7 @@ What takes long is kept under `<store>/work/` until the stitch is stored: a run 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,11 +20,14 @@ from stitch.points import choose_points
 from stitch.saved import Task
 from stitch.settings import StitchSettings
 from stitch.storing import put_stitch, stored_document
+from surgery.chains import is_chain, parse_chain
+from surgery.settings import context_length
 from surgery.stack import open_stack
 from surgery.text import Probe, read_text
-from surgery.tokenizers import has_tokenizer, require_same, tokenizer_digest
+from surgery.tokenizers import has_tokenizer, require_same, tokenizer_digest, vocabulary_size
 from zoo.api import ModelHandle, Zoo
 from zoo.errors import InputError, NameTaken
+from zoo.manifest import digest_of
 
 #: Changes when the same settings no longer give the same stitch.
 _VERSION = 1
@@ -56,7 +59,7 @@ def train_stitch(
 
     Args:
         a, b: models whose head and whose tail are joined; the order counts.
-        name: of the stitch; `A-to-B` when None.
+        name: of the stitch; `A-to-B-stitch` when None.
         device: where both models run.
         restart: forget what a run that was stopped has left.
 
@@ -71,10 +74,10 @@ def train_stitch(
     settings = settings or StitchSettings()
     settings.check()
     models = _parents(zoo, a, b)
-    work = _Work.prepare(zoo, models, settings, name or f"{models[0].name}-to-{models[1].name}")
+    work = _Work.prepare(zoo, models, settings, name or _default_name(models[0].name, models[1].name))
     known = stored_document(zoo.store, work.name)
     if known is not None:
-        if known.get("task") != work.task.digest or restart:
+        if known.get("run") != work.run or restart:
             raise NameTaken(f"the zoo has a stitch {work.name!r} of another training: remove it first, or choose another with --name")
         return StitchReport(work.name, known, reused=True)
     with work.task.held():
@@ -83,6 +86,11 @@ def train_stitch(
         document = _train(zoo, work, device, progress or _silent)
         work.task.forget()
     return StitchReport(work.name, document, reused=False)
+
+
+def _default_name(a: str, b: str) -> str:
+    """Of `org/a` and `org/b`: `a-to-b-stitch`. It ends in neither name, so both can still be called by their endings."""
+    return f"{a.rsplit('/', 1)[-1]}-to-{b.rsplit('/', 1)[-1]}-stitch"
 
 
 def _silent(what: str, done: int, total: int, remark: str) -> None:
@@ -102,7 +110,11 @@ def _parents(zoo: Zoo, a: str, b: str) -> tuple[ModelHandle, ModelHandle]:
 
 @dataclass(frozen=True)
 class _Work:
-    """What a run is about, before anything heavy is loaded. `train`, `start`: windows to learn from; `probe`: to measure on."""
+    """What a run is about, before anything heavy is loaded.
+
+    `train`: windows to learn from; `probe`: to measure on. `task`: what decides the weights, whose states are kept; `run`: digest of
+    that and of what is measured.
+    """
 
     name: str
     models: tuple[ModelHandle, ModelHandle]
@@ -110,25 +122,46 @@ class _Work:
     train: Tensor
     probe: Probe
     task: Task
+    run: str
 
     @classmethod
     def prepare(cls, zoo: Zoo, models: tuple[ModelHandle, ModelHandle], settings: StitchSettings, name: str) -> _Work:
         text = read_text(settings.text)
         reader = models[0] if has_tokenizer(models[0]) else models[1]
         tokenizer = reader.tokenizer() if has_tokenizer(reader) else None
+        _check_length(models, settings.length)
         learned = text.tokens(tokenizer, settings.length, settings.windows, "train", settings.seed)
         held_out = text.tokens(tokenizer, settings.length, settings.measured, "held_out", _HELD_OUT_SEED)
+        _check_ids(models, learned, held_out)
         probe = Probe(text.digest, tokenizer_digest(reader), held_out)
+        # The text counts by what was drawn from it, not by its name; figures and controls do not change the stitch.
+        decisive = {**settings.document(), "text": None, "controls": False, "measured": 0}
         described = {
             "version": _VERSION,
             "a": models[0].manifest.fingerprint,
             "b": models[1].manifest.fingerprint,
-            # The text counts by what was drawn from it, not by its name.
-            "settings": {**settings.document(), "text": None},
+            "settings": decisive,
             "windows": Probe(text.digest, probe.tokenizer, learned).digest,
-            "probe": probe.digest,
         }
-        return cls(name, models, settings, learned, probe, Task(zoo.store.root, described))
+        task = Task(zoo.store.root, described)
+        run = digest_of([task.digest, probe.digest, settings.controls])
+        return cls(name, models, settings, learned, probe, task, run)
+
+
+def _check_length(models: Iterable[ModelHandle], length: int) -> None:
+    for model in models:
+        sources = parse_chain(model.config).sources if is_chain(model.config) else (model.config,)
+        context = min(context_length(source) for source in sources)
+        if length > context:
+            raise InputError(f"windows of {length} tokens do not fit {model.name}, whose context is {context}")
+
+
+def _check_ids(models: Iterable[ModelHandle], *windows: Tensor) -> None:
+    """Text has ids of the tokenizer; a file of ids may have any."""
+    highest = max(int(each.max()) for each in windows)
+    for model in models:
+        if highest >= vocabulary_size(model.manifest):
+            raise InputError(f"the text has token {highest}, which {model.name} does not know")
 
 
 def _train(zoo: Zoo, work: _Work, device: str, progress: Progress) -> Mapping[str, Any]:
@@ -140,7 +173,7 @@ def _train(zoo: Zoo, work: _Work, device: str, progress: Progress) -> Mapping[st
     stitches = learn(pair, work.train, points, work.settings, work.task, clock, progress)
     stored = {name: stitch.to(dtype=pair.b.dtype) for name, stitch in stitches.items()}
     scores = measure(pair, work.probe.windows, points, stored, progress)
-    facts = Facts(work.name, work.models[0].name, work.models[1].name, work.probe, work.task.digest, clock.seconds)
+    facts = Facts(work.name, work.models[0].name, work.models[1].name, work.probe, work.run, clock.seconds)
     document = describe(facts, work.settings, points, stored["trained"], scores)
     put_stitch(zoo.store, work.name, stored["trained"].to("cpu"), document)
     return document

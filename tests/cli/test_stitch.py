@@ -68,9 +68,26 @@ def test_the_contract_and_the_verbs_around_it(folder, capsys):
     assert code == 2 and "is a stitch, not a model" in err
     with Zoo(folder / "store") as zoo:
         chosen = choose(zoo, [])
-    assert chosen.names == ("org/narrow", "org/wide") and "stitch" in str(chosen.skipped[0])
+    assert chosen.names == ("org/narrow", "org/wide")
     assert run(capsys, folder, "rm", "s")[0] == 0
     assert run(capsys, folder, "gc")[0] == 0
+
+
+def test_a_stitched_chain_is_served_token_for_token(folder, capsys):
+    """From training to the engine's tokens: the tail's KV comes from stitched states of all tokens of the context."""
+    code, out, err = run(capsys, folder, *options(folder, "--json"))
+    assert code == 0 and json.loads(out)["stitch"] == "narrow-to-wide-stitch", err
+    slices = [{"sources": [{"model": "narrow", "layer_range": [0, 2]}]}, {"sources": [{"model": "wide", "layer_range": [2, 3]}]}]
+    (folder / "chain.yaml").write_text(json.dumps({"slices": slices}))
+    code, _, err = run(capsys, folder, "compose", str(folder / "chain.yaml"), "--name", "stitched")
+    assert code == 0, err
+    ids = torch.randint(3, VOCAB, (1, 20), generator=torch.Generator().manual_seed(4))
+    with Zoo(folder / "store") as zoo:
+        expected = zoo.model("stitched").load().generate(ids, max_new_tokens=16, do_sample=False, use_cache=False, eos_token_id=-1)
+    arguments = ["--token-ids", ",".join(map(str, ids[0].tolist())), "--max-tokens", "16", "--ignore-eos", "--kv-bytes", "4MiB", "--json"]
+    code, out, err = run(capsys, folder, "generate", "stitched", *arguments)
+    assert code == 0, err
+    assert json.loads(out)["token_ids"] == expected[0, 20:].tolist()
 
 
 def test_bad_input_is_one_line(folder, capsys):

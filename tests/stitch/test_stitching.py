@@ -56,16 +56,16 @@ def test_a_stitch_is_stored_and_serves_several_places(zoo, settings, tmp_path):
     report = train_stitch(zoo, "narrow", "wide", replace(settings, controls=True))
     document = report.document
     assert {"stitch", "a", "b", "dims", "points", "similarity_mean", "loss_first", "loss_last", "seconds"} <= document.keys()
-    assert (document["stitch"], document["dims"]) == ("narrow-to-wide", [64, 96])
+    assert (document["stitch"], document["dims"]) == ("narrow-to-wide-stitch", [64, 96])
     assert [(point["a_layer"], point["b_layer"], point["seen"]) for point in document["points"]] == [(0, 1, True), (1, 2, True)]
     assert all({"similarity", "start", "without_position"} <= point.keys() for point in document["points"])
     with zoo.store.catalog.reading() as reader:
         (stored,) = stored_stitches(zoo.store, reader)
-        (kept,) = reader.documents("stitch", "narrow-to-wide")
+        (kept,) = reader.documents("stitch", "narrow-to-wide-stitch")
     assert kept.value == json.loads(json.dumps(document))
     assert not list((zoo.store.root / "work").iterdir())
 
-    zoo.model("narrow-to-wide").export(tmp_path / "out")
+    zoo.model("narrow-to-wide-stitch").export(tmp_path / "out")
     weights = load_file(tmp_path / "out" / "stitch.safetensors")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"stitch.safetensors", "stitch.json"}
     assert json.loads((tmp_path / "out" / "stitch.json").read_text()) == document
@@ -104,7 +104,7 @@ def test_ctrl_c_and_a_rerun_end_in_the_same_bits(zoo, stocked, settings, tmp_pat
 
     with pytest.raises(KeyboardInterrupt):
         train_stitch(zoo, "narrow", "wide", settings, progress=stop)
-    assert "narrow-to-wide" not in [model.name for model in zoo.models()]
+    assert "narrow-to-wide-stitch" not in [model.name for model in zoo.models()]
     steps: list[int] = []
     document = train_stitch(
         zoo, "narrow", "wide", settings, progress=lambda what, done, *_: steps.append(done) if what == "training" else None
@@ -112,7 +112,7 @@ def test_ctrl_c_and_a_rerun_end_in_the_same_bits(zoo, stocked, settings, tmp_pat
     assert steps == {"least squares": list(range(1, 13)), "training": list(range(5, 13))}.get(part, [])
     assert {**document, "seconds": 0} == {**whole.document, "seconds": 0}
     with Zoo(tmp_path / "other") as other:
-        assert zoo.model("narrow-to-wide").manifest.components == other.model("narrow-to-wide").manifest.components
+        assert zoo.model("narrow-to-wide-stitch").manifest.components == other.model("narrow-to-wide-stitch").manifest.components
 
 
 def test_restart_forgets_what_was_kept(zoo, settings):
@@ -127,6 +127,18 @@ def test_restart_forgets_what_was_kept(zoo, settings):
         zoo, "narrow", "wide", settings, restart=True, progress=lambda what, done, *_: seen.append(done) if what == "training" else None
     )
     assert seen == list(range(1, 13))
+
+
+def test_a_run_that_stopped_in_the_control_may_do_without_it(zoo, settings):
+    def stop(what: str, done: int, total: int, remark: str) -> None:
+        if what == "control" and done == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_stitch(zoo, "narrow", "wide", replace(settings, controls=True), progress=stop)
+    done: list[str] = []
+    document = train_stitch(zoo, "narrow", "wide", settings, progress=lambda what, *_: done.append(what)).document
+    assert set(done) == {"measuring"} and "without_position" not in document["points"][0]
 
 
 def shifting(folder: Path, hidden: int, shift: float, seed: int = 0) -> Path:
@@ -180,6 +192,7 @@ def test_families_may_differ(zoo, settings, tmp_path):
 def test_what_cannot_be_stitched_is_refused_and_leaves_nothing(zoo, settings, tmp_path):
     zoo.ingest(make("llama", tmp_path / "bare", tokenizer=False, vocab_size=100), name="bare")
     train_stitch(zoo, "narrow", "wide", settings, name="s")
+    (tmp_path / "high.jsonl").write_text("\n".join(json.dumps({"token_ids": [VOCAB + at] * 40}) for at in range(9)))
     before = sorted(model.name for model in zoo.models())
     refusals = [
         (InputError, "needs no stitch to itself", lambda: train_stitch(zoo, "narrow", "narrow", settings)),
@@ -189,7 +202,8 @@ def test_what_cannot_be_stitched_is_refused_and_leaves_nothing(zoo, settings, tm
         (NameTaken, "another model", lambda: train_stitch(zoo, "narrow", "wide", settings, name="wide")),
         (NameTaken, "another training", lambda: train_stitch(zoo, "narrow", "wide", replace(settings, steps=3), name="s")),
         (InputError, "no place 7:1", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, points=(Point(7, 1),)))),
-        (InputError, "one window", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, length=9000))),
+        (InputError, "whose context is 256", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, length=9000))),
+        (InputError, "does not know", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, text=str(tmp_path / "high.jsonl")))),
         (InputError, "not a model", lambda: zoo.model("s").load()),
     ]
     for error, words, attempt in refusals:
@@ -224,4 +238,4 @@ def test_a_state_of_another_format_is_started_over(zoo, settings: StitchSettings
         train_stitch(zoo, "narrow", "wide", settings, progress=stop)
     for path in (zoo.store.root / "work").rglob("*.safetensors"):
         save_file({"x": torch.zeros(1)}, path)
-    assert train_stitch(zoo, "narrow", "wide", settings).document["stitch"] == "narrow-to-wide"
+    assert train_stitch(zoo, "narrow", "wide", settings).document["stitch"] == "narrow-to-wide-stitch"
