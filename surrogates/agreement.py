@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surgery.lens import Lens, alike
+from surgery.tokenizers import vocabulary_size
 from surrogates.block import States, Subject
 from surrogates.importance import language_loss
 
-#: Windows whose distributions are held at once, where the vocabulary is small.
+#: Windows that are looked at at once, where the vocabulary is small.
 _BATCH = 16
 
 
@@ -42,18 +44,22 @@ Runner = Callable[[Tensor, Tensor], Tensor]
 @torch.no_grad()
 def agree(subject: Subject, runner: Runner, states: States) -> Agreement:
     """Score a stand-in against the exact block on recorded windows."""
+    exact = subject.exact
+    lens = Lens(exact)
+    vocabulary = vocabulary_size(subject.manifest)
     sums = torch.zeros(6, dtype=torch.float64)
     for batch in states.batches(subject.windows_at_once(states.ids.shape[1], _BATCH), subject.device):
-        exact, given, left = batch.outputs, runner(batch.inputs, batch.ids), batch.inputs
-        early = [subject.exact.head(each) for each in (exact, given, left)]
-        late = [subject.tail(each, batch.ids) for each in (exact, given, left)]
-        scores = [cosine(early[0], early[1]), cosine(late[0], late[1]), cosine(early[0], early[2]), cosine(late[0], late[2])]
-        losses = [language_loss(logits, batch.ids) for logits in (late[1], late[0])]
-        sums += len(batch) * torch.stack([score.mean() for score in scores] + losses).double().cpu()
+        course = exact.course(batch.ids)
+        early = [batch.outputs, runner(batch.inputs, batch.ids), batch.inputs]
+        late = [exact.run(each, course, subject.hi, exact.end) for each in early]
+        (block, skipped), (end, skipped_end) = (_cosines(lens, each, vocabulary) for each in (early, late))
+        losses = [language_loss(exact.head(each), batch.ids) for each in (late[1], late[0])]
+        sums += len(batch) * torch.stack([block, end, skipped, skipped_end, *losses]).double().cpu()
     return Agreement(*(sums / len(states)).tolist())
 
 
-def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine of the distributions that two logits [.., vocabulary] stand for -> [..], in [0, 1]."""
-    p, q = a.float().softmax(-1), b.float().softmax(-1)
-    return torch.nn.functional.cosine_similarity(p, q, dim=-1, eps=1e-30).clamp(0.0, 1.0)
+def _cosines(lens: Lens, hidden: list[Tensor], vocabulary: int) -> Tensor:
+    """The mean over tokens of the first one's cosine with each other: [len - 1]."""
+    first, *others = (each.flatten(0, 1) for each in hidden)
+    pairs = [(0, at) for at in range(len(others))]
+    return alike(lens, lens, first[None], torch.stack(others), pairs, vocabulary).cosine.mean(-1)

@@ -99,7 +99,8 @@ class Subject:
     @property
     def vocabulary(self) -> int:
         """Ids that the model has an embedding for."""
-        return int(self.exact.parts[0].table.weight.shape[0])  # type: ignore[union-attr]
+        table: Any = self.exact.parts[0].table
+        return int(table.weight.shape[0])
 
     def windows_at_once(self, length: int, most: int) -> int:
         """How many windows of `length` tokens may have logits at the same time: as many as `LOGITS_LIMIT` holds, up to `most`."""

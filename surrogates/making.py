@@ -13,16 +13,19 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from surgery.keeping import keep_tensors
 from surgery.making import Made, MadeReport, put_made
 from surgery.settings import config_of
+from surgery.tensors import TORCH_DTYPES
 from surgery.text import Probe
 from surrogates.agreement import Agreement
-from surrogates.block import Run, Subject, open_subject
+from surrogates.block import Block, Run, Subject, open_subject
 from surrogates.draft import Target, pruned_run, renamed, target_of, whole_chain
 from surrogates.groups import Part, halves, prunable
 from surrogates.importance import magnitude, taylor
-from surrogates.material import Material, device_of, gather, metrics_of, score, stored_dtype
+from surrogates.material import Material, device_of, gather, metrics_of, score
 from surrogates.options import SurrogateOptions, SurrogateReport
 from surrogates.plan import PrunePlan, choose, nearest
 from surrogates.recover import Progress, Recovery, recover_
@@ -128,11 +131,19 @@ def prune_and_recover(
     if options.recovery.how != "none":
         task = Task(zoo.store.root, _settings(target, plan, material, options))
         recovery = recover_(subject, block, material.learn, material.check, options.recovery, task, progress)
-    dtype = stored_dtype(target.manifest, target.lo, target.hi)
-    tensors = {f"{at}.{name}": weight.detach().to(dtype) for at in run.changed for name, weight in block.names[at].items()}
-    if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
-        raise InputError(f"the pruned weights are not finite in {str(dtype).removeprefix('torch.')}: nothing was kept")
-    return Run(run.placed, run.plan, tensors, run.changed), recovery
+    return Run(run.placed, run.plan, _rounded(target, run, block), run.changed), recovery
+
+
+def _rounded(target: Target, run: Run, block: Block) -> dict[str, Tensor]:
+    """A block's changed weights, each in the dtype that its own tensor was stored in."""
+    dtypes = {tensor.digest: TORCH_DTYPES[tensor.dtype] for tensor in target.manifest.tensors}
+    tensors: dict[str, Tensor] = {}
+    for at in run.changed:
+        for name, digest in target.placed[at].component.tensors:
+            tensors[f"{at}.{name}"] = block.names[at][name].detach().to(dtypes[digest])
+            if not bool(tensors[f"{at}.{name}"].isfinite().all()):
+                raise InputError(f"the pruned {name} does not fit into the range of the stored dtype: nothing was kept")
+    return tensors
 
 
 def _holds(target: Target, at: int, path: str) -> bool:

@@ -13,7 +13,6 @@ import cli.app
 from surgery import chain_model
 from surgery.compose import compose, parse
 from surrogates import make_from, make_surrogate, plan_surrogate
-from surrogates.agreement import cosine
 from surrogates.cheaper import proportional
 from tests import checkpoints
 from zoo.errors import InputError, InUse, NameTaken, NotFound
@@ -25,6 +24,10 @@ IDS = torch.randint(3, checkpoints.VOCAB, (2, 9), generator=torch.Generator().ma
 def pairs(zoo, name: str):
     with zoo.store.catalog.reading() as reader:
         return [pair for pair in reader.equivalences([name]) if pair.relation == "surrogate"]
+
+
+def cosines(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cosine_similarity(a.softmax(-1), b.softmax(-1), dim=-1)
 
 
 def same_with_and_without_cache(model) -> bool:
@@ -72,7 +75,7 @@ def test_scores_are_those_of_the_stored_models(zoo, stored, options):
     with torch.no_grad():
         p, q = exact(held).logits, given(held).logits
     # The last layer: behind the block stands the head alone, so that both figures are one.
-    assert report.similarity == pytest.approx(float(cosine(p, q).mean()), abs=1e-5)
+    assert report.similarity == pytest.approx(float(cosines(p, q).mean()), abs=1e-5)
     assert report.agreement.end == pytest.approx(report.similarity, abs=1e-6)
     assert report.agreement.loss_exact == pytest.approx(float(exact(held, labels=held).loss.detach()), rel=1e-4)
     assert report.agreement.loss == pytest.approx(float(given(held, labels=held).loss.detach()), rel=1e-4)
@@ -179,6 +182,16 @@ def test_a_model_that_gives_nan_is_refused(zoo, options, tmp_path):
     zoo.ingest(folder, name="nan")
     with pytest.raises(InputError, match="not finite"):
         make_surrogate(zoo, "nan", (1, 1), options())
+
+
+def test_the_engine_serves_it_with_the_tokens_of_its_own_model(zoo, stored, options, text, capsys):
+    make_surrogate(zoo, stored("llama", tokenizer=True), (1, 1), options(name="s"))
+    model = zoo.model("s")
+    ids = model.tokenizer()("def main", return_tensors="pt")["input_ids"]
+    expected = model.load().generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :].tolist()
+    code, out, _ = run(capsys, "generate", "s", "def main", "--max-tokens", "8", "--store", str(zoo.store.root), "--json")
+    given = json.loads(out)["token_ids"]
+    assert code == 0 and given and given == expected[: len(given)]
 
 
 # -- blocks of other models --------------------------------------------------------------------------------------------
