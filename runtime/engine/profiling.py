@@ -1,8 +1,8 @@
-"""Timing a model's blocks on the engine's own modules, pages and attention (BL-11): decode by batch and context, prompts by length, loading.
+"""Timing a model's blocks on the engine's own modules, pages and attention (BL-11): decode by batch and context, prompts, loading.
 
-A block runs as it does in a step: made-up rows with pages of their own, a layout and its frame, the units in order. Seconds are medians of
-repeated warm runs. Surrogates are blocks of other models; a pair is two blocks at the same time, in two threads (streams on a GPU), against
-each alone. It measures; what the figures mean is `runtime.policy.profiles`'s affair.
+A block runs as it does in a step: made-up rows with pages of their own, a layout and its frame, the units in order. Seconds are medians
+of repeated warm runs. Surrogates are blocks of other models; a pair is two blocks at the same time, in two threads (streams on a GPU),
+against each alone. It measures; what the figures mean is `runtime.policy.profiles`'s affair.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch import Tensor
 
 from runtime.config import EngineConfig
 from runtime.engine.loaded import LoadedModel
-from runtime.engine.loading import check_servable, geometry_of, load_model, release_units
+from runtime.engine.loading import load_model, release_units
+from runtime.engine.servable import servable
 from runtime.engine.step import StepRun
 from runtime.engine.units import UnitStore
 from runtime.kv.pages import groups_for
 from runtime.kv.pool import PagePool
 from runtime.types import Row, SamplingParams, SequenceRequest, StepPlan
-from surgery.settings import config_of
 from surgery.tensors import TensorPool, stored_tensor
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
@@ -62,9 +62,7 @@ class Workbench:
             with store.catalog.reading() as reader:
                 self.manifest: ModelManifest = reader.model(reader.resolve(name))
                 self.blocks = tuple(reader.chain(self.manifest.name))
-            settings = config_of(store, self.manifest)
-            check_servable(settings, self.manifest.name)
-            half = -(-config.page_tokens * geometry_of(settings, self.manifest, None).token_bytes // 64) * 64
+            half = -(-config.page_tokens * servable(store, self.manifest, None).token_bytes // 64) * 64
             layers = sum(placed.component.kind in ("attention", "layer") for placed in self.manifest.components)
             pages = max(_groups(extent, config.page_tokens)) * layers
             if 2 * half * pages > config.kv_bytes:
@@ -78,7 +76,7 @@ class Workbench:
         self.device = config.device
 
     def close(self) -> None:
-        release_units(self._units, self._model.units, self.manifest.name)
+        release_units(self._units, self._model.units, self._model.adapters)
 
     @contextmanager
     def rows(self, count: int, tokens: int, context: int) -> Iterator[Bench]:
@@ -114,14 +112,14 @@ class Bench:
 
     def __init__(self, run: StepRun, other: StepRun, name: str, device: str) -> None:
         self.run, self.other, self._name, self._device = run, other, name, device
-        self._start: Tensor | None = None
+        self._starts: dict[int, Tensor] = {}
 
     @torch.inference_mode()
     def once(self, lo: int, hi: int, run: StepRun | None = None) -> None:
         """Run components [lo, hi). What comes out is not read: two runs at once share pages and scratch."""
-        if lo and self._start is None:
-            self._start = self.run.run_part(self._name, 0, 1)
-        (run or self.run).run_part(self._name, lo, hi, self._start if lo else None)
+        if lo and lo not in self._starts:  # chains of several widths: what comes in is what the components before give
+            self._starts[lo] = self.run.run_part(self._name, 0, lo)
+        (run or self.run).run_part(self._name, lo, hi, self._starts.get(lo))
 
     def seconds(self, lo: int, hi: int) -> float:
         """Median over warm runs."""
@@ -187,13 +185,12 @@ def pair(bench: Workbench, a: tuple[int, int], b: tuple[int, int], batch: int, c
     """Two blocks at once against each alone: `slowdown` 1 would be free company, 2 is taking turns between equals."""
     with bench.rows(batch, 1, context) as ready:
         alone = [ready.seconds(*each) for each in (a, b)]
-        ready.once(1, 2)
         both = together([lambda: ready.once(*a), lambda: ready.once(*b, ready.other)], bench.device)
     return {"alone_a": alone[0], "alone_b": alone[1], "together": both, "slowdown": both / max(alone)}
 
 
 def load_times(store: Store, manifest: ModelManifest, lo: int, hi: int, device: str) -> dict[str, float]:
-    """Seconds to bring a block's tensors from disk (cold, as far as the system lets go of its cache) and from memory to the device, and bytes."""
+    """Seconds to bring a block's tensors from disk (cold, as far as the system lets go of its cache), from memory, to the device; its bytes."""
     digests = tensors_of(manifest, lo, hi)
     for digest in digests:
         _forget(store, digest)

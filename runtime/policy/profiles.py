@@ -15,7 +15,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any
 
 
@@ -141,5 +141,5 @@ def _line(seconds: Mapping[str, float]) -> Line:
 
 
 def _check_axis(axis: Sequence[float], values: int) -> None:
-    if not axis or len(axis) != values or any(a >= b for a, b in zip(axis, axis[1:], strict=False)):
+    if not axis or len(axis) != values or any(a >= b for a, b in pairwise(axis)):
         raise ValueError("a table needs a rising axis with a value at each point")
