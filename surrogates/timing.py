@@ -19,7 +19,6 @@ from torch import Tensor
 
 from surrogates.block import Block
 
-
 #: Passes of a pair that are always made, if so many are asked for.
 _FEWEST = 3
 
