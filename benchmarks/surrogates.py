@@ -53,8 +53,9 @@ WAYS = (
     ("taylor", True, "lora"),
     ("taylor", True, "full"),
 )
-#: Shapes of layers with random weights: the width and heads of models of about 1, 3 and 7 billion parameters.
+#: Shapes of layers with random weights: the demo's small family, and models of up to about a billion parameters.
 SHAPES: dict[str, dict[str, int]] = {
+    "hidden 256": {"hidden_size": 256, "intermediate_size": 640, "num_attention_heads": 8, "num_key_value_heads": 2},
     "hidden 1024": {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16, "num_key_value_heads": 8},
     "hidden 2048": {"hidden_size": 2048, "intermediate_size": 5632, "num_attention_heads": 32, "num_key_value_heads": 8},
 }

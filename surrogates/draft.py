@@ -9,7 +9,7 @@ Pure but for slicing; knows nothing of scores, training or the store.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from zoo.manifest import Component, ModelManifest, Placed
 @dataclass(frozen=True)
 class Target:
     """A run of components [lo, hi) of a model whose `part` is to be pruned. `axes[i]`: what is sliced in component lo + i, none where
-    it stays as it is. `source`: the config that its pruned components were cut from."""
+    it stays as it is. `family`, `shape`: of its pruned components."""
 
     manifest: ModelManifest
     plan: ChainPlan
@@ -37,13 +37,9 @@ class Target:
     layers: tuple[int, int]
     lo: int
     hi: int
-    source: Mapping[str, Any]
+    family: Family
     shape: Shape
     axes: tuple[tuple[Axis, ...], ...]
-
-    @property
-    def family(self) -> Family:
-        return family_of(self.source)
 
     @property
     def placed(self) -> tuple[Placed, ...]:
@@ -76,22 +72,26 @@ def target_of(manifest: ModelManifest, config: Mapping[str, Any], layers: tuple[
     plan = plan_of(config, manifest.components)
     lo, hi = bounds_of(manifest, layers, part)
     inside = manifest.components[lo:hi]
-    for placed in inside:
-        if placed.component.kind == "stitch":
-            raise InputError(
-                f"layers {layers[0]}-{layers[1]} of {manifest.name} hold a stitch: surrogates stand for blocks between stitches"
-            )
-        if placed.component.adapter is not None:
-            raise InputError(f"the {placed.component.kind} of layer {placed.layer} has an adapter: merge it into a checkpoint first")
-    check_adapters(manifest.components)
     kinds = kinds_of(family_of(plan.sources[plan.links[lo].source or 0]), part)
-    sources = {link.source or 0 for link in plan.links[lo:hi] if link.kind in kinds}
-    shapes = {shape_of(plan.sources[source]) for source in sources}
-    if len(shapes) > 1 or len({family_of(plan.sources[source]).name for source in sources}) > 1:
+    _check_inside(manifest.name, inside, kinds)
+    check_adapters(manifest.components)
+    sources = [plan.sources[link.source or 0] for link in plan.links[lo:hi] if link.kind in kinds]
+    shapes = {(family_of(source).name, shape_of(source)) for source in sources}
+    if len(shapes) > 1:
         raise InputError(f"layers {layers[0]}-{layers[1]} of {manifest.name} are of several shapes: prune them one by one")
-    source = plan.sources[min(sources)]
-    axes = tuple(axes_of(family_of(source), placed.component, part) if placed.component.kind in kinds else () for placed in inside)
-    return Target(manifest, plan, part, layers, lo, hi, source, shapes.pop(), axes)
+    family = family_of(sources[0])
+    axes = tuple(axes_of(family, placed.component, part) if placed.component.kind in kinds else () for placed in inside)
+    return Target(manifest, plan, part, layers, lo, hi, family, shapes.pop()[1], axes)
+
+
+def _check_inside(name: str, inside: Sequence[Placed], kinds: Sequence[str]) -> None:
+    """Raises InputError for a run that holds a stitch, or an adapter on what is to be pruned."""
+    for placed in inside:
+        kind = placed.component.kind
+        if kind == "stitch":
+            raise InputError(f"these layers of {name} hold a stitch: surrogates stand for blocks between stitches")
+        if kind in kinds and placed.component.adapter is not None:
+            raise InputError(f"the {kind} of layer {placed.layer} of {name} has an adapter: merge it into a checkpoint first")
 
 
 def bounds_of(manifest: ModelManifest, layers: tuple[int, int], part: Part) -> tuple[int, int]:
@@ -119,19 +119,21 @@ def pruned_run(target: Target, plan: PrunePlan, tensors: Mapping[str, Tensor]) -
         InputError: transformers refuses the shape.
         MalformedCheckpoint: a tensor is not as the config says.
     """
-    config = pruned_config(target.source, target.part, plan.after)
-    sources = (*target.plan.sources, config)
-    placed, links, own = list(target.placed), list(target.plan.links[target.lo : target.hi]), {}
+    links = list(target.plan.links[target.lo : target.hi])
+    used = sorted({links[at].source or 0 for at in target.changed})
+    configs = [pruned_config(target.plan.sources[source], target.part, plan.after) for source in used]
+    placed, own = list(target.placed), {}
     for at in target.changed:
+        which = used.index(links[at].source or 0)
         old = placed[at].component
         given = {name: tensors[digest] for name, digest in old.tensors}
         sliced = slice_tensors(target.axes[at], target.shape, plan.kept[target.layer_of[at]], given)
         own.update({f"{at}.{name}": tensor.clone() for name, tensor in sliced.items()})
         names = tuple((name, f"{at}.{name}") for name, _ in old.tensors)
+        links[at] = Link(old.kind, len(target.plan.sources) + which, links[at].layer)
         component = Component(old.kind, old.family, old.spec, names)
-        links[at] = Link(old.kind, len(sources) - 1, links[at].layer)
-        placed[at] = replace(placed[at], component=respecced(component, config, target.family, links[at].layer))
-    return Run(tuple(placed), ChainPlan(sources, tuple(links)), own, target.changed)
+        placed[at] = replace(placed[at], component=respecced(component, configs[which], target.family, links[at].layer))
+    return Run(tuple(placed), ChainPlan((*target.plan.sources, *configs), tuple(links)), own, target.changed)
 
 
 def renamed(run: Run, digests: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Run:

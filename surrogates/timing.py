@@ -19,6 +19,9 @@ from torch import Tensor
 
 from surrogates.block import Block
 
+#: Passes of a pair that are always made, if so many are asked for.
+_FEWEST = 3
+
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
@@ -44,12 +47,13 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class TimingSettings:
-    """`pairs` are measured; each is the best of `rounds` passes on either side."""
+    """`pairs` are measured; each is the best of up to `rounds` passes on either side, fewer once they have taken `seconds`."""
 
     batch: int = 16
     context: int = 64
-    pairs: int = 15
-    rounds: int = 5
+    pairs: int = 9
+    rounds: int = 30
+    seconds: float = 2.0
 
 
 @torch.inference_mode()
@@ -92,7 +96,7 @@ def _prefill(block: Block, hidden: Tensor) -> Callable[[], object]:
 def _pairs(exact: Callable[[], object], given: Callable[[], object], settings: TimingSettings, device: torch.device) -> Ratio:
     left, right = [], []
     for pair in range(settings.pairs + 1):
-        one, other = _bests((exact, given) if pair % 2 else (given, exact), settings.rounds, device)
+        one, other = _bests((exact, given) if pair % 2 else (given, exact), settings, device)
         if pair:  # the first pair warms caches
             left.append(one if pair % 2 else other)
             right.append(other if pair % 2 else one)
@@ -101,10 +105,16 @@ def _pairs(exact: Callable[[], object], given: Callable[[], object], settings: T
     return Ratio(statistics.median(ratios), low, high, min(left), min(right))
 
 
-def _bests(runs: tuple[Callable[[], object], Callable[[], object]], rounds: int, device: torch.device) -> list[float]:
-    """The best of some passes of each, taken in turns: what else the machine does then hurts both."""
+def _bests(runs: tuple[Callable[[], object], Callable[[], object]], settings: TimingSettings, device: torch.device) -> list[float]:
+    """The best of some passes of each, taken in turns: what else the machine does then hurts both.
+
+    Many passes, because on a busy machine the longer pass is the likelier to be interrupted, which would flatter the shorter.
+    """
     best = [float("inf"), float("inf")]
-    for _ in range(rounds):
+    due = time.perf_counter() + settings.seconds
+    for done in range(settings.rounds):
+        if done >= _FEWEST and time.perf_counter() > due:
+            break
         for at, run in enumerate(runs):
             _wait(device)
             begin = time.perf_counter()

@@ -174,6 +174,41 @@ def test_what_cannot_be_is_refused_and_leaves_nothing(zoo, stored, options, tmp_
     assert set(zoo.store.objects.digests()) == objects and {model.name for model in zoo.models()} == {parent, "l"}
 
 
+def test_what_an_adapter_leaves_alone_can_be_pruned(zoo, stored, options, tmp_path):
+    parent = stored("llama")
+    checkpoints.make_lora(tmp_path / "checkpoint-llama", tmp_path / "lora")
+    zoo.ingest(tmp_path / "lora", name="l", base=parent)
+    report = make_surrogate(zoo, "l", (0, 2), options(part="ffn", name="s"))
+    assert not report.exportable and "adapters" in (report.reason or "")
+    with torch.no_grad():
+        assert same_with_and_without_cache(zoo.model("s").load())
+
+
+def test_layers_of_two_models_keep_their_own_settings(zoo, stored, options):
+    """Alike in shape, not in rotary frequencies: nothing of the one's config may reach the other's layers."""
+    a, b = stored("llama", "a"), stored("llama", "b", seed=1, rope_parameters={"rope_type": "default", "rope_theta": 100.0})
+    slices = [{"sources": [{"model": name, "layer_range": bounds}]} for name, bounds in ((a, [0, 2]), (b, [2, 3]))]
+    compose(zoo.store, parse({"slices": slices}), "c")
+    make_surrogate(zoo, "c", (1, 2), options(name="s"))
+    specs = [json.loads(placed.component.spec) for placed in zoo.model("s").manifest.components if placed.component.kind == "attention"]
+    assert [spec["rope"]["rope_theta"] for spec in specs] == [10000.0, 10000.0, 100.0]
+    assert [spec["num_attention_heads"] for spec in specs] == [4, 2, 2]
+    with torch.no_grad():
+        assert same_with_and_without_cache(zoo.model("s").load())
+
+
+def test_a_block_with_a_stitch_inside_is_refused(zoo, stored, options):
+    wide, narrow = stored("llama", "wide", num_hidden_layers=4, hidden_size=96), stored("llama", "narrow", hidden_size=32)
+    put_stitch(zoo, "there", narrow, wide, 32, 96)
+    slices = [{"sources": [{"model": name, "layer_range": bounds}]} for name, bounds in ((narrow, [0, 1]), (wide, [2, 4]))]
+    compose(zoo.store, parse({"slices": slices}), "c")
+    with pytest.raises(InputError, match="stitch"):
+        make_surrogate(zoo, "c", (0, 1), options())
+    assert make_surrogate(zoo, "c", (1, 2), options(name="s")).removed_ratio > 0.3
+    with pytest.raises(InputError, match="is a stitch"):
+        make_surrogate(zoo, "there", (0, 0), options())
+
+
 def test_a_model_that_gives_nan_is_refused(zoo, options, tmp_path):
     from tests.surgery.helpers import edit_weights
 
