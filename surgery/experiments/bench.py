@@ -90,7 +90,6 @@ class Bench:
     def _check_shapes(self) -> None:
         b = self.stacks[SECOND]
         for source, stack in self.stacks.items():
-            _check_adapters(stack, source)
             depth, width = len(self._spans[source]), _width(stack)
             if depth != self.layers:
                 raise InputError(f"model {source} has {depth} layers and b {self.layers}: layers cannot be exchanged one for one")
@@ -156,13 +155,6 @@ def _layer_spans(stack: Stack, source: str) -> list[tuple[int, int]]:
         else:
             raise InputError(f"the chain of model {source} is not its layers one after another (it has a {placed.component.kind} between)")
     return spans
-
-
-def _check_adapters(stack: Stack, source: str) -> None:
-    """Raises InputError for tokens that no component holds."""
-    kinds = {placed.component.adapter.kind for placed in stack.placed if placed.component.adapter is not None}
-    if virtual := kinds & {"prompt", "prefix"}:
-        raise InputError(f"model {source} has virtual tokens ({virtual.pop()} tuning), which belong to no layer that could be exchanged")
 
 
 def _families(stack: Stack) -> list[str]:
