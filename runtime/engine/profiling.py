@@ -148,7 +148,7 @@ def together(works: Sequence[Callable[[], object]], device: str) -> float:
 
     def run(work: Callable[[], object]) -> None:
         if device.startswith("cuda"):
-            with torch.cuda.stream(torch.cuda.Stream(device)):
+            with torch.cuda.stream(torch.cuda.Stream(device)):  # type: ignore[no-untyped-call]
                 work()
         else:
             work()
@@ -190,7 +190,7 @@ def pair(bench: Workbench, a: tuple[int, int], b: tuple[int, int], batch: int, c
 
 
 def load_times(store: Store, manifest: ModelManifest, lo: int, hi: int, device: str) -> dict[str, float]:
-    """Seconds to bring a block's tensors from disk (cold, as far as the system lets go of its cache), from memory, to the device; its bytes."""
+    """Seconds to bring a block's tensors from disk (cold, as far as the system lets go of its cache), from memory, to the device; bytes."""
     digests = tensors_of(manifest, lo, hi)
     for digest in digests:
         _forget(store, digest)

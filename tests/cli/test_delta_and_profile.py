@@ -7,6 +7,8 @@ import json
 import pytest
 
 from cli.app import main
+from cli.wiring import ZooSource
+from runtime.types import ModelSpec
 from tests import checkpoints
 from tests.surgery.deltas.tunes import tune
 
@@ -41,6 +43,17 @@ def test_delta_says_what_the_contract_promises(capsys, store, tmp_path):
     assert {model["name"]: (model["kind"], model["base"]) for model in json.loads(out)["models"]}["near"] == ("delta", "base")
     code, out, _ = run(capsys, "generate", "near", "def", "--store", str(store), "--max-tokens", "4", "--json")
     assert code == 0 and json.loads(out)["usage"]["completion_tokens"] == 4
+
+
+@pytest.mark.parametrize(("deltas", "stand_in"), [(True, "near"), (False, None)])
+def test_the_server_is_told_of_rewritings_where_it_may_use_them(store, deltas, stand_in):
+    """Follows the test above, which makes `near`."""
+    from zoo import Zoo
+
+    with Zoo(store) as zoo:
+        served = ZooSource(zoo, deltas).served(ModelSpec("fine", 3, 16, 256, checkpoints.VOCAB))
+        assert served.stand_in == stand_in
+        assert ZooSource(zoo, deltas).served(ModelSpec("near", 3, 16, 256, checkpoints.VOCAB)).stand_in is None
 
 
 def test_profile_says_what_the_contract_promises_and_shows_what_is_stored(capsys, store):
