@@ -123,7 +123,7 @@ def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
             "| model | similarity | accuracy | perplexity | weights (M) | Mflop per token | ms per token |",
             "|---|---|---|---|---|---|---|",
         ]
-        rows = [(report[key], None, report["parents"][key]) for key in ("a", "b")]
+        rows = [(report[key], report["parents"][key].get("similarity"), report["parents"][key]) for key in ("a", "b")]
         rows += [(f"{p['a_layer']}:{p['b_layer']}{'' if p['seen'] else ' (not trained)'}", p["similarity"], p) for p in report["points"]]
         lines += [f"| {name} | {_figure(similarity)} | {_costs(row)} |" for name, similarity, row in rows]
     return "\n".join(lines)

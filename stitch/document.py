@@ -49,7 +49,7 @@ def describe(facts: Facts, settings: StitchSettings, points: Sequence[Point], st
         "loss_last": _loss(settings, trained, seen),
         "seconds": round(facts.seconds, 3),
         "compared": {name: {"similarity_mean": _mean(by, points), **_parted(by, points)} for name, by in others.items()},
-        "parents": {"a": _prediction(scores.a), "b": _prediction(scores.b)},
+        "parents": {"a": {"similarity": scores.a.similarity, **_prediction(scores.a.prediction)}, "b": _prediction(scores.b)},
         "probe": {"sha": facts.probe.digest, "text": facts.probe.text, "tokens": facts.probe.count},
         "settings": settings.document(),
         "run": facts.run,

@@ -86,7 +86,7 @@ def plot_curve(documents: Sequence[Mapping[str, Any]], path: Path) -> None:
         ("similarity_unseen", "places never trained", "#56B4E9", "D"),
     ):
         known = [(size, document[part]) for size, document in zip(sizes, ordered, strict=True) if document[part] is not None]
-        axes.plot(*zip(*known, strict=True), marker, color=colour, label=label, markersize=7)
+        axes.plot([size for size, _ in known], [value for _, value in known], marker, color=colour, label=label, markersize=7)
     axes.plot(
         sizes, [document["compared"]["start"]["similarity_mean"] for document in ordered], "^", color="#009E73", label="least-squares start"
     )
@@ -99,6 +99,8 @@ def plot_curve(documents: Sequence[Mapping[str, Any]], path: Path) -> None:
             fontsize=8,
         )
     axes.set_xscale("log")
+    axes.set_xticks(sizes, [f"{size:.3g}" for size in sizes])
+    axes.minorticks_off()
     axes.set_xlabel("million weights of the model that the stitch leads to")
     axes.set_ylabel("cosine at the head, mean over places")
     axes.set_title("Stitches by the size of their models", loc="left", fontsize=12, fontweight="bold", color=_INK)

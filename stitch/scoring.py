@@ -46,10 +46,10 @@ class PointScore:
 
 @dataclass(frozen=True)
 class Scores:
-    """`variants`: by variant, then by place. `a`, `b`: the two models by themselves."""
+    """`variants`: by variant, then by place. `a`, `b`: the two models by themselves, A compared with B as the chains are."""
 
     variants: Mapping[str, Mapping[Point, PointScore]]
-    a: Prediction
+    a: PointScore
     b: Prediction
 
 
@@ -76,7 +76,7 @@ def score(
         if advance is not None:
             advance(min(lo + rows, len(windows)))
     by_variant = {name: {point: sums[name, point].score() for point in points} for name in variants}
-    return Scores(by_variant, of_a.score().prediction, of_b.score().prediction)
+    return Scores(by_variant, of_a.score(), of_b.score().prediction)
 
 
 class _Sums:

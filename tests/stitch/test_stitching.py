@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stitch import StitchSettings, train_stitch
-from stitch.plot import plot_stitch
+from stitch.plot import plot_curve, plot_stitch
 from stitch.points import Point
 from surgery.compose import compose, parse
 from surgery.stack import open_stack
@@ -221,10 +221,13 @@ def test_a_model_that_gives_nan_is_named_before_anything_is_trained(zoo, setting
         train_stitch(zoo, "narrow", "sick", settings)
 
 
-def test_the_picture_is_drawn(zoo, settings, tmp_path):
+def test_the_pictures_are_drawn(zoo, settings, tmp_path):
     document = train_stitch(zoo, "narrow", "wide", settings).document
     plot_stitch(document, tmp_path / "plots" / "stitch.png")
-    assert (tmp_path / "plots" / "stitch.png").read_bytes().startswith(b"\x89PNG")
+    parents = {key: {**parent, "params": 1000} for key, parent in document["parents"].items()}
+    plot_curve([{**document, "parents": parents}], tmp_path / "plots" / "curve.png")
+    for name in ("stitch", "curve"):
+        assert (tmp_path / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_state_of_another_format_is_started_over(zoo, settings: StitchSettings):
