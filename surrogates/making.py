@@ -100,6 +100,7 @@ def free_name(zoo: Zoo, name: str) -> str:
 
 
 def make_plan(target: Target, subject: Subject, material: Material | None, options: SurrogateOptions) -> PrunePlan:
+    """Counts nearest to the ratio, and the units that score best. Without `material` by the size of the weights alone."""
     cost = target.cost
     after = nearest(target.shape, target.part, options.ratio, cost)
     block = subject.block()
