@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -47,3 +48,11 @@ def zoo(stocked: Path, tmp_path: Path) -> Iterator[Zoo]:
 def settings(text: str) -> StitchSettings:
     """A training of a second."""
     return StitchSettings(text=text, steps=12, rate=5e-3, batch=2, length=16, places=2, windows=64, start=32, measured=8)
+
+
+@pytest.fixture(autouse=True)
+def interruptible():
+    """Ctrl-C raises, as in a shell: the workers of parallel test runs ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
