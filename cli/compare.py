@@ -10,7 +10,7 @@ import typer
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from surgery.comparison import Comparison, Score
+    from surgery.scoring.comparison import Comparison, Score
 
 Granularity = Literal["layer", "component", "group"]
 

@@ -14,8 +14,8 @@ from zoo.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from surgery.comparison import Comparison, Matrix
-    from surgery.runs import Span, Unit
+    from surgery.scoring.comparison import Comparison, Matrix
+    from surgery.scoring.runs import Span, Unit
 
 _INK = "#222222"
 _LINES = {"similarity": ("#0072B2", "o"), "same token": ("#009E73", "s"), "control": ("#D55E00", "^")}

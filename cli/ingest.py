@@ -70,7 +70,7 @@ class _Scoring:
         """Raises InputError for what would fail after gigabytes were read."""
         if threshold is None and probe is None:
             return None
-        from surgery.equate import DEFAULT_THRESHOLD, check_threshold
+        from surgery.scoring.equate import DEFAULT_THRESHOLD, check_threshold
 
         chosen = DEFAULT_THRESHOLD if threshold is None else threshold
         check_threshold(chosen, probe)

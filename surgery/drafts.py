@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surgery.adapters import AdapterPlan, plan_adapter
+from surgery.adapters.inherit import inherited
+from surgery.adapters.overlay import AdapterBase, OfferedTensor
+from surgery.adapters.placing import AdapterPlan, plan_adapter
 from surgery.bases import adapter_base
 from surgery.cut import cut
 from surgery.families import FAMILIES, family_of, is_tied
-from surgery.inherit import inherited
-from surgery.overlay import AdapterBase, OfferedTensor
 from surgery.settings import config_of
 from surgery.shapes import check_shapes
 from surgery.sources.base import Source

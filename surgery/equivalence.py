@@ -2,7 +2,7 @@
 
 A score of early layers is weak evidence, because their states decode poorly: beside each stands its control, the same score against
 a random-init twin of b. Scores are kept with the digest of the very ids they were taken on; they are symmetric and never chained
-through a third model (BL-06). Knows nothing of how chains are cut (`surgery.equate`).
+through a third model (BL-06). Knows nothing of how chains are cut (`surgery.scoring.equate`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 
-from surgery.comparison import Comparison, Matrix, ProbeInfo, Score
-from surgery.measuring import Positions, batches_in, check_readable, measure, positions_of
-from surgery.partials import Partials, Sums
-from surgery.runs import Granularity, Pairing, pairing
+from surgery.scoring.comparison import Comparison, Matrix, ProbeInfo, Score
+from surgery.scoring.measuring import Positions, batches_in, check_readable, measure, positions_of
+from surgery.scoring.partials import Partials, Sums
+from surgery.scoring.runs import Granularity, Pairing, pairing
+from surgery.scoring.twins import random_twin
 from surgery.settings import config_of, context_length
 from surgery.stack import Stack, open_stack
 from surgery.text import Probe, read_text
 from surgery.tokenizers import Tokenized, has_tokenizer, require_same, tokenizer_digest, vocabulary_size
-from surgery.twins import random_twin
 from zoo.errors import Incomparable, InputError
 from zoo.manifest import canonical_json, digest_of
 from zoo.records import Document, Equivalence, Run

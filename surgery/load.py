@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from surgery.bottleneck_module import hook_bottlenecks
+from surgery.adapters.bottleneck_module import hook_bottlenecks
 from surgery.chains import is_chain
 from surgery.families import FAMILIES, Family
 from surgery.settings import config_of, side_json

@@ -13,10 +13,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from surgery.adapters.lowrank import is_low_rank
 from surgery.chains import CHAIN, ChainPlan, config_for
 from surgery.families import FAMILIES, Family, family_of, is_tied
 from surgery.load import disk_key
-from surgery.lowrank import is_low_rank
 from surgery.regroup import regroup
 from surgery.settings import context_length
 from surgery.specs import spec_of

@@ -1,8 +1,8 @@
 """Rewriting chains when a model or an equivalence comes or goes (BL-03, BL-04): inside the caller's transaction, so that no reader
 sees it half done.
 
-Runs that were found equivalent at a threshold (`surgery.equate`) are kept whole beside each other: both chains are cut at their ends.
-It knows nothing of tensors and files.
+Runs that were found equivalent at a threshold (`surgery.scoring.equate`) are kept whole beside each other: both chains are cut at
+their ends. It knows nothing of tensors and files.
 """
 
 from __future__ import annotations

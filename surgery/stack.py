@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from surgery.adapters.lowrank import adapt_
 from surgery.build import build, build_stitch, parameters_of
 from surgery.chains import ChainPlan, Link, is_chain, plan_of
 from surgery.components import Where
-from surgery.lowrank import adapt_
 from surgery.settings import config_of
 from surgery.skeleton import Skeleton
 from surgery.skeletons import Skeletons

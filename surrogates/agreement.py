@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surgery.lens import Lens, alike
+from surgery.scoring.lens import Lens, alike
 from surgery.tokenizers import vocabulary_size
 from surrogates.block import States, Subject
 from surrogates.importance import language_loss

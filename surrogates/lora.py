@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from surgery.lowrank import LowRankLinear
+from surgery.adapters.lowrank import LowRankLinear
 from surrogates.block import Block
 
 

@@ -29,7 +29,6 @@ from zoo.records import Equivalence
 from zoo.store import Store
 
 if TYPE_CHECKING:
-    from surgery.comparison import Comparison
     from surgery.deltas.make import DeltaReport
     from surgery.deltas.plan import Carried, Norms
     from surgery.deltas.study import Progress as DeltaProgress
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from surgery.export import ExportReport, WrittenFile
     from surgery.ingest import IngestReport, Progress
     from surgery.making import MadeReport
+    from surgery.scoring.comparison import Comparison
     from zoo.packed.pack import PackReport
 
 
@@ -287,7 +287,7 @@ class Zoo:
         settings: CompareSettings | None = None,
         progress: Progress | None = None,
     ) -> tuple[Equivalence, ...]:
-        """Cut a full fine-tune and its base where they stop being alike (BL-04); see `surgery.equate.equate`.
+        """Cut a full fine-tune and its base where they stop being alike (BL-04); see `surgery.scoring.equate.equate`.
 
         Args:
             base: what to score it against; the model it was made from when None.
@@ -297,7 +297,7 @@ class Zoo:
             NotFound, AmbiguousName: no such model, or several.
             Incomparable: the model is no full fine-tune, or as `compare`.
         """
-        from surgery.equate import equate, parent_of
+        from surgery.scoring.equate import equate, parent_of
 
         model = self.model(name)
         return equate(self.store, self.model(base or parent_of(model.manifest)), model, threshold, settings, progress)

@@ -11,7 +11,7 @@ from typing import Any
 
 from runtime.engine.linear import LowRank, SharedEmbedding, SharedLinear
 from runtime.engine.units import Unit
-from surgery.bottleneck_module import Bottleneck
+from surgery.adapters.bottleneck_module import Bottleneck
 from surgery.tensors import TensorPool
 from zoo.errors import NotServable
 from zoo.manifest import Adapter

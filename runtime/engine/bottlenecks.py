@@ -1,8 +1,8 @@
 """Bottleneck adapters of one half, each on its own rows; the half's own products are the base's, over all rows.
 
 Adapters that compute alike are joined as LoRAs are (`runtime.engine.linear`): two products and a mask for all of them together. Those with
-norms of their own, or that skip more than the sub-layer's output, run one by one. What an adapter computes is `surgery.bottleneck_module`'s
-affair.
+norms of their own, or that skip more than the sub-layer's output, run one by one. What an adapter computes is the affair of
+`surgery.adapters.bottleneck_module`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.engine.frame import Frame, current
-from surgery.bottleneck_module import Bottleneck
+from surgery.adapters.bottleneck_module import Bottleneck
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from runtime.engine.servable import Servable, servable
 from runtime.engine.units import Unit, UnitStore
 from runtime.kv.pool import PagePool
 from runtime.types import ModelSpec
+from surgery.adapters.prompts import virtual_tokens
 from surgery.chains import ChainPlan
-from surgery.prompts import virtual_tokens
 from surgery.settings import context_length, eos_ids, side_json
 from surgery.skeletons import Skeletons
 from zoo.errors import NotServable

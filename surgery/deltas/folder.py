@@ -15,9 +15,9 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
+from surgery.adapters.lora_keys import PREFIX
 from surgery.deltas.plan import DeltaPlan, Matrix, Whole
 from surgery.deltas.trial import Sides
-from surgery.lora_keys import PREFIX
 from surgery.tensors import stored_tensor
 from zoo.manifest import ModelManifest
 from zoo.store import Store

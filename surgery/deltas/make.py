@@ -25,9 +25,9 @@ from surgery.deltas.score import Score
 from surgery.deltas.study import How, Progress, Studied, layer_ends, study
 from surgery.deltas.trial import Trial
 from surgery.ingest import IngestReport, ingest
+from surgery.scoring.twins import random_twin
 from surgery.sources import open_source
 from surgery.stack import open_stack
-from surgery.twins import random_twin
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
 from zoo.records import Equivalence, Run

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from surgery import measuring
 from surgery.equivalence import Settings, probe_of, score
-from surgery.runs import Span
+from surgery.scoring import measuring
+from surgery.scoring.runs import Span
 from surgery.tokenizers import vocabulary_size
 from tests.checkpoints import make, make_lora
 from tests.surgery.helpers import edit_weights

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surgery.runs import Span, layers_of, pairing
+from surgery.scoring.runs import Span, layers_of, pairing
 from zoo.errors import Incomparable, InputError
 from zoo.manifest import Component, Placed
 

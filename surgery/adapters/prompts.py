@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surgery.adapter_fields import count
-from surgery.overlay import AdapterBase, OfferedTensor, Overlay
+from surgery.adapters.fields import count
+from surgery.adapters.overlay import AdapterBase, OfferedTensor, Overlay
 from surgery.shapes import dims_of
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import Placed

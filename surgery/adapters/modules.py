@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surgery.adapter_fields import Saved, check_pattern, names, names_module, saved_modules, targets
-from surgery.lora_keys import PREFIX
-from surgery.overlay import AdapterBase, OfferedTensor, Overlay
+from surgery.adapters.fields import Saved, check_pattern, names, names_module, saved_modules, targets
+from surgery.adapters.lora_keys import PREFIX
+from surgery.adapters.overlay import AdapterBase, OfferedTensor, Overlay
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import Placed
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from surgery.adapters.lora_config import LoraConfig
+from surgery.adapters.lora_keys import LowRank, Whole, read_key
+from surgery.adapters.overlay import AdapterBase, OfferedTensor, Overlay, Shape
 from surgery.cut import Spot
-from surgery.lora_config import LoraConfig
-from surgery.lora_keys import LowRank, Whole, read_key
-from surgery.overlay import AdapterBase, OfferedTensor, Overlay, Shape
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import Placed
 

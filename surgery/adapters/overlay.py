@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from surgery.adapter_fields import Saved
+from surgery.adapters.fields import Saved
 from surgery.cut import Spot, spot_of
 from surgery.families import FAMILIES, Family
 from zoo.errors import MalformedCheckpoint, WrongBase

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surgery.bottleneck import place_bottleneck
-from surgery.bottleneck_config import BottleneckConfig
-from surgery.lora import place_lora
-from surgery.lora_config import LoraConfig
-from surgery.module_adapters import ModuleConfig, place_ia3, place_ln
-from surgery.overlay import AdapterBase, OfferedTensor
-from surgery.prompts import PromptConfig, place_prefix, place_prompt
+from surgery.adapters.bottleneck import place_bottleneck
+from surgery.adapters.bottleneck_config import BottleneckConfig
+from surgery.adapters.lora import place_lora
+from surgery.adapters.lora_config import LoraConfig
+from surgery.adapters.modules import ModuleConfig, place_ia3, place_ln
+from surgery.adapters.overlay import AdapterBase, OfferedTensor
+from surgery.adapters.prompts import PromptConfig, place_prefix, place_prompt
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter
 from zoo.manifest import ModelKind, Placed
 

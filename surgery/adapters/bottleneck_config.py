@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from surgery.adapter_fields import number
+from surgery.adapters.fields import number
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter
 
 #: Activations as the library names them -> as transformers does.

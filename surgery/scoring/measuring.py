@@ -1,6 +1,6 @@
 """The same tokens through two stacks, and how alike what comes out behind each of their parts is, summed batch by batch (BL-05).
 
-Memory beside the two models is bounded: the hidden states of one batch, and slices of its logits (`surgery.lens`).
+Memory beside the two models is bounded: the hidden states of one batch, and slices of its logits (`surgery.scoring.lens`).
 Knows stacks and windows of ids; nothing of stores, names or text.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surgery.lens import Lens, alike
-from surgery.partials import Sums
-from surgery.runs import Pairing, Unit
+from surgery.scoring.lens import Lens, alike
+from surgery.scoring.partials import Sums
+from surgery.scoring.runs import Pairing, Unit
 from surgery.stack import Stack
 from zoo.errors import Incomparable, InputError
 

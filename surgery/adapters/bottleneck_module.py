@@ -1,6 +1,6 @@
 """A bottleneck adapter as a torch module, and as hooks on a transformers model: the one computation of both loading and serving.
 
-Knows what `surgery.bottleneck_config` says of how it computes; nothing of files, of batches or of which rows use which adapter.
+Knows what `surgery.adapters.bottleneck_config` says of how it computes; nothing of files, of batches or of which rows use which adapter.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from surgery.bottleneck_config import BottleneckConfig
-from surgery.overlay import AdapterBase, OfferedTensor, Overlay, Shape
+from surgery.adapters.bottleneck_config import BottleneckConfig
+from surgery.adapters.overlay import AdapterBase, OfferedTensor, Overlay, Shape
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import Placed
 

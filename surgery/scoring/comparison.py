@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surgery.runs import Granularity, Unit
+from surgery.scoring.runs import Granularity, Unit
 
 
 @dataclass(frozen=True, slots=True)

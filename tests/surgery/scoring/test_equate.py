@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surgery.equate import equate
 from surgery.equivalence import Settings
 from surgery.partition import partition
 from surgery.regroup import THRESHOLD, cuts_of
-from surgery.runs import Span, equivalent_runs
+from surgery.scoring.equate import equate
+from surgery.scoring.runs import Span, equivalent_runs
 from tests.checkpoints import make, make_lora
 from tests.surgery.helpers import edit_weights, spans
 from zoo import Zoo

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from surgery.comparison import Comparison
 from surgery.equivalence import Progress, Settings, records_of, score
 from surgery.regroup import THRESHOLD, group_around, is_block_pair, regroup
-from surgery.runs import Span, equivalent_runs
+from surgery.scoring.comparison import Comparison
+from surgery.scoring.runs import Span, equivalent_runs
 from surgery.text import read_text
 from surgery.tokenizers import Tokenized
 from zoo.catalog import Writer
