@@ -14,11 +14,12 @@ from torch import Tensor
 from stitch.block import Folded
 from stitch.pair import Pair
 from stitch.points import Point
-from stitch.saved import Saved, Task
+from stitch.saved import Task
 from stitch.scoring import Scores, Variant, score
 from stitch.settings import StitchSettings
 from stitch.start import fit
 from stitch.training import Course, train
+from surgery.saved import Saved
 
 #: Called with (what is being done, units done, units in all, a remark).
 Progress = Callable[[str, int, int, str], None]

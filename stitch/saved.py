@@ -1,40 +1,24 @@
-"""Training that goes on where it stopped: one safetensors file per part of a task, with the step and the task's digest in its header.
+"""Where the state of a stitch's training lies: one file per part of the task (`surgery.saved`).
 
     <store>/work/stitch-<first 16 digits of the task's digest>/<part>.safetensors
 
-The digest names everything that the result depends on, so that a file is only ever taken up by the very same task. Written to a
-temporary file and renamed: a kill in between leaves the one before. Knows nothing of what is trained.
+Knows nothing of what is trained.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-
+from surgery.saved import Saved, load_state, save_state
 from zoo import locks
 from zoo.errors import StoreBusy, StoreError
-from zoo.manifest import canonical_json, digest_of
+from zoo.manifest import digest_of
 
 _LOCK_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What was saved: the number of steps done, tensors by name, and further facts as JSON."""
-
-    step: int
-    tensors: Mapping[str, Tensor]
-    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Task:
@@ -58,26 +42,11 @@ class Task:
 
     def load(self, part: str) -> Saved | None:
         """What was saved of a part, or None. A file that cannot be read counts as none."""
-        try:
-            with safe_open(self._path(part), "pt") as file:
-                header = file.metadata() or {}
-                if header.get("task") != self.digest:
-                    return None
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
-            return Saved(int(header["step"]), tensors, json.loads(header["facts"]))
-        except (OSError, SafetensorError, KeyError, ValueError):
-            return None
+        return load_state(self._path(part), self.digest)
 
     def save(self, part: str, saved: Saved) -> None:
         """Keep a state in place of the part's last one. Raises OSError."""
-        path = self._path(part)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        try:
-            header = {"task": self.digest, "step": str(saved.step), "facts": canonical_json(dict(saved.facts))}
-            save_file({key: tensor.detach().cpu().contiguous().clone() for key, tensor in saved.tensors.items()}, partial, header)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        save_state(self._path(part), self.digest, saved)
 
     def restart(self) -> None:
         """Forget what was saved."""

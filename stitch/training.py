@@ -22,8 +22,8 @@ from stitch.interrupt import deferred
 from stitch.objective import Objective
 from stitch.pair import Pair
 from stitch.points import Point
-from stitch.saved import Saved
 from stitch.settings import StitchSettings
+from surgery.saved import Saved
 from zoo.errors import TrainingFailed
 
 #: Called with (steps done, the loss of late).

@@ -20,9 +20,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from surgery.saved import Saved
 from surrogates.block import Block, States, Subject
 from surrogates.lora import Learners, attach_
-from surrogates.saved import Saved, Task
+from surrogates.saved import Task
 from zoo.errors import InputError
 
 Recover = Literal["lora", "full", "none"]
@@ -183,7 +184,7 @@ class _Trainer:
         for at, weight in enumerate(self.weights):
             moments = self._optimizer.state.get(weight, {})
             tensors.update({f"{name}.{at}": moments[name] for name in ("exp_avg", "exp_avg_sq") if name in moments})
-        return Saved(self.step, {}, tensors)
+        return Saved(self.step, tensors)
 
     @torch.no_grad()
     def resume_(self, saved: Saved) -> None:

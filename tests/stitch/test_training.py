@@ -12,11 +12,12 @@ from stitch.block import Folded, Learner, Ruler
 from stitch.objective import Objective
 from stitch.pair import Pair
 from stitch.points import Point
-from stitch.saved import Saved, Task
+from stitch.saved import Task
 from stitch.settings import StitchSettings
 from stitch.start import Normal, fit
 from stitch.training import Course, Trainer, train
 from surgery.components import Stitch, Where
+from surgery.saved import Saved
 from surgery.stack import open_stack
 from tests.checkpoints import VOCAB
 from zoo import Zoo

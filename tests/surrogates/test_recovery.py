@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from surgery.saved import Saved
 from surgery.settings import config_of
 from surrogates import recover
 from surrogates.block import Block, States, Subject, open_subject, record
@@ -19,7 +20,7 @@ from surrogates.lora import attach_
 from surrogates.plan import PrunePlan, choose, nearest
 from surrogates.recover import RecoverySettings, distance_on, recover_, schedule
 from surrogates.refit import refit_
-from surrogates.saved import Saved, Task
+from surrogates.saved import Task
 from tests import checkpoints
 from zoo.errors import InputError
 
@@ -161,7 +162,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(zoo, stored, tmp_pa
 
 def test_a_state_belongs_to_its_task(tmp_path):
     task, other = Task(tmp_path, {"a": 1}), Task(tmp_path, {"a": 2})
-    task.save(Saved(3, {}, {"x": torch.ones(2)}))
+    task.save(Saved(3, {"x": torch.ones(2)}))
     assert other.load() is None
     loaded = task.load()
     assert loaded is not None and loaded.step == 3
