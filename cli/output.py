@@ -22,6 +22,8 @@ DatabaseOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on standard output.")]
 DEFAULT_STORE = Path("zoo_store")
+#: Columns of a table that no terminal bounds: a file or a pipe.
+_UNBOUND_WIDTH = 200
 
 
 def say_error(line: str) -> None:
@@ -41,7 +43,7 @@ def print_json(document: Any) -> None:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A plain table that fits the terminal; numbers are aligned to the right."""
+    """A plain table that fits the terminal, or a wide one where there is none; numbers are aligned to the right."""
     from rich.console import Console
     from rich.table import Table
 
@@ -51,7 +53,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> No
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
-    Console(file=sys.stdout).print(table)
+    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _UNBOUND_WIDTH).print(table)
 
 
 def human_bytes(count: int) -> str:
