@@ -63,9 +63,22 @@ class Grid:
 
     def at(self, batch: float, context: float) -> float:
         """Seconds of one step of `batch` rows at `context` tokens."""
-        column = [Line(self.contexts, row).at(context) for row in self.seconds]
+        column = self._column(context)
+        if batch > self.batches[-1]:
+            return column[-1] + self._last_slope(context) * (batch - self.batches[-1])
         scale = [math.log2(each) for each in self.batches]
-        return _between(self.batches, tuple(accumulate(column, max)), batch, scale, math.log2(batch) if batch > 0 else scale[0])
+        return _between(self.batches, column, batch, scale, math.log2(batch) if batch > 0 else scale[0])
+
+    def _column(self, context: float) -> tuple[float, ...]:
+        """Seconds at each measured batch, at this context."""
+        return tuple(accumulate((Line(self.contexts, row).at(context) for row in self.seconds), max))
+
+    def _last_slope(self, context: float) -> float:
+        """Seconds per row beyond the last batch: the steepest up to this context, or a longer context could cost less there."""
+        if len(self.batches) == 1:
+            return 0.0
+        columns = [self._column(each) for each in (*(known for known in self.contexts if known < context), context)]
+        return max(column[-1] - column[-2] for column in columns) / (self.batches[-1] - self.batches[-2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,12 @@ def test_more_work_never_costs_less(grid, batch, more_rows, context, more_tokens
     assert grid.at(batch, context + more_tokens) >= least - 1e-9
 
 
+def test_a_longer_context_costs_no_less_beyond_the_last_batch():
+    """Noise that makes the slope fall with the context once let it."""
+    grid = Grid((1, 2), (1, 2, 3, 4), ((0.0, 0.0, 1.0, 0.0), (0.0, 1.0, 0.0, 0.0)))
+    assert grid.at(3, 3) >= grid.at(3, 2) == pytest.approx(2.0)
+
+
 @given(grids(), st.data())
 def test_rising_tables_give_their_points_back_and_stay_between_them(grid, data):
     rising = tuple(tuple(float(i + j) + value / 20 for j, value in enumerate(row)) for i, row in enumerate(grid.seconds))
