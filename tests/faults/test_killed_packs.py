@@ -88,19 +88,20 @@ def test_readers_while_it_is_packed_and_unpacked(prepared: Path, folders: dict[s
     from surgery.tensors import stored_tensor
 
     with nursery() as running, Zoo(prepared) as zoo:
-        running.start("pack", prepared, *(["pack", "unpack"] * 6))
         expected = {one.digest: None for name in folders for one in zoo.model(name).manifest.tensors}
         with Zoo(shutil.copytree(prepared, tmp_path / "still", ignore=shutil.ignore_patterns("tmp"))) as still:
             still.unpack()
             sums = {digest: stored_tensor(still.store, digest).double().sum().item() for digest in expected}
         forms: set[int] = set()
         number = 0
+        running.start("pack", prepared, *(["pack", "unpack"] * 12))
         while number < 6 or (len(forms) < 2 and number < ROUNDS):  # the other process may be slow to begin
             number += 1
             forms |= {len(list(zoo.store.objects.packed.shelf.digests()))}
             assert {digest: stored_tensor(zoo.store, digest).double().sum().item() for digest in expected} == sums
             for name, folder in folders.items():
                 assert same_folders(exported(zoo, name, tmp_path / f"{name}-{number}"), folder)
+                forms |= {len(list(zoo.store.objects.packed.shelf.digests()))}
             zoo.gc()
         assert running.wait() == 0
         assert len(forms) > 1, "nothing was packed meanwhile: this test showed nothing"
