@@ -4,8 +4,8 @@
 
 Per pair: the stitch's training (seconds, similarity at trained places and at others, beside its least-squares start and the same
 without the position), and per place the stitched chain beside its two parents: accuracy and perplexity on held-out text, weights,
-operations and measured seconds per token. Each pair is also a point of the curve over model size. A stitch that the zoo has already,
-of these very settings, is not trained again.
+operations and measured seconds per token. Each pair is also a point of the curves over model size and over the likeness of the two
+models by themselves. A stitch that the zoo has already, of these very settings, is not trained again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from transformers import DynamicCache
 
 from cli.stitch import plain_lines
 from stitch import StitchSettings, train_stitch
-from stitch.plot import plot_curve, plot_stitch
+from stitch.plot import LIKENESS, plot_curve, plot_stitch
 from surgery.compose import compose, parse
 from surgery.stack import Stack, open_stack
 from zoo import Zoo
@@ -158,6 +158,7 @@ def main() -> None:
         for report in reports:
             plot_stitch(report, args.plots / f"{report['stitch']}.png")
         plot_curve(reports, args.plots / "stitching-by-size.png")
+        plot_curve(reports, args.plots / "stitching-by-likeness.png", LIKENESS)
     text = json.dumps({"benchmark": "stitching", "torch": version("torch"), "threads": torch.get_num_threads(), "pairs": reports}, indent=2)
     if args.output:
         args.output.write_text(text + "\n")

@@ -5,7 +5,8 @@ Reads the document alone. Colours are Okabe and Ito's; hollow marks are places t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,36 +76,54 @@ def _places(axes: Axes, points: Sequence[Mapping[str, Any]]) -> None:
     axes.set_axisbelow(True)
 
 
-def plot_curve(documents: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Similarity of several stitches against the size of the model they lead to (`parents.b.params`)."""
+@dataclass(frozen=True, slots=True)
+class Over:
+    """What stitches of several pairs are drawn against: its value for a document, and its words."""
+
+    value: Callable[[Mapping[str, Any]], float]
+    label: str
+    title: str
+    logarithmic: bool = False
+
+
+SIZE = Over(
+    lambda document: float(document["parents"]["b"]["params"]) / 1e6,
+    "million weights of the model that the stitch leads to",
+    "Stitches by the size of their models",
+    logarithmic=True,
+)
+LIKENESS = Over(
+    lambda document: float(document["parents"]["a"]["similarity"]),
+    "cosine at the head of the two models by themselves",
+    "Stitches by the likeness of the models they join",
+)
+
+
+def plot_curve(documents: Sequence[Mapping[str, Any]], path: Path, over: Over = SIZE) -> None:
+    """Similarity of several stitches against the size of the model they lead to (`parents.b.params`), or against another property."""
     figure = _figure(7.5, 4.8)
     axes = figure.subplots()
-    ordered = sorted(documents, key=lambda document: float(document["parents"]["b"]["params"]))
-    sizes = [document["parents"]["b"]["params"] / 1e6 for document in ordered]
+    ordered = sorted(documents, key=over.value)
+    at = [over.value(document) for document in ordered]
     for part, label, colour, marker in (
         ("similarity_seen", "trained places", "#0072B2", "o"),
         ("similarity_unseen", "places never trained", "#56B4E9", "D"),
     ):
-        known = [(size, document[part]) for size, document in zip(sizes, ordered, strict=True) if document[part] is not None]
-        axes.plot([size for size, _ in known], [value for _, value in known], marker, color=colour, label=label, markersize=7)
-    axes.plot(
-        sizes, [document["compared"]["start"]["similarity_mean"] for document in ordered], "^", color="#009E73", label="least-squares start"
-    )
-    for size, document in zip(sizes, ordered, strict=True):
-        axes.annotate(
-            f"{document['a']} to {document['b']}",
-            (size, document["similarity_seen"]),
-            xytext=(6, 6),
-            textcoords="offset points",
-            fontsize=8,
-        )
-    axes.set_xscale("log")
-    axes.set_xticks(sizes, [f"{size:.3g}" for size in sizes])
-    axes.minorticks_off()
-    axes.set_xlabel("million weights of the model that the stitch leads to")
+        known = [(x, document[part]) for x, document in zip(at, ordered, strict=True) if document[part] is not None]
+        axes.plot([x for x, _ in known], [value for _, value in known], marker, color=colour, label=label, markersize=7)
+    starts = [document["compared"]["start"]["similarity_mean"] for document in ordered]
+    axes.plot(at, starts, "^", color="#009E73", label="least-squares start")
+    for x, document in zip(at, ordered, strict=True):
+        place, name = (x, document["similarity_seen"]), f"{document['a']} to {document['b']}"
+        axes.annotate(name, place, xytext=(6, 6), textcoords="offset points", fontsize=8)
+    axes.set_xlabel(over.label)
     axes.set_ylabel("cosine at the head, mean over places")
-    axes.set_title("Stitches by the size of their models", loc="left", fontsize=12, fontweight="bold", color=_INK)
+    axes.set_title(over.title, loc="left", fontsize=12, fontweight="bold", color=_INK)
     axes.margins(x=0.3, y=0.2)
+    if over.logarithmic:
+        axes.set_xscale("log")
+        axes.set_xticks(at, [f"{x:.3g}" for x in at])
+        axes.minorticks_off()
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
     _save(figure, path)

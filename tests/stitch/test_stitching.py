@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stitch import StitchSettings, train_stitch
-from stitch.plot import plot_curve, plot_stitch
+from stitch.plot import LIKENESS, plot_curve, plot_stitch
 from stitch.points import Point
 from surgery.compose import compose, parse
 from surgery.stack import open_stack
@@ -226,7 +226,8 @@ def test_the_pictures_are_drawn(zoo, settings, tmp_path):
     plot_stitch(document, tmp_path / "plots" / "stitch.png")
     parents = {key: {**parent, "params": 1000} for key, parent in document["parents"].items()}
     plot_curve([{**document, "parents": parents}], tmp_path / "plots" / "curve.png")
-    for name in ("stitch", "curve"):
+    plot_curve([document], tmp_path / "plots" / "likeness.png", LIKENESS)
+    for name in ("stitch", "curve", "likeness"):
         assert (tmp_path / "plots" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
