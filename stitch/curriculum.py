@@ -4,12 +4,12 @@ interrupted training goes on with the very batches it would have had. Pure; no t
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stitch.points import Point
+from surgery.rates import rate_share
 
 #: The share of the steps in which the rate rises.
 _WARM_UP = 0.03
@@ -45,8 +45,4 @@ def lesson(step: int, steps: int, share: float, points: Sequence[Point], places:
 
 def rate_at(step: int, steps: int, peak: float) -> float:
     """The learning rate: a linear rise, then half a cosine."""
-    warm = max(1, round(_WARM_UP * steps))
-    if step < warm:
-        return peak * (step + 1) / warm
-    down = (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
-    return peak * (_FLOOR + (1 - _FLOOR) * down)
+    return peak * rate_share(step, steps, _WARM_UP, _FLOOR)

@@ -9,8 +9,7 @@ same machine, in the same bits. Knows nothing of stores.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,20 +17,18 @@ from torch import Tensor
 
 from stitch.block import Folded, Learner, Ruler
 from stitch.curriculum import Lesson, lesson, rate_at
-from stitch.interrupt import deferred
 from stitch.objective import Objective
 from stitch.pair import Pair
 from stitch.points import Point
 from stitch.settings import StitchSettings
 from surgery.saved import Saved
+from surgery.training import moments, remember_, run_
 from zoo.errors import TrainingFailed
 
 #: Called with (steps done, the loss of late).
 Advance = Callable[[int, float], None]
 Keep = Callable[[Saved], None]
 
-_SAVE_SECONDS = 30.0
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 #: How much of the shown loss is of the steps before.
 _SMOOTH = 0.95
 
@@ -60,24 +57,11 @@ def train(course: Course, start: Folded, saved: Saved | None, keep: Keep, advanc
     trainer = Trainer(course, start)
     if saved is not None:
         trainer.resume_(saved)
-    due = time.monotonic() + _SAVE_SECONDS
-    with deferred() as interrupt:
-        while trainer.step < course.settings.steps:
-            if not trainer.advance_():
-                keep(trainer.state())
-                raise TrainingFailed(
-                    f"the stitch's loss was not finite at step {trainer.step + 1}; the state of step {trainer.step} was kept: "
-                    "try a lower rate"
-                )
-            if advance is not None:
-                advance(trainer.step, trainer.shown)
-            if interrupt.asked:
-                keep(trainer.state())
-                raise KeyboardInterrupt
-            if time.monotonic() > due:
-                keep(trainer.state())
-                due = time.monotonic() + _SAVE_SECONDS
-    keep(trainer.state())
+    shown = None if advance is None else lambda: advance(trainer.step, trainer.shown)
+    if not run_(trainer, course.settings.steps, keep, shown):
+        raise TrainingFailed(
+            f"the stitch's loss was not finite at step {trainer.step + 1}; the state of step {trainer.step} was kept: try a lower rate"
+        )
     return trainer.learner.folded()
 
 
@@ -151,30 +135,17 @@ class Trainer:
 
     def state(self) -> Saved:
         """All that going on takes."""
-        tensors: dict[str, Tensor] = {}
-        for name, weight in self.learner.named_parameters():
-            tensors[name] = weight
-            tensors.update({f"{moment}.{name}": value for moment, value in self._moments(weight).items()})
+        named = dict(self.learner.named_parameters())
+        tensors = {**named, **moments(self._adam, named)}
         return Saved(self.step, tensors, {"shown": None if math.isnan(self.shown) else self.shown})
-
-    def _moments(self, weight: Tensor) -> Mapping[str, Tensor]:
-        kept = self._adam.state.get(weight, {})
-        return {moment: kept[moment] for moment in _MOMENTS if moment in kept}
 
     @torch.no_grad()
     def resume_(self, saved: Saved) -> None:
         """Take up a state. Raises KeyError, RuntimeError for one of another training."""
-        for name, weight in self.learner.named_parameters():
+        named = dict(self.learner.named_parameters())
+        for name, weight in named.items():
             weight.copy_(saved.tensors[name])
-            moments = {moment: saved.tensors[f"{moment}.{name}"] for moment in _MOMENTS if f"{moment}.{name}" in saved.tensors}
-            if moments:
-                on_device = {moment: value.to(weight.device, copy=True) for moment, value in moments.items()}
-                self._adam.state[weight] = {"step": torch.tensor(float(saved.step)), **on_device}
+        remember_(self._adam, named, saved)
         self.step = saved.step
         shown = saved.facts.get("shown")
         self.shown = math.nan if shown is None else float(shown)
-
-
-def trained_points(points: Sequence[Point]) -> tuple[Point, ...]:
-    """Those that a training may see."""
-    return tuple(point for point in points if point.seen)

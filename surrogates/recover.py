@@ -11,16 +11,17 @@ Knows nothing of pruning or the store.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from surgery.rates import rate_share
 from surgery.saved import Saved
+from surgery.training import moments, remember_, run_
 from surrogates.block import Block, States, Subject
 from surrogates.lora import Learners, attach_
 from surrogates.saved import Task
@@ -31,8 +32,8 @@ Recover = Literal["lora", "full", "none"]
 Progress = Callable[[str, int, int], None]
 
 _WARM_UP = 0.05
+_FLOOR = 0.1
 _CLIP = 1.0
-_SAVE_SECONDS = 30.0
 _CHECK_BATCH = 16
 
 
@@ -94,19 +95,10 @@ def _run(trainer: _Trainer, task: Task, progress: Progress | None) -> str | None
     saved = task.load()
     if saved is not None:
         trainer.resume_(saved)
-    due = time.monotonic() + _SAVE_SECONDS
-    try:
-        while trainer.step < trainer.settings.steps:
-            if not trainer.advance():
-                return f"the loss was not finite at step {trainer.step + 1}; the state before it was kept"
-            if progress is not None:
-                progress("recovering", trainer.step, trainer.settings.steps)
-            if time.monotonic() > due:
-                task.save(trainer.state())
-                due = time.monotonic() + _SAVE_SECONDS
-    except KeyboardInterrupt:
-        task.save(trainer.state())
-        raise
+    steps = trainer.settings.steps
+    shown = None if progress is None else lambda: progress("recovering", trainer.step, steps)
+    if not run_(trainer, steps, task.save, shown):
+        return f"the loss was not finite at step {trainer.step + 1}; the state before it was kept"
     return None
 
 
@@ -138,7 +130,7 @@ class _Trainer:
         self.accelerator = Accelerator(device_placement=False)
         self.optimizer = self.accelerator.prepare_optimizer(torch.optim.AdamW(self.weights, lr=self.settings.rate, weight_decay=0.0))
 
-    def advance(self) -> bool:
+    def advance_(self) -> bool:
         """One step; False, and back to the last weights that gave a finite loss, when the loss or its gradient is not finite."""
         batch = self.states.take(self._rows(), self.subject.device)
         loss = self._loss(batch)
@@ -180,24 +172,20 @@ class _Trainer:
         self.block.requires_grad_(False)
 
     def state(self) -> Saved:
-        tensors = {f"weight.{at}": weight for at, weight in enumerate(self.weights)}
-        for at, weight in enumerate(self.weights):
-            moments = self._optimizer.state.get(weight, {})
-            tensors.update({f"{name}.{at}": moments[name] for name in ("exp_avg", "exp_avg_sq") if name in moments})
-        return Saved(self.step, tensors)
+        return Saved(self.step, {**self._named(), **moments(self._optimizer, self._named())})
+
+    def _named(self) -> dict[str, Tensor]:
+        return {f"weight.{at}": weight for at, weight in enumerate(self.weights)}
 
     @torch.no_grad()
     def resume_(self, saved: Saved) -> None:
         """Take up a saved state; one that does not fit is left alone."""
-        wanted = {f"weight.{at}": weight for at, weight in enumerate(self.weights)}
-        if any(name not in saved.tensors or saved.tensors[name].shape != weight.shape for name, weight in wanted.items()):
+        named = self._named()
+        if any(name not in saved.tensors or saved.tensors[name].shape != weight.shape for name, weight in named.items()):
             return
-        for at, weight in enumerate(self.weights):
-            weight.copy_(saved.tensors[f"weight.{at}"])
-            moments: dict[str, Any] = {"step": torch.tensor(float(saved.step))}
-            for name in ("exp_avg", "exp_avg_sq"):
-                moments[name] = saved.tensors.get(f"{name}.{at}", torch.zeros_like(weight)).to(weight.device)
-            self._optimizer.state[weight] = moments
+        for name, weight in named.items():
+            weight.copy_(saved.tensors[name])
+        remember_(self._optimizer, named, saved)
         self.step = saved.step
 
     @property
@@ -213,10 +201,7 @@ def _copy_(into: list[Tensor], given: list[Tensor]) -> None:
 
 def schedule(step: int, steps: int) -> float:
     """Share of the full rate at a step: a linear rise, then half a cosine down to a tenth."""
-    warm = max(1, round(_WARM_UP * steps))
-    if step < warm:
-        return (step + 1) / warm
-    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
+    return rate_share(step, steps, _WARM_UP, _FLOOR)
 
 
 def distance(out: Tensor, batch: States) -> Tensor:

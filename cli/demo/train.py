@@ -15,6 +15,7 @@ from torch import Tensor
 from cli.demo.optim import Muon
 from cli.demo.recipe import Schedule
 from cli.demo.tokenizer import EOS
+from surgery.rates import rate_share
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,11 +50,7 @@ def _at_least(stream: Tensor, length: int) -> Tensor:
 
 def rate_factor(step: int, steps: int) -> float:
     """Linear warm-up, then half a cosine down to a small floor. In (0, 1]."""
-    warm = max(1, round(steps * _WARM_UP))
-    if step < warm:
-        return (step + 1) / warm
-    cosine = 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
-    return _FLOOR + (1 - _FLOOR) * cosine
+    return rate_share(step, steps, _WARM_UP, _FLOOR)
 
 
 def _optimizers(model: Any, schedule: Schedule) -> list[torch.optim.Optimizer]:

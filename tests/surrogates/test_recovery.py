@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 from itertools import pairwise
 from pathlib import Path
 
@@ -146,7 +148,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(zoo, stored, tmp_pa
 
     def stop(what: str, done: int, steps: int) -> None:
         if done == 5:
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
         case.recover(case.block(), tmp_path / "parts", settings, stop)

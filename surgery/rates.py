@@ -1,0 +1,14 @@
+"""How fast a training learns at each of its steps. Pure; no torch."""
+
+from __future__ import annotations
+
+import math
+
+
+def rate_share(step: int, steps: int, warm_up: float, floor: float) -> float:
+    """Share of the peak rate at a step, in (0, 1]: a linear rise over `warm_up` of the steps, then half a cosine down to `floor`."""
+    warm = max(1, round(warm_up * steps))
+    if step < warm:
+        return (step + 1) / warm
+    cosine = (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm))) / 2
+    return floor + (1 - floor) * cosine
