@@ -5,26 +5,22 @@
         zoo.ingest("meta-llama/Llama-2-7b")
         model = zoo.model("7b").load()
 
-It stands above the package: nothing else in `zoo/` may import it, or surgery. torch and transformers are imported by what needs them.
+It stands above the package, with `zoo.handle` and `zoo.integrations`: nothing else in `zoo/` may import these, or surgery. torch and transformers are imported by what needs them.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import tempfile
-from collections.abc import Collection, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from zoo.audit import Audit, audit
-from zoo.blocks import Block, chain_of
 from zoo.catalog import ModelSummary
 from zoo.collect import Collected, collect
-from zoo.errors import InputError, MalformedCheckpoint
-from zoo.manifest import ModelKind, ModelManifest
+from zoo.errors import InputError
+from zoo.handle import ModelHandle
 from zoo.records import Equivalence
 from zoo.store import Store
 
@@ -33,122 +29,12 @@ if TYPE_CHECKING:
     from surgery.deltas.plan import Carried, Norms
     from surgery.deltas.study import Progress as DeltaProgress
     from surgery.equivalence import Settings as CompareSettings
-    from surgery.export import ExportReport, WrittenFile
     from surgery.ingest import IngestReport, Progress
     from surgery.making import MadeReport
     from surgery.scoring.comparison import Comparison
     from zoo.packed.pack import PackReport
 
-
-class ModelHandle:
-    """One model of the zoo, as it was when the handle was made. Nothing of its weights is read until `load` or `export`."""
-
-    def __init__(self, store: Store, manifest: ModelManifest) -> None:
-        """Use `Zoo.model`."""
-        self._store = store
-        self.manifest = manifest
-
-    @property
-    def name(self) -> str:
-        return self.manifest.name
-
-    @property
-    def kind(self) -> ModelKind:
-        return self.manifest.kind
-
-    @property
-    def base(self) -> str | None:
-        return self.manifest.base
-
-    @property
-    def family(self) -> str:
-        return self.manifest.family
-
-    @property
-    def chain(self) -> tuple[Block, ...]:
-        """The model's blocks, in order, as the catalogue has them now: a newcomer may have cut them finer. Raises NotFound when removed."""
-        with self._store.catalog.reading() as reader:
-            return chain_of(reader, self.manifest)
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """Its `config.json`; an adapter's is its base's unless it brought one. Raises MalformedCheckpoint when there is none."""
-        found = self._json("config.json")
-        if found is None:
-            raise MalformedCheckpoint(f"{self.name} has no config.json")
-        return found
-
-    @cached_property
-    def generation_config(self) -> dict[str, Any] | None:
-        """Its `generation_config.json`, when there is one."""
-        return self._json("generation_config.json")
-
-    def side_file(self, path: str) -> bytes | None:
-        """A file beside the weights, inherited ones included. Raises DamagedObject."""
-        for side in self.manifest.side_files:
-            if side.path == path:
-                return self._store.read_blob(side.blob)
-        return None
-
-    def tokenizer(self) -> Any:
-        """The model's tokenizer (`PreTrainedTokenizerBase`). Code from a checkpoint is never run.
-
-        Raises:
-            MalformedCheckpoint: it has no tokenizer, or transformers cannot read it.
-        """
-        from transformers import AutoTokenizer
-
-        with tempfile.TemporaryDirectory(prefix="zoo-tokenizer-") as folder:
-            self._lay_out(Path(folder))
-            try:
-                return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-                line = (str(error).splitlines() or [type(error).__name__])[0].replace(folder, self.name)
-                raise MalformedCheckpoint(f"{self.name} has no tokenizer that transformers can read: {line}") from error
-
-    def load(self, device: str = "cpu", dtype: str | None = None) -> Any:
-        """The model as a `PreTrainedModel` that Trainer, peft, `generate` and lm-eval work on; with virtual tokens as peft's around one.
-
-        Raises:
-            DamagedObject: stored bytes do not match their digest.
-            NotServable: no module can hold it exactly.
-        """
-        from surgery.load import load_model
-
-        model = load_model(self._store, self.manifest, device=device, dtype=dtype)
-        # Where it came from, as transformers and peft record it: an adapter trained on it then names its base.
-        model.name_or_path = model.config._name_or_path = self.name
-        return model
-
-    def export(self, folder: str | os.PathLike[str], card: bool = False) -> ExportReport:
-        """Write its files, byte for byte as they came; see `surgery.export.export`. `card`: and a model card beside them (`zoo.card`)."""
-        from surgery.export import export
-
-        return export(self._store, self.name, Path(folder), self._card if card else None)
-
-    def _card(self, files: Sequence[WrittenFile]) -> str:
-        from zoo.card import CardFile, card_facts, render
-
-        chain = self.chain
-        with self._store.catalog.reading() as reader:
-            facts = card_facts(reader, self.manifest, chain)
-        return render(facts, [CardFile(file.path, file.nbytes, file.blake3) for file in files])
-
-    def _json(self, path: str) -> dict[str, Any] | None:
-        data = self.side_file(path)
-        value = None if data is None else json.loads(data)
-        if value is not None and not isinstance(value, dict):
-            raise MalformedCheckpoint(f"{self.name}: {path} is not a JSON object")
-        return value
-
-    def _lay_out(self, folder: Path) -> None:
-        """Write the side files into a folder, for libraries that read folders."""
-        for side in self.manifest.side_files:
-            path = folder / side.path
-            if not path.resolve().is_relative_to(folder.resolve()):
-                raise MalformedCheckpoint(f"{self.name}: the catalogue holds the path {side.path!r}, which leaves the folder")
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(self._store.read_blob(side.blob))
+__all__ = ["ModelHandle", "Zoo"]
 
 
 class Zoo:
