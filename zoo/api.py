@@ -5,7 +5,8 @@
         zoo.ingest("meta-llama/Llama-2-7b")
         model = zoo.model("7b").load()
 
-It stands above the package, with `zoo.handle` and `zoo.integrations`: nothing else in `zoo/` may import these, or surgery. torch and transformers are imported by what needs them.
+It stands above the package, with `zoo.handle` and `zoo.integrations`: nothing else in `zoo/` may import these, or surgery. torch and
+transformers are imported by what needs them.
 """
 
 from __future__ import annotations
