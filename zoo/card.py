@@ -72,7 +72,7 @@ def card_facts(reader: Reader, manifest: ModelManifest, chain: tuple[Block, ...]
         bytes=summary.bytes,
         bytes_own=summary.bytes_own,
         equivalences=tuple(reader.equivalences([manifest.name])),
-        documents=tuple(reader.documents(None, manifest.name)),
+        documents=tuple(reader.documents(model=manifest.name)),
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zoo.errors import DamagedObject, StoreError
+from zoo.leftovers import sweep
 from zoo.publish import Shelf, discard
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class _Live:
 
 
 def collect(store: Store, dry_run: bool = False, timeout: float = WAIT_SECONDS) -> Collected:
-    """Remove objects and blobs that no model names, and what killed ingests left behind.
+    """Remove objects and blobs that no model names, what killed ingests left behind, and what nobody has come back for (`zoo.leftovers`).
 
     Args:
         dry_run: count only.
@@ -67,6 +68,7 @@ def collect(store: Store, dry_run: bool = False, timeout: float = WAIT_SECONDS) 
                 nbytes += shelf.size(digest) if dry_run else shelf.remove(digest)
                 removed += 1
             nbytes += _remove_temporaries(shelf, dry_run)
+        nbytes += sweep(store.root / "work", dry_run)
         return Collected(removed, nbytes)
 
 

@@ -38,16 +38,36 @@ def exclusive(path: Path, timeout: float) -> Iterator[None]:
 
 @contextmanager
 def _held(path: Path, kind: int, timeout: float) -> Iterator[None]:
-    # Over NFS an exclusive lock needs a writable descriptor; a shared one must do on a read-only mount.
-    access = os.O_RDWR if kind == fcntl.LOCK_EX else os.O_RDONLY
-    descriptor = os.open(path, access | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = _locked(path, kind, timeout)
     try:
-        _wait(descriptor, path, kind, timeout)
         yield
     finally:
         # Unlocking by name, not only by closing: a child that was forked meanwhile shares the lock through its copy of the descriptor.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
+
+
+def _locked(path: Path, kind: int, timeout: float) -> int:
+    """A descriptor that holds the lock of the file that has this name now: whoever removes a lock's file holds it, and does so last."""
+    # Over NFS an exclusive lock needs a writable descriptor; a shared one must do on a read-only mount.
+    access = os.O_RDWR if kind == fcntl.LOCK_EX else os.O_RDONLY
+    while True:
+        descriptor = os.open(path, access | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _wait(descriptor, path, kind, timeout)
+            if _is_named(descriptor, path):
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _wait(descriptor: int, path: Path, kind: int, timeout: float) -> None:

@@ -144,7 +144,8 @@ class ObjectStore:
             puts = [self._publish(future.result(), published) for future in staged]
         finally:
             _discard_all(staged)
-        self.shelf.settle({put.tensor.digest for put in puts}, pool)
+        # Those that are not plain were found packed, and are durable since then.
+        self.shelf.settle({put.tensor.digest for put in puts if self.shelf.size(put.tensor.digest)}, pool)
         return puts
 
     def _stage(self, source: ByteSource) -> _Staged:

@@ -43,9 +43,9 @@ class Equivalence:
 
 @dataclass(frozen=True)
 class Document:
-    """A result kept whole, as JSON: an evaluation, a profile, a curve. One per (kind, model, key); `model` None: of no one model."""
+    """A result kept whole, as JSON: an evaluation, a profile, a curve. One per (kind, model, key)."""
 
     kind: str
-    model: str | None
+    model: str
     key: str
     value: Any

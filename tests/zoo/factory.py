@@ -33,6 +33,23 @@ class Bytes:
             yield view[begin : begin + size]
 
 
+@dataclass(frozen=True)
+class Constant:
+    """A large source of one byte again and again, that needs little memory of its own."""
+
+    nbytes: int
+    value: int = 0
+    dtype: str = "U8"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.nbytes,)
+
+    def chunks(self, size: int) -> Iterator[bytes]:
+        for begin in range(0, self.nbytes, size):
+            yield bytes([self.value]) * min(size, self.nbytes - begin)
+
+
 def some_bytes(seed: int, size: int = 100) -> Bytes:
     return Bytes(random.Random(seed).randbytes(size))
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 
 from tests.zoo.factory import files_under, ingest, some_bytes
+from zoo import leftovers, locks
 from zoo.collect import Collected, collect
 from zoo.errors import StoreBusy, StoreError
 from zoo.store import Store
@@ -92,3 +97,41 @@ def test_other_peoples_files_are_left_alone(store: Store) -> None:
     note.write_text("x")
     collect(store)
     assert note.exists()
+
+
+def aged(path: Path, seconds: float) -> None:
+    for each in (path, *path.rglob("*")):
+        os.utime(each, (time.time() - seconds,) * 2)
+
+
+def test_what_abandoned_runs_left_goes(store: Store) -> None:
+    """Files by age; a folder not while its run holds it, nor while one file of it is young."""
+    work = store.root / "work"
+    for name in ("old.json", "young.json", "old/part", "young/part", "mixed/part", "mixed/lock", "held/part", "held/lock"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        (work / name).write_bytes(b"12345")
+    for name in ("old.json", "old", "held", "mixed"):
+        aged(work / name, leftovers.GRACE_SECONDS + 60)
+    for name in ("young.json", "young"):
+        aged(work / name, leftovers.GRACE_SECONDS - 60)
+    (work / "mixed" / "part").write_bytes(b"123456")
+    before = sorted(work.rglob("*"))
+    with locks.exclusive(work / "held" / "lock", 0):
+        assert collect(store, dry_run=True) == Collected(0, 10)
+        assert sorted(work.rglob("*")) == before
+        assert collect(store) == Collected(0, 10)
+    assert {path.name for path in work.iterdir()} == {"young.json", "young", "mixed", "held"}
+    assert collect(store) == Collected(0, 10)
+    assert {path.name for path in work.iterdir()} == {"young.json", "young", "mixed"}
+
+
+def test_a_left_over_link_goes_and_what_it_points_to_stays(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_bytes(b"x")
+    (store.root / "work").mkdir()
+    link = store.root / "work" / "link"
+    link.symlink_to(tmp_path / "mine")
+    os.utime(link, (0, 0), follow_symlinks=False)
+    collect(store)
+    assert not link.is_symlink()
+    assert (tmp_path / "mine" / "file").exists()

@@ -65,3 +65,24 @@ def test_a_killed_holder_leaves_no_lock(lock: Path, kind: str) -> None:
         child.wait()
         with locks.exclusive(lock, 5):
             pass
+
+
+def test_whoever_waited_for_a_lock_that_is_removed_gets_the_one_that_has_the_name(lock: Path) -> None:
+    got = threading.Event()
+    leave = threading.Event()
+
+    def wait() -> None:
+        with locks.exclusive(lock, 20):
+            got.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=wait)
+    with locks.exclusive(lock, 0):
+        thread.start()
+        assert not got.wait(0.1)
+        lock.unlink()
+    assert got.wait(20)
+    with pytest.raises(StoreBusy), locks.exclusive(lock, 0.05):
+        pass
+    leave.set()
+    thread.join(20)

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
-from tests.zoo.factory import Bytes, files_under, flip_byte, some_bytes
+from tests.zoo.factory import Bytes, Constant, files_under, flip_byte, some_bytes
 from zoo import objects as objects_module
 from zoo import sources as sources_module
 from zoo.errors import DamagedObject, MalformedCheckpoint, StoreError, StoreFull
@@ -93,28 +93,12 @@ def test_sources_are_read_a_batch_ahead_only(objects: ObjectStore, monkeypatch: 
     assert not list(objects.shelf.temporaries())
 
 
-@dataclass(frozen=True)
-class Zeros:
-    """A large source that needs no memory of its own."""
-
-    nbytes: int
-    dtype: str = "U8"
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.nbytes,)
-
-    def chunks(self, size: int) -> Iterator[bytes]:
-        for begin in range(0, self.nbytes, size):
-            yield bytes(min(size, self.nbytes - begin))
-
-
 def test_large_tensors_are_streamed(objects: ObjectStore) -> None:
     size = 40 * BUFFER_BYTES
     tracemalloc.start()
     try:
-        put = objects.put(Zeros(size))
-        again = objects.put(Zeros(size))
+        put = objects.put(Constant(size))
+        again = objects.put(Constant(size))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -279,7 +263,7 @@ def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 
 def test_a_source_that_cannot_be_read_is_not_the_stores_fault(objects: ObjectStore) -> None:
     @dataclass(frozen=True)
-    class Gone(Zeros):
+    class Gone(Constant):
         def chunks(self, size: int) -> Iterator[bytes]:
             raise OSError(errno.EIO, "Input/output error")
 

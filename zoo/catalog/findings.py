@@ -67,10 +67,10 @@ def _run_columns(side: str, run: Run, ids: Mapping[str, int]) -> dict[str, int]:
 
 
 def documents(connection: Connection, kind: str | None, model: str | None) -> list[Document]:
-    """Documents of a kind (None: any), of one model or (None) of all and of none, oldest first."""
+    """Documents of a kind (None: any) and of a model (None: any), oldest first."""
     query = (
         select(t.DocumentRow.kind, t.DocumentRow.key, t.DocumentRow.value, t.Model.name)
-        .outerjoin(t.Model, t.Model.id == t.DocumentRow.model)
+        .join(t.Model, t.Model.id == t.DocumentRow.model)
         .order_by(t.DocumentRow.id)
     )
     if kind is not None:
@@ -80,16 +80,11 @@ def documents(connection: Connection, kind: str | None, model: str | None) -> li
     return [Document(row.kind, row.name, row.key, json.loads(row.value)) for row in connection.execute(query)]
 
 
-def put_document(connection: Connection, document: Document, model: int | None) -> None:
-    """Keep a document in place of the one with the same kind, model number and key."""
-    same = (
-        t.DocumentRow.kind == document.kind,
-        t.DocumentRow.key == document.key,
-        t.DocumentRow.model.is_(None) if model is None else t.DocumentRow.model == model,
-    )
-    connection.execute(delete(t.DocumentRow).where(*same))
-    row = {"kind": document.kind, "model": model, "key": document.key, "value": canonical_json(document.value), "created": _now()}
-    connection.execute(insert(t.DocumentRow).values(**row))
+def put_document(connection: Connection, document: Document, model: int) -> None:
+    """Keep a document in place of the one with the same kind, model and key. `model`: its number."""
+    same = {"kind": document.kind, "model": model, "key": document.key}
+    connection.execute(delete(t.DocumentRow).filter_by(**same))
+    connection.execute(insert(t.DocumentRow).values(**same, value=canonical_json(document.value), created=_now()))
 
 
 def _now() -> datetime:

@@ -146,8 +146,8 @@ class Reader:
         """Scored pairs of which either side is one of these models (None: all pairs), oldest first."""
         return equivalences(self._connection, models)
 
-    def documents(self, kind: str | None, model: str | None = None) -> list[Document]:
-        """Documents of a kind (None: any), of one model or (None) of all and of none, oldest first."""
+    def documents(self, kind: str | None = None, model: str | None = None) -> list[Document]:
+        """Documents of a kind (None: any) and of a model (None: any), oldest first."""
         return documents(self._connection, kind, model)
 
     def setting(self, key: str) -> str | None:

@@ -186,7 +186,7 @@ class DocumentRow(Base):
     __tablename__ = "documents"
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     kind: Mapped[str] = mapped_column(String(32))
-    model: Mapped[int | None] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), index=True)
+    model: Mapped[int] = mapped_column(ForeignKey("models.id", ondelete="CASCADE"), index=True)
     key: Mapped[str] = mapped_column(String(255))
     value: Mapped[str] = mapped_column(Text)
     created: Mapped[datetime]

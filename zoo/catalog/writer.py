@@ -102,8 +102,7 @@ class Writer(Reader):
 
     def put_document(self, document: Document) -> None:
         """Keep a document in place of the one of its kind, model and key. Raises NotFound when its model is not there."""
-        model = None if document.model is None else self._model_row(document.model).id
-        findings.put_document(self._connection, document, model)
+        findings.put_document(self._connection, document, self._model_row(document.model).id)
 
     def set_setting(self, key: str, value: str) -> None:
         """Record a fact about the catalogue itself, in place of what was recorded under the key."""

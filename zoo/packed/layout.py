@@ -23,8 +23,9 @@ MAGIC = b"zoopack1"
 #: Plain bytes per chunk. A chunk is decoded alone: it bounds memory, fits a core's cache, and a tensor's chunks are decoded side by side.
 CHUNK_BYTES = 1 << 18
 #: Bounds on what a file may ask of its reader, in bytes.
-MAX_CHUNK_BYTES = 64 << 20
-MAX_TABLE_BYTES = 64 << 20
+MAX_CHUNK_BYTES = 4 << 20
+MAX_TABLE_BYTES = 8 << 20
+FORMAT, CODEC = 2, "zstd"
 DELTAS = ("difference", "xor", "none")
 
 _LENGTH = struct.Struct("<Q")
@@ -64,8 +65,8 @@ def make_table(table: Table) -> bytes:
     """The end of a packed file: the table and its length."""
     text = canonical_json(
         {
-            "format": 1,
-            "codec": "zstd",
+            "format": FORMAT,
+            "codec": CODEC,
             "dtype": table.tensor.dtype,
             "shape": list(table.tensor.shape),
             "base": table.base,
@@ -95,7 +96,7 @@ def parse_table(text: bytes, digest: str, file_bytes: int) -> Table:
         raise Unreadable("its table is not JSON") from None
     if not isinstance(fields, dict) or set(fields) != _FIELDS:
         raise Unreadable("its table does not have the fields of a packed file")
-    if (fields["format"], fields["codec"]) != (1, "zstd"):
+    if (fields["format"], fields["codec"]) != (FORMAT, CODEC):
         raise Unreadable(f"it is of format {fields['format']!r}, codec {fields['codec']!r}, which this software does not know")
     table = Table(_tensor(fields, digest), fields["base"], fields["delta"], fields["chunk"], _planes(fields["planes"]))
     _check(table)
@@ -125,6 +126,8 @@ def _planes(value: Any) -> tuple[tuple[int, ...], ...]:
 
 def _check(table: Table) -> None:
     based = isinstance(table.base, str) and is_digest(table.base)
+    if table.base == table.tensor.digest:
+        raise Unreadable("it is packed against itself")
     if table.delta not in DELTAS or (table.delta != "none") != based or (table.base is not None) != based:
         raise Unreadable("its base and the way to use it do not fit")
     if type(table.chunk) is not int or not 0 < table.chunk <= MAX_CHUNK_BYTES or table.chunk % 8:

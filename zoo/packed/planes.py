@@ -2,9 +2,9 @@
 
 A fine-tune's weight differs from its base's in the last places only. So the elements are read as unsigned integers of their width, the
 base's are taken away (FM-Delta, ZipLLM), and byte k of every element is gathered in plane k: the high planes are almost all zero, the
-low ones skewed. A plane is coded by zstd at a low level, where its Huffman coder does the work; what does not shrink is kept as it is.
+low ones noise. A plane is coded by zstd, whose Huffman coder does most of the work; one that hardly shrinks is kept as it is (ZipNN).
 
-    difference   element - base modulo 2^w, folded so that small ones of either sign have zero high bytes
+    difference   element - base modulo 2^w, in digits of base 256 from -128 to 127: small ones of either sign have zero high digits
     xor          element XOR base
     none         the element itself, without a base
 
@@ -14,7 +14,8 @@ This file knows nothing of files, digests or dtypes' meaning: only of their widt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,7 @@ Elements = NDArray[np.unsignedinteger[Any]]
 Buffer = bytes | bytearray | memoryview
 
 #: A plane that zstd leaves longer than this share is kept as it is: decoding it would take more time than its bytes are worth.
-WORTH = 0.9
-LEVELS = range(-7, 20)
+WORTH = 0.85
 
 
 def elements_of(data: Buffer, width: int) -> Elements:
@@ -42,77 +42,79 @@ def empty(nbytes: int) -> memoryview:
 def encode(data: Buffer, base: Buffer | None, width: int, delta: str, level: int) -> list[bytes]:
     """The coded planes of some elements, lowest byte first. `base` has as many bytes; None only where `delta` is "none"."""
     elements = elements_of(data, width)
-    changed = elements if base is None else _TAKEN[delta](elements, elements_of(base, width))
+    changed = _taken(elements, None if base is None else elements_of(base, width), delta)
     bytewise = np.ascontiguousarray(changed).view(np.uint8).reshape(-1, width)
-    coder = zstandard.ZstdCompressor(level=level)
-    return [_coded(np.ascontiguousarray(bytewise[:, plane]), coder) for plane in range(width)]
+    return [_coded(np.ascontiguousarray(bytewise[:, plane]), level) for plane in range(width)]
 
 
-def decode(planes: Sequence[Buffer], base: Buffer | None, delta: str, out: Elements) -> None:
-    """Write the elements of coded planes into `out`, whose length and width say what they must be.
+class Decoder:
+    """Decodes; for one thread at a time."""
 
-    Raises:
-        ValueError: a plane cannot be decoded, or into another number of elements.
-    """
-    decoder = zstandard.ZstdDecompressor()
-    found = [_plain(plane, len(out), decoder) for plane in planes]
-    _interleave(found, out)
-    if base is not None:
-        _GIVEN_BACK[delta](out, elements_of(base, out.itemsize))
+    def __init__(self) -> None:
+        self._zstd = zstandard.ZstdDecompressor()
+
+    def decode(self, planes: Sequence[Buffer], base: Buffer | None, delta: str, out: Elements) -> None:
+        """Write the elements of coded planes into `out`, whose length and width say what they must be.
+
+        Raises:
+            ValueError: a plane cannot be decoded, or into another number of elements.
+        """
+        _interleave([self._plain(plane, len(out)) for plane in planes], out, signed=delta == "difference")
+        if base is not None:
+            _GIVEN_BACK[delta](out, elements_of(base, out.itemsize), out=out)
+
+    def _plain(self, coded: Buffer, elements: int) -> NDArray[np.uint8] | None:
+        """A plane's bytes; None when all are zero."""
+        if not len(coded):
+            return None
+        if len(coded) == elements:
+            return np.frombuffer(coded, dtype=np.uint8)
+        try:
+            # The frame's own size is checked first: a damaged frame may not ask for memory at will.
+            if zstandard.frame_content_size(coded) != elements:
+                raise ValueError("a plane does not hold its chunk's elements")
+            return np.frombuffer(self._zstd.decompress(coded), dtype=np.uint8)
+        except zstandard.ZstdError as error:
+            raise ValueError(f"a plane cannot be decoded: {error}") from error
 
 
-def _coded(plane: NDArray[np.uint8], coder: zstandard.ZstdCompressor) -> bytes:
+def _coded(plane: NDArray[np.uint8], level: int) -> bytes:
     if not plane.any():
         return b""
-    coded = coder.compress(plane.data)
+    coded = min((zstandard.ZstdCompressor(compression_params=way).compress(plane.data) for way in _ways(level)), key=len)
     return coded if len(coded) <= WORTH * len(plane) else plane.tobytes()
 
 
-def _plain(coded: Buffer, elements: int, decoder: zstandard.ZstdDecompressor) -> NDArray[np.uint8] | None:
-    """A plane's bytes; None when all are zero."""
-    if not len(coded):
-        return None
-    if len(coded) == elements:
-        return np.frombuffer(coded, dtype=np.uint8)
-    try:
-        # The frame's own size is checked first: a damaged frame may not ask for memory at will.
-        if zstandard.frame_content_size(coded) != elements:
-            raise ValueError("a plane does not hold its chunk's elements")
-        return np.frombuffer(decoder.decompress(coded), dtype=np.uint8)
-    except zstandard.ZstdError as error:
-        raise ValueError(f"a plane cannot be decoded: {error}") from error
+@cache
+def _ways(level: int) -> tuple[zstandard.ZstdCompressionParameters, ...]:
+    """Skewed noise: all but no matches, only Huffman codes, which is smaller there and faster to decode. Sparse planes: zstd's own way."""
+    entropy = zstandard.ZstdCompressionParameters(
+        window_log=17, hash_log=6, chain_log=6, search_log=1, min_match=7, target_length=0, strategy=zstandard.STRATEGY_FAST
+    )
+    return entropy, zstandard.ZstdCompressionParameters.from_level(level)
 
 
-def _interleave(planes: Sequence[NDArray[np.uint8] | None], out: Elements) -> None:
-    """Planes to elements from the highest byte down: shifts and ors of whole elements run several times faster than strided bytes."""
-    out[...] = 0 if planes[-1] is None else planes[-1]
+def _interleave(planes: Sequence[NDArray[np.uint8] | None], out: Elements, signed: bool) -> None:
+    """Planes to elements from the highest byte down, each byte a digit with or without a sign: shifts and additions of whole elements
+    run several times faster than strided bytes.
+    """
+    digit, whole = (np.int8, out.view(f"<i{out.itemsize}")) if signed else (np.uint8, out)
+    whole[...] = 0 if planes[-1] is None else planes[-1].view(digit)
     for plane in reversed(planes[:-1]):
-        np.left_shift(out, 8, out=out)
+        np.left_shift(whole, 8, out=whole)
         if plane is not None:
-            np.bitwise_or(out, plane, out=out)
+            np.add(whole, plane.view(digit), out=whole)
 
 
-def _folded(elements: Elements, base: Elements) -> Elements:
-    """Differences as 0, -1, 1, -2, 2 … -> 0, 1, 2, 3, 4 …"""
-    change: Elements = np.subtract(elements, base)
-    sign: Elements = np.right_shift(change, 8 * change.itemsize - 1)
-    folded: Elements = np.left_shift(change, 1)
-    np.negative(sign, out=sign)
-    np.bitwise_xor(folded, sign, out=folded)
-    return folded
+def _taken(elements: Elements, base: Elements | None, delta: str) -> Elements:
+    """What is left of elements without their base's; its bytes are the digits."""
+    if base is None:
+        return elements
+    if delta == "xor":
+        return np.bitwise_xor(elements, base)
+    # With 128 added to every digit none of them borrows from the next; each then loses its 128 again, by itself.
+    middle = elements.dtype.type(int.from_bytes(b"\x80" * elements.itemsize, "little"))
+    return np.bitwise_xor(np.add(np.subtract(elements, base), middle), middle)
 
 
-def _unfold(out: Elements, base: Elements) -> None:
-    sign: Elements = np.bitwise_and(out, 1)
-    np.negative(sign, out=sign)
-    np.right_shift(out, 1, out=out)
-    np.bitwise_xor(out, sign, out=out)
-    np.add(out, base, out=out)
-
-
-def _unxor(out: Elements, base: Elements) -> None:
-    np.bitwise_xor(out, base, out=out)
-
-
-_TAKEN: Mapping[str, Callable[[Elements, Elements], Elements]] = {"difference": _folded, "xor": np.bitwise_xor}
-_GIVEN_BACK: Mapping[str, Callable[[Elements, Elements], None]] = {"difference": _unfold, "xor": _unxor}
+_GIVEN_BACK: Mapping[str, np.ufunc] = {"difference": np.add, "xor": np.bitwise_xor}

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import TypeVar
@@ -37,6 +37,33 @@ class Decoded:
     data: memoryview
 
 
+class _Scratch:
+    """What one thread needs to decode a tensor's chunks one after the other."""
+
+    def __init__(self, table: Table) -> None:
+        from zoo.packed import planes  # here: numpy and zstd are only for stores that hold packed objects
+
+        size = min(table.chunk, table.tensor.nbytes)
+        self._width, self._delta = table.width, table.delta
+        self._coded, self._base = planes.empty(size), planes.empty(size if table.base else 0)
+        self._decoder = planes.Decoder()
+
+    def decode(self, coded: Coded, index: int, out: memoryview) -> None:
+        from zoo.packed.planes import elements_of
+
+        sizes = coded.table.planes[index]
+        read = filled(coded.file, self._coded[: sum(sizes)], coded.starts[index])
+        parts = [read[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+        base = None
+        if coded.base is not None:
+            begin, end = coded.table.plain(index)
+            base = filled(coded.base, self._base[: end - begin], coded.base_start + begin)
+        try:
+            self._decoder.decode(parts, base, self._delta, elements_of(out, self._width))
+        except ValueError as error:
+            raise Unreadable(f"chunk {index}: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Coded:
     """An open packed file and, where it has one, its open base. `starts[i]`: where chunk i's planes begin in the file."""
@@ -46,21 +73,16 @@ class Coded:
     starts: tuple[int, ...]
     base: int | None
     base_start: int
+    _spare: list[_Scratch] = field(default_factory=list)
 
     def decode(self, index: int, out: memoryview) -> None:
         """Chunk `index` into memory of its plain size. Raises Unreadable, OSError."""
-        from zoo.packed import planes  # here: numpy and zstd are only for stores that hold packed objects
-
-        sizes = self.table.planes[index]
-        coded = memoryview(exactly(self.file, sum(sizes), self.starts[index]))
-        ends = list(accumulate(sizes))
-        begin, end = self.table.plain(index)
-        base = None if self.base is None else exactly(self.base, end - begin, self.base_start + begin)
-        apart = [coded[stop - size : stop] for size, stop in zip(sizes, ends, strict=True)]
         try:
-            planes.decode(apart, base, self.table.delta, planes.elements_of(out, self.table.width))
-        except ValueError as error:
-            raise Unreadable(f"chunk {index}: {error}") from error
+            scratch = self._spare.pop()
+        except IndexError:
+            scratch = _Scratch(self.table)
+        scratch.decode(self, index, out)
+        self._spare.append(scratch)
 
     def chunks(self, out: memoryview | None = None) -> Iterator[memoryview]:
         """The tensor's bytes in order, in memory of their own or, where it is given, in `out`. Raises Unreadable, OSError."""
@@ -88,7 +110,12 @@ class PackedStore:
         from zoo.packed import planes
 
         with self.opened(digest) as coded:
-            out = planes.empty(coded.table.tensor.nbytes)
+            try:
+                out = planes.empty(coded.table.tensor.nbytes)
+            except MemoryError as error:
+                raise DamagedObject(
+                    f"object {digest} cannot be read: there is no memory for {coded.table.tensor.nbytes:,} bytes"
+                ) from error
             for _ in self._checked(digest, coded, out):
                 pass
             return Decoded(coded.table.tensor, out)
@@ -244,14 +271,19 @@ def _read_table(file: int, digest: str) -> Table:
 
 
 def exactly(file: int, size: int, offset: int) -> bytes:
-    """So many bytes from there on; a read may give fewer than asked for."""
-    data = os.pread(file, size, offset)
-    while len(data) < size:
-        more = os.pread(file, size - len(data), offset + len(data))
-        if not more:
+    """So many bytes from there on."""
+    return bytes(filled(file, memoryview(bytearray(size)), offset))
+
+
+def filled(file: int, buffer: memoryview, offset: int) -> memoryview:
+    """A buffer, filled with the bytes from there on; a read may give fewer than asked for. Raises Unreadable, OSError."""
+    done = 0
+    while done < len(buffer):
+        read = os.preadv(file, [buffer[done:]], offset + done)
+        if not read:
             raise Unreadable("it is truncated")
-        data += more
-    return data
+        done += read
+    return buffer
 
 
 def _damaged(digest: str, error: OSError | Unreadable) -> DamagedObject:

@@ -12,13 +12,15 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from zoo.errors import DamagedObject, MissingObject
+from zoo.errors import DamagedObject, InputError, MissingObject
 from zoo.headers import object_header
 from zoo.manifest import DTYPE_BYTES, TensorMeta
 from zoo.packed.layout import CHUNK_BYTES, MAGIC, Table, Unreadable, make_table
 from zoo.packed.reader import exactly, in_order
 from zoo.publish import Shelf
 from zoo.sources import hasher_of
+
+LEVELS = range(-7, 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,18 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Coding:
-    """How to pack. `level`: zstd's; `delta`: "difference" or "xor" (`zoo.packed.planes`); `threads` per object."""
+    """How to pack. `level`: zstd's, one of LEVELS; `delta`: "difference" or "xor" (`zoo.packed.planes`); `threads` per object.
+
+    Raises InputError for what is none of these.
+    """
 
     level: int = 1
     delta: str = "difference"
     threads: int = 2
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS or self.delta not in ("difference", "xor") or self.threads < 1:
+            raise InputError(f"there is no packing at level {self.level}, by {self.delta!r}, in {self.threads} threads")
 
 
 @dataclass(frozen=True, slots=True)

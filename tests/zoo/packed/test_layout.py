@@ -29,7 +29,8 @@ def test_what_is_written_is_read() -> None:
 
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
-    ({"format": 2}, "does not know"),
+    ({"format": 1}, "format 1.*does not know"),
+    ({"format": 3}, "does not know"),
     ({"codec": "pickle"}, "does not know"),
     ({"dtype": "F4"}, "dtype"),
     ({"dtype": ["BF16"]}, "dtype"),
@@ -39,6 +40,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"shape": [4, 100]}, "chunks are not"),
     ({"base": None}, "base"),
     ({"base": "../" + "b" * 61}, "base"),
+    ({"base": DIGEST}, "against itself"),
     ({"delta": "none"}, "base"),
     ({"delta": "eval"}, "base"),
     ({"delta": ["xor"]}, "base"),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zoo.packed import planes
-from zoo.packed.planes import decode, elements_of, encode
+from zoo.packed.planes import Decoder, elements_of, encode
 
 WIDTHS = st.sampled_from([1, 2, 4, 8])
 
@@ -16,7 +16,7 @@ WIDTHS = st.sampled_from([1, 2, 4, 8])
 def back(coded: list[bytes], base: bytes | None, width: int, delta: str, count: int) -> bytes:
     out = planes.empty(count * width)
     out[:] = b"\xaa" * len(out)  # what was there before may not shine through
-    decode(coded, base, delta, elements_of(out, width))
+    Decoder().decode(coded, base, delta, elements_of(out, width))
     return bytes(out)
 
 
@@ -73,4 +73,4 @@ def test_what_cannot_be_decoded_is_refused() -> None:
     (coded,) = encode(data, None, 1, "none", 1)
     for broken in (coded[:-1], b"\0" * len(coded), encode(data + data, None, 1, "none", 1)[0], coded[:8]):
         with pytest.raises(ValueError, match="plane"):
-            decode([broken], None, "none", elements_of(planes.empty(4000), 1))
+            Decoder().decode([broken], None, "none", elements_of(planes.empty(4000), 1))

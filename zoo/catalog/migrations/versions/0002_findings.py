@@ -37,7 +37,7 @@ def upgrade() -> None:
         "documents",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("kind", sa.String(length=32), nullable=False),
-        sa.Column("model", sa.Integer(), nullable=True),
+        sa.Column("model", sa.Integer(), nullable=False),
         sa.Column("key", sa.String(length=255), nullable=False),
         sa.Column("value", sa.Text(), nullable=False),
         sa.Column("created", sa.DateTime(), nullable=False),
