@@ -1,13 +1,15 @@
 """What `zoo pack` saves on trained fine-tunes, and what loading costs then, beside the same store unpacked.
 
     python -m benchmarks.pack BASE FINE_TUNE [FINE_TUNE ...] [--dtypes bfloat16 float32] [--pairs 7] [--folder DIR] [--output FILE]
+    python -m benchmarks.pack --moved 0.1 0.01 --dtypes bfloat16
 
-BASE and the FINE_TUNEs are folders of checkpoints. For each dtype they are cast, ingested and packed in a copy of the store; the copy is
-verified, every export from it compared with its checkpoint, and loads alternate between the two stores: `load` is `zoo.model(name).load()`
-with every weight touched once, `read` the store's part of it alone; warm, and cold with the files dropped from the page cache. Each load
-opens the store anew, so that every object is verified again. Ratios are packed over plain, pair by pair, with median and spread, of seconds
-by the clock (`wall`) and of processor time (`cpu`), which other work on the machine disturbs less.
-`codings` is what other ways and levels would have given.
+BASE and the FINE_TUNEs are folders of checkpoints; with `--moved` a random model of 194 M parameters and copies of it, each matrix moved by
+noise of that share of its own size (the demo's fine-tunes moved by 0.1, at a large learning rate). For each dtype they are cast, ingested
+and packed in a copy of the store; the copy is verified, every export from it compared with its checkpoint, and loads alternate between the
+two stores: `load` is `zoo.model(name).load()` with every weight touched once, `read` the store's part of it alone; warm, and cold with the
+files dropped from the page cache. Each load opens the store anew, so that every object is verified again. Ratios are packed over plain,
+pair by pair, with median and spread, of seconds by the clock (`wall`) and of processor time (`cpu`), which other work on the machine
+disturbs less. `codings` is what other ways and levels would have given.
 """
 
 from __future__ import annotations
@@ -51,6 +53,23 @@ def cast(source: Path, target: Path, dtype: str) -> Path:
     config = json.loads((target / "config.json").read_text())
     (target / "config.json").write_text(json.dumps({**config, "dtype": dtype}))
     return target
+
+
+def moved(folder: Path, shares: Sequence[float]) -> list[Path]:
+    """A random model, large enough for loading to be mostly its weights, and copies of it that moved; the model first."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(
+        LlamaConfig(hidden_size=1024, intermediate_size=2816, num_hidden_layers=10, num_attention_heads=16, tie_word_embeddings=False)
+    )
+    model.save_pretrained(folder / "base")
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    for share in shares:
+        noise = {key: torch.randn_like(value) * value.square().mean().sqrt() * share for key, value in weights.items()}
+        model.load_state_dict({key: value + noise[key] for key, value in weights.items()})
+        model.save_pretrained(folder / f"moved-{share:g}")
+    return [folder / "base", *(folder / f"moved-{share:g}" for share in shares)]
 
 
 def filled(store: Path, base: Path, fine_tunes: Sequence[Path]) -> None:
@@ -205,17 +224,20 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("base", type=Path)
-    parser.add_argument("fine_tunes", type=Path, nargs="+")
+    parser.add_argument("checkpoints", type=Path, nargs="*", help="the base, then its fine-tunes")
+    parser.add_argument("--moved", type=float, nargs="+", default=[])
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--folder", type=Path, help="where to work; a temporary folder by default")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
+    if bool(options.moved) == (len(options.checkpoints) > 1):
+        parser.error("give a base and its fine-tunes, or --moved")
     results = []
     for dtype in options.dtypes:
         with tempfile.TemporaryDirectory(dir=options.folder, prefix="zoo-pack-") as folder:
-            results.append(measure(options.base, options.fine_tunes, dtype, options.pairs, Path(folder)))
+            base, *fine_tunes = moved(Path(folder) / "made", options.moved) if options.moved else options.checkpoints
+            results.append(measure(base, fine_tunes, dtype, options.pairs, Path(folder)))
         show(results[-1])
     versions = {name: version(name) for name in PACKAGES}
     machine = {"cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), "threads": torch.get_num_threads()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from surgery.adapters.bottleneck_module import hook_bottlenecks
 from surgery.chains import is_chain
 from surgery.families import FAMILIES, Family
 from surgery.settings import config_of, side_json
-from surgery.tensors import stored_tensor
+from surgery.tensors import stored_tensor, stored_tensors
 from zoo.errors import InputError, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed
 from zoo.store import Store
@@ -83,16 +83,18 @@ def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
 
 def _files_state(store: Store, manifest: ModelManifest) -> dict[str, torch.Tensor]:
     """Every tensor under its key on disk."""
-    return {key: stored_tensor(store, digest) for file in manifest.weight_files for key, digest in file.entries}
+    return _state(store, [entry for file in manifest.weight_files for entry in file.entries])
 
 
 def _chain_state(store: Store, components: Iterable[Placed], family: Family) -> dict[str, torch.Tensor]:
     """The base weights of an adapter's chain, under the names that a checkpoint of the family has on disk."""
-    state: dict[str, torch.Tensor] = {}
-    for placed in components:
-        for name, digest in placed.component.tensors:
-            state[disk_key(family, placed.layer, name)] = stored_tensor(store, digest)
-    return state
+    parts = [(placed.layer, *entry) for placed in components for entry in placed.component.tensors]
+    return _state(store, [(disk_key(family, layer, name), digest) for layer, name, digest in parts])
+
+
+def _state(store: Store, entries: Sequence[tuple[str, str]]) -> dict[str, torch.Tensor]:
+    tensors = stored_tensors(store, [digest for _, digest in entries])
+    return {key: tensor for (key, _), tensor in zip(entries, tensors, strict=True)}
 
 
 def disk_key(family: Family, layer: int | None, name: str) -> str:

@@ -7,12 +7,13 @@ Knows the store and torch; nothing of components or models.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from zoo.objects import Decoded, Opened
+from zoo.packed.reader import WORKERS, in_order
 from zoo.store import Store
 
 TORCH_DTYPES: dict[str, torch.dtype] = {
@@ -41,6 +42,16 @@ def stored_tensor(store: Store, digest: str) -> torch.Tensor:
             if isinstance(opened, Decoded) or opened.path.exists():
                 raise
             # It was packed between the two steps: the store finds it again.
+
+
+def stored_tensors(store: Store, digests: Sequence[str]) -> list[torch.Tensor]:
+    """Stored tensors, in order, each by itself; packed ones are decoded side by side, the largest first. Raises as `stored_tensor`."""
+    objects = store.objects
+    packed = [index for index, digest in enumerate(digests) if not objects.path(digest).is_file()]
+    packed.sort(key=lambda index: objects.packed.shelf.size(digests[index]), reverse=True)
+    decoded = in_order(lambda number: stored_tensor(store, digests[packed[number]]), len(packed), WORKERS)
+    found = dict(zip(packed, decoded, strict=True))
+    return [found[index] if index in found else stored_tensor(store, digest) for index, digest in enumerate(digests)]
 
 
 def map_tensor(opened: Opened | Decoded) -> torch.Tensor:

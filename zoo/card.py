@@ -15,6 +15,7 @@ from typing import Any
 
 from zoo.blocks import Block
 from zoo.catalog import Reader
+from zoo.catalog.names import not_found
 from zoo.manifest import ModelKind, ModelManifest
 from zoo.records import Document, Equivalence
 
@@ -61,7 +62,10 @@ class CardFacts:
 
 def card_facts(reader: Reader, manifest: ModelManifest, chain: tuple[Block, ...]) -> CardFacts:
     """What the catalogue knows of a model now. Raises NotFound when it was removed."""
-    summary = next(model for model in reader.models() if model.name == reader.resolve(manifest.name))
+    summaries = {model.name: model for model in reader.models()}
+    if manifest.name not in summaries:
+        raise not_found(manifest.name, [*summaries])
+    summary = summaries[manifest.name]
     users = reader.users_of([tensor.digest for tensor in manifest.tensors])
     return CardFacts(
         manifest=manifest,

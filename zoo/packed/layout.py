@@ -21,7 +21,7 @@ from zoo.publish import is_digest
 
 MAGIC = b"zoopack1"
 #: Plain bytes per chunk. A chunk is decoded alone: it bounds memory, fits a core's cache, and a tensor's chunks are decoded side by side.
-CHUNK_BYTES = 1 << 18
+CHUNK_BYTES = 1 << 20
 #: Bounds on what a file may ask of its reader, in bytes.
 MAX_CHUNK_BYTES = 4 << 20
 MAX_TABLE_BYTES = 8 << 20

@@ -144,10 +144,8 @@ def unpack(store: Store, names: Collection[str] = (), dry_run: bool = False, pro
 def _settle_twins(store: Store) -> None:
     """Bring objects that are both plain and packed, which a kill or a repair leaves, down to one sound file."""
     objects = store.objects
-    for digest in objects.packed.shelf.digests():
+    for digest in [digest for digest in objects.packed.shelf.digests() if objects.shelf.size(digest)]:
         with store.keeping():
-            if not objects.shelf.size(digest):
-                continue
             try:
                 objects.packed.forget(digest)
                 objects.packed.verify(digest)
