@@ -6,8 +6,8 @@
 BASE and the FINE_TUNEs are folders of checkpoints; with `--moved` a random model of 194 M parameters and copies of it, each matrix moved by
 noise of that share of its own size (the demo's fine-tunes moved by 0.1, at a large learning rate). For each dtype they are cast, ingested
 and packed in a copy of the store; the copy is verified, every export from it compared with its checkpoint, and loads alternate between the
-two stores: `load` is `zoo.model(name).load()` with every weight touched once, `read` the store's part of it alone; warm, and cold with the
-files dropped from the page cache. Each load opens the store anew, so that every object is verified again. Ratios are packed over plain,
+two stores: `load` is `zoo.model(name).load()`, `read` the store's part of it alone, each with every byte touched once; warm, and cold with
+the files dropped from the page cache. Each load opens the store anew, so that every object is verified again. Ratios are packed over plain,
 pair by pair, with median and spread, of seconds by the clock (`wall`) and of processor time (`cpu`), which other work on the machine
 disturbs less. `codings` is what other ways and levels would have given.
 """
@@ -23,7 +23,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from surgery.tensors import stored_tensors
 from zoo import Zoo
 from zoo.packed.pack import pack
 from zoo.packed.writer import Coding
@@ -82,16 +83,18 @@ def filled(store: Path, base: Path, fine_tunes: Sequence[Path]) -> None:
 def load(store: Path, name: str) -> None:
     """What a user does, and every weight touched."""
     with Zoo(store, create=False) as zoo:
-        model = zoo.model(name).load()
-        for tensor in model.state_dict().values():
-            tensor.view(-1).view(torch.uint8).max()
+        touch(zoo.model(name).load().state_dict().values())
 
 
 def read(store: Path, name: str) -> None:
     """The store's part of it."""
     with Zoo(store, create=False) as zoo:
-        held = [zoo.store.open_tensor(tensor.digest) for tensor in zoo.model(name).manifest.tensors]
-        del held
+        touch(stored_tensors(zoo.store, [tensor.digest for tensor in zoo.model(name).manifest.tensors]))
+
+
+def touch(tensors: Iterable[torch.Tensor]) -> None:
+    for tensor in tensors:
+        tensor.view(-1).view(torch.uint8).max()
 
 
 def forget(store: Path) -> None:

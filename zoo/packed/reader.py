@@ -27,6 +27,8 @@ _Result = TypeVar("_Result")
 
 #: Threads that decode one tensor, at most.
 WORKERS = 8
+#: Chunks that are worth a thread: decoding one takes about as long as starting it.
+_PER_WORKER = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ class Coded:
             self.decode(index, target)
             return target
 
-        return in_order(decoded, len(self.table.planes), WORKERS)
+        return in_order(decoded, len(self.table.planes), min(WORKERS, len(self.table.planes) // _PER_WORKER))
 
 
 class PackedStore:
