@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, print_table
-from cli.progress import counting
 
 if TYPE_CHECKING:
     from surgery.deltas.make import DeltaReport
+    from surgery.deltas.study import Progress
 
 
 def delta(
@@ -37,7 +40,7 @@ def delta(
     from zoo.api import Zoo
 
     check_device(device)
-    with Zoo(store, database, create=False) as zoo, counting("taking apart", as_json) as progress:
+    with Zoo(store, database, create=False) as zoo, _progress(silent=as_json) as progress:
         report = zoo.delta(
             model, rank, target, base=base, text=text, variant=name, embeddings=embeddings, norms=norms, device=device, progress=progress
         )
@@ -68,3 +71,19 @@ def _print(report: DeltaReport) -> None:
     share = report.bytes / report.bytes_exact
     print(f"{report.variant}: {human_bytes(report.bytes)} instead of {human_bytes(report.bytes_exact)} ({share:.0%}) beside {report.base}")
     print(f"  similarity {report.similarity:.4f} over {report.tokens:,} held-out tokens; the base's own is {report.base_similarity:.4f}")
+
+
+@contextmanager
+def _progress(silent: bool) -> Iterator[Progress | None]:
+    """A bar on standard error over the matrices; nothing when that is no terminal."""
+    if silent or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    with Progress(
+        "taking apart", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
+    ) as bar:
+        task = bar.add_task("taking apart", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, say
-from cli.progress import counting
 
 if TYPE_CHECKING:
-    from surgery.ingest import IngestReport
+    from surgery.ingest import IngestReport, Progress
     from zoo.api import Zoo
     from zoo.records import Equivalence, Run
 
@@ -43,7 +45,7 @@ def ingest(
 
     scoring = _Scoring.asked(threshold, probe, device)
     with Zoo(store, database) as zoo:
-        with counting("storing", as_json, in_bytes=True) as progress:
+        with _progress(silent=as_json) as progress:
             report = zoo.ingest(source, name, base, revision, allow_pickle, progress)
         alike = () if scoring is None else scoring.run(zoo, report.model, silent=as_json)
         report = dataclasses.replace(report, blocks=len(zoo.model(report.model).chain))
@@ -76,7 +78,7 @@ class _Scoring:
 
     def run(self, zoo: Zoo, name: str, silent: bool) -> tuple[Equivalence, ...]:
         """Cut the newcomer and its base. What cannot be scored stays in the zoo as it is, and is said."""
-        from cli.progress import hush
+        from cli.progress import counting, hush
         from surgery.equivalence import Settings
         from zoo.errors import Incomparable, NotServable
 
@@ -118,3 +120,18 @@ def _print(report: IngestReport) -> None:
 
 def _count(number: int, word: str) -> str:
     return f"{number:,} {word}" if number == 1 else f"{number:,} {word}s"
+
+
+@contextmanager
+def _progress(silent: bool) -> Iterator[Progress | None]:
+    """A bar on standard error while bytes are stored; nothing when that is no terminal."""
+    if silent or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = ("storing", BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("storing", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

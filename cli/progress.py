@@ -8,16 +8,15 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def counting(what: str, silent: bool, in_bytes: bool = False) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar of (done, in all); None when standard error is no terminal or `silent` is on. `in_bytes`: bytes and their speed are shown."""
+def counting(what: str, silent: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar of (done, in all); None when standard error is no terminal or `silent` is on."""
     if silent or not sys.stderr.isatty():
         yield None
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-    counts = (DownloadColumn(), TransferSpeedColumn()) if in_bytes else (MofNCompleteColumn(),)
-    with Progress(what, BarColumn(), *counts, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    with Progress(what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
