@@ -38,7 +38,7 @@ from zoo.packed.pack import pack
 from zoo.packed.writer import Coding
 
 PACKAGES = ("torch", "transformers", "zstandard", "numpy", "blake3")
-CODINGS = [Coding(level=level, delta=delta) for delta in ("difference", "xor") for level in (1, 3, 9)]
+CODINGS = [Coding(level=level, delta=delta) for delta in ("difference", "xor") for level in (1, 9)]
 
 
 def cast(source: Path, target: Path, dtype: str) -> Path:

@@ -89,11 +89,16 @@ class TensorPool:
 
     def acquire(self, digest: str) -> torch.Tensor:
         """The tensor of a digest on this device, counted once more. Raises zoo.errors.DamagedObject."""
-        held = self._held.get(digest)
-        if held is None:
-            held = self._held[digest] = _Held(self._read(digest), 0)
-        held.users += 1
-        return held.tensor
+        return self.acquire_all([digest])[0]
+
+    def acquire_all(self, digests: Sequence[str]) -> list[torch.Tensor]:
+        """The tensors of digests, in order, each counted once more for each time it is named; none is counted on an error."""
+        new = [digest for digest in dict.fromkeys(digests) if digest not in self._held]
+        read = [self._placed(tensor) for tensor in stored_tensors(self._store, new)]
+        self._held |= {digest: _Held(tensor, 0) for digest, tensor in zip(new, read, strict=True)}
+        for digest in digests:
+            self._held[digest].users += 1
+        return [self._held[digest].tensor for digest in digests]
 
     def release(self, digests: Iterable[str]) -> None:
         """Count down; a tensor without users is dropped."""
@@ -108,7 +113,6 @@ class TensorPool:
         """Bytes of all tensors held, each once."""
         return sum(held.tensor.numel() * held.tensor.element_size() for held in self._held.values())
 
-    def _read(self, digest: str) -> torch.Tensor:
-        tensor = stored_tensor(self._store, digest)
+    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else None
         return tensor.to(device=self._device, dtype=dtype)

@@ -33,7 +33,7 @@ def sweep(work: Path, dry_run: bool = False) -> int:
 
 def _removed(entry: Path, before: float, dry_run: bool) -> int:
     with suppress(OSError, StoreBusy), ExitStack() as held:
-        if (entry / "lock").exists():
+        if _is_folder(entry) and (entry / "lock").exists():
             held.enter_context(locks.exclusive(entry / "lock", 0.0))
         found = [path.lstat() for path in (entry, *_below(entry))]
         if max(status.st_mtime for status in found) >= before:

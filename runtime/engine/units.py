@@ -88,12 +88,10 @@ class UnitStore:
         return self.pool.nbytes + sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
 
     def _load(self, component: Component, link: Link, skeletons: Skeletons) -> Unit:
-        held: list[str] = []
+        held = [digest for _, digest in component.tensors]
+        loaded = self.pool.acquire_all(held)
         try:
-            tensors: dict[str, Tensor] = {}
-            for name, digest in component.tensors:
-                tensors[name] = self.pool.acquire(digest)
-                held.append(digest)
+            tensors = {name: tensor for (name, _), tensor in zip(component.tensors, loaded, strict=True)}
             made = _stitch(component, tensors) if link.source is None else _cut(component, link, skeletons.fresh(link), tensors)
         except BaseException:
             self.pool.release(held)
