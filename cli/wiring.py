@@ -116,12 +116,13 @@ class ZooSource:
 
     def served(self, spec: ModelSpec) -> ServedModel:
         model = self._zoo.model(spec.name)
-        created = next((summary.created for summary in self._zoo.models() if summary.name == spec.name), None)
+        with self._zoo.store.catalog.reading() as reader:
+            created = reader.created(model.name)
         return ServedModel(
             spec=spec,
             tokenizer=tokenizer_of(model),
             defaults=defaults_from(model.generation_config),
-            created=int(created.timestamp()) if created is not None else 0,
+            created=int(created.timestamp()),
             stand_in=self._rewriting(spec.name) if self._deltas else None,
         )
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, cast
 
@@ -58,6 +59,11 @@ class Reader:
     def models(self) -> list[ModelSummary]:
         """One line per model, sorted by name."""
         return summaries(self._connection)
+
+    def created(self, name: str) -> datetime:
+        """When the model was put. Raises NotFound."""
+        moment: datetime = self._model_row(name).created
+        return moment.replace(tzinfo=UTC)
 
     def fingerprints(self) -> dict[str, str]:
         """Name -> the fingerprint that the model was put with."""

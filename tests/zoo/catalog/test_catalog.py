@@ -260,6 +260,7 @@ def test_summaries(catalog: Catalog) -> None:
         a, b = reader.models()
         assert reader.names() == ["a", "b"]
         assert reader.resolve("B") == "b"
+        assert reader.created("a") == a.created
     assert (a.name, a.kind, a.family, a.source, a.base) == ("a", "foundation", "llama", "/checkpoints/a", None)
     assert (a.params, a.bytes, a.bytes_own, a.blocks) == (20, 80, 0, 1)
     assert (b.params, b.bytes, b.bytes_own, b.blocks) == (30, 120, 40, 1)
