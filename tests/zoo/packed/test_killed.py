@@ -104,9 +104,9 @@ def test_two_packers_an_ingest_a_collection_and_a_reader_at_once(tmp_path: Path)
     """Other processes pack and unpack, put and remove fine-tunes and collect, while this one reads; nobody sees anything amiss."""
     with Store.open(tmp_path) as store:
         put_family(store)
+        before = contents(store)
     children = [child(tmp_path, job) for job in (_packs, _packs, _puts, _collects)]
     with Store.open(tmp_path) as store:
-        before = contents(store)
         rounds = 0
         while children:
             rounds += 1
