@@ -24,7 +24,8 @@ from transformers import DynamicCache
 from cli.stitch import plain_lines
 from stitch import StitchSettings, train_stitch
 from stitch.plot import LIKENESS, plot_curve, plot_stitch
-from surgery.compose import compose, parse
+from surgery.compose import compose
+from surgery.composition import parse
 from surgery.stack import Stack, open_stack
 from zoo import Zoo
 from zoo.manifest import ModelManifest

@@ -9,6 +9,7 @@ The weights on disk are keyed `parts.<i>.<name within the component>`, as `surge
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,19 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils.generic import can_return_tuple
 
-from surgery.chains import CHAIN, STITCH, parse_chain
-from surgery.cut import layer_kinds
-from surgery.families import family_of
-from surgery.specs import spec_of
+from surgery.chain_files import check_parts, place_parts
+from surgery.chains import CHAIN, is_chain, parse_chain
+from surgery.sources.base import Source
+from surgery.sources.local import SINGLE, open_local
+from surgery.sources.strict_json import parse_object
 from surgery.stack import Stack, assemble
-from zoo.errors import MalformedCheckpoint
-from zoo.manifest import Component, Placed, canonical_json
+from surgery.tensors import dtype_of
+from zoo.errors import InputError, MalformedCheckpoint
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
+#: Options of `from_pretrained` that would change what is loaded, and are not offered.
+_NOT_OFFERED = ("quantization_config", "load_in_8bit", "load_in_4bit", "gguf_file", "state_dict", "output_loading_info", "subfolder")
 
 
 class BlockZooChainConfig(PretrainedConfig):  # type: ignore[misc]
@@ -76,40 +79,56 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> BlockZooChainForCausalLM:
-        """Load an exported chain from a local folder. `dtype` (or `torch_dtype`) casts; other loading options are not offered.
+        """Load an exported chain from a local folder, ready to be trained or asked.
+
+        `dtype` (or `torch_dtype`) casts, `device_map` names one device; other options that would change what is loaded are refused.
 
         Raises:
             MalformedCheckpoint: the folder holds no chain, or its weights do not fit it.
+            InputError: an option that is not offered for chains.
         """
+        if refused := next((name for name in _NOT_OFFERED if kwargs.get(name)), None):
+            raise InputError(f"{refused} is not offered for chains of several models")
         folder = Path(pretrained_model_name_or_path)
-        if not (folder / "config.json").is_file():
-            raise MalformedCheckpoint(f"{folder} holds no config.json: chains load from local folders")
-        config = json.loads((folder / "config.json").read_text())
-        weights = _read_weights(folder)
-        dtype = _dtype(kwargs.get("dtype", kwargs.get("torch_dtype")))
-        if dtype is not None:
-            weights = {key: tensor.to(dtype) if tensor.is_floating_point() else tensor for key, tensor in weights.items()}
-        plan = parse_chain(config)
-        stack = assemble(plan, _placed(config, weights), weights)
-        path = folder / "generation_config.json"
-        return cls.from_stack(config, stack, json.loads(path.read_text()) if path.is_file() else None)
+        if not folder.is_dir():
+            raise MalformedCheckpoint(f"{folder} is no folder: chains load from local folders")
+        source = open_local(folder)
+        config = source.config or {}
+        if source.adapter is not None or not is_chain(config):
+            raise MalformedCheckpoint(f"{folder} holds no chain, but {config.get('model_type')!r}")
+        check_parts(config, {tensor.key: tensor.shape for tensor in source.tensors()})
+        dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
+        weights = _read_weights(source, None if dtype in (None, "auto") else dtype_of(dtype))
+        # What components name are the keys themselves: each place has weights of its own.
+        stack = assemble(parse_chain(config), place_parts(config, {key: key for key in weights}), weights)
+        generation = source.side("generation_config.json")
+        made = cls.from_stack(config, stack, None if generation is None else parse_object(generation, "generation_config.json"))
+        return made.requires_grad_(True).to(_device(kwargs.get("device_map")))
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
         """Write `config.json`, `generation_config.json` and one safetensors file in the form that `from_pretrained` reads.
 
         Raises:
-            MalformedCheckpoint: a component keeps its weights in another form than its checkpoint (stacked experts).
+            NotServable: a component keeps its weights in another form than its checkpoint (stacked experts, adapters inside).
         """
         from safetensors.torch import save_file
 
         folder = Path(save_directory)
-        folder.mkdir(parents=True, exist_ok=True)
         tensors = {key: tensor.detach().cpu().clone() for key, tensor in self.stack.named_tensors().items()}
-        save_file(tensors, folder / _SINGLE, metadata={"format": "pt"})
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
         config = {**self.config.to_dict(), "model_type": CHAIN, "architectures": [type(self).__name__]}
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         if self.generation_config is not None:
             self.generation_config.save_pretrained(folder)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As every module; keys as in a chain's files are taken too, which is how Trainer resumes from them."""
+        if any(key.startswith("parts.") for key in state_dict):
+            paths = {id(value): path for path, value in self.state_dict(keep_vars=True).items()}
+            named = {key: paths[id(value)] for key, value in self.stack.named_tensors().items()}
+            state_dict = {named.get(key, key): value for key, value in state_dict.items()}
+        return super().load_state_dict(state_dict, *args, **kwargs)
 
     def get_input_embeddings(self) -> Any:
         return self.stack.parts[0].table
@@ -117,6 +136,7 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
     def get_output_embeddings(self) -> Any:
         return self.stack.parts[self.stack.end].head
 
+    @can_return_tuple  # type: ignore[untyped-decorator]
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -155,52 +175,24 @@ def _loss_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in kwargs.items() if key in ("num_items_in_batch", "ignore_index")}
 
 
-def _dtype(value: Any) -> torch.dtype | None:
-    if value is None or value == "auto" or isinstance(value, torch.dtype):
-        return None if value == "auto" else value
-    found = getattr(torch, str(value), None)
-    if not isinstance(found, torch.dtype):
-        raise MalformedCheckpoint(f"{str(value)[:40]!r} is no dtype")
-    return found
+def _device(device_map: Any) -> str | torch.device:
+    """The one device that a device map names. Raises InputError for several."""
+    if device_map is None:
+        return "cpu"
+    if device_map == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    named = set(device_map.values()) if isinstance(device_map, Mapping) else {device_map}
+    if len(named) != 1:
+        raise InputError("a chain of several models lies on one device: device_map must name one")
+    return torch.device(named.pop())
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
+def _read_weights(source: Source, dtype: torch.dtype | None) -> dict[str, Tensor]:
+    """Key -> tensor over all files, whose headers were checked."""
     from safetensors.torch import load_file
 
-    if (folder / _SINGLE).is_file():
-        return dict(load_file(folder / _SINGLE))
-    if not (folder / _INDEX).is_file():
-        raise MalformedCheckpoint(f"{folder} holds no {_SINGLE} and no {_INDEX}")
-    names = sorted(set(json.loads((folder / _INDEX).read_text())["weight_map"].values()))
-    if any("/" in name or "\\" in name or name.startswith(".") for name in names):
-        raise MalformedCheckpoint(f"{_INDEX} names files outside its folder")
-    return {key: tensor for name in names for key, tensor in load_file(folder / name).items()}
-
-
-def _placed(config: dict[str, Any], weights: dict[str, Tensor]) -> tuple[Placed, ...]:
-    """The components that config and keys describe. Their "digests" are the keys themselves: only `assemble` reads them."""
-    plan = parse_chain(config)
-    names: list[dict[str, str]] = [{} for _ in plan.links]
-    for key in weights:
-        head, at, name = [*key.split(".", 2), "", ""][:3]
-        if head != "parts" or not at.isdecimal() or int(at) >= len(names):
-            raise MalformedCheckpoint(f"tensor {key[:100]!r} has no place in a chain of {len(names)} components")
-        names[int(at)][name] = key
-    placed = []
-    for index, link in enumerate(plan.links):
-        tensors = tuple(sorted(names[index].items()))
-        if link.source is None:
-            entry = config["chain"][index]
-            spec = canonical_json({"in": entry["in"], "out": entry["out"], "position": entry["position"]})
-            placed.append(Placed(None, Component("stitch", STITCH, spec, tensors)))
-            continue
-        source = plan.sources[link.source]
-        family = family_of(source)
-        if link.kind not in ("embedding", "lm_head", *layer_kinds(family)):
-            raise MalformedCheckpoint(f"component {index} of the chain is a {link.kind}, which {family.name} models do not have")
-        spec = canonical_json(spec_of(source, family, link.kind, link.layer))
-        placed.append(Placed(link.layer, Component(link.kind, family.name, spec, tensors)))
-    return tuple(placed)
+    weights = {key: tensor for file in source.weights for key, tensor in load_file(Path(source.origin, file.path)).items()}
+    return {key: tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor for key, tensor in weights.items()}
 
 
 def register() -> None:

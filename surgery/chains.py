@@ -14,12 +14,13 @@ Pure: no torch, no store.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
 from surgery.families import family_of, layer_count
-from zoo.errors import MalformedCheckpoint, NotServable
+from zoo.errors import InputError, MalformedCheckpoint, NotServable
 from zoo.manifest import Component, ComponentKind, Placed, canonical_json
 
 #: `model_type` of configs that this project writes, and the family of such models in the catalogue.
@@ -27,8 +28,11 @@ CHAIN = "blockzoo_chain"
 #: The family of stitching blocks.
 STITCH = "stitch"
 
+#: What a chain may have, so that its config.json stays readable and its models can be built: far above any chain of use.
 _SOURCES_LIMIT = 64
-_LINKS_LIMIT = 100_000
+_LINKS_LIMIT = 25_000
+_SOURCE_LAYERS_LIMIT = 10_000
+_WIDTH_LIMIT = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,8 @@ def parse_chain(config: Mapping[str, Any]) -> ChainPlan:
         raise MalformedCheckpoint("config.json of a chain names no usable list of components")
     for each in sources:
         family_of(each)
+        if layer_count(each) > _SOURCE_LAYERS_LIMIT:
+            raise MalformedCheckpoint(f"a source of the chain in config.json has more than {_SOURCE_LAYERS_LIMIT:,} layers")
     return ChainPlan(tuple(sources), tuple(_link(at, link, sources) for at, link in enumerate(links)))
 
 
@@ -90,6 +96,7 @@ def _link(at: int, link: Any, sources: Sequence[Mapping[str, Any]]) -> Link:
         raise MalformedCheckpoint(f"component {at} of the chain in config.json has no known kind")
     kind = cast(ComponentKind, link["kind"])
     if kind == STITCH:
+        stitch_of(at, link)
         return Link(kind, None, None)
     source, layer = link.get("source"), link.get("layer")
     if not isinstance(source, int) or isinstance(source, bool) or not 0 <= source < len(sources):
@@ -105,8 +112,14 @@ def config_for(plan: ChainPlan, components: Sequence[Placed], extra: Mapping[str
     """The `config.json` of a chain of its own kind. `extra`: vocabulary, context length, special tokens.
 
     Raises:
+        InputError: more than a chain can hold.
         ValueError: the plan is not of these components.
     """
+    if len(plan.sources) > _SOURCES_LIMIT or len(plan.links) > _LINKS_LIMIT:
+        raise InputError(
+            f"a chain that fits no architecture of transformers holds at most {_LINKS_LIMIT:,} components of {_SOURCES_LIMIT} configs; "
+            f"this one has {len(plan.links):,} of {len(plan.sources)}"
+        )
     links = [_link_entry(link, placed.component) for link, placed in zip(plan.links, components, strict=True)]
     layers = {placed.layer for placed in components if placed.layer is not None}
     return {
@@ -137,6 +150,16 @@ class StitchSpec:
     position: float
 
 
+def stitch_of(at: int, entry: Mapping[str, Any]) -> StitchSpec:
+    """The settings of the stitch at a place of the chain in config.json. Raises MalformedCheckpoint."""
+    sizes, position = (entry.get("in"), entry.get("out")), entry.get("position")
+    if not all(type(size) is int and 0 < size < _WIDTH_LIMIT for size in sizes):
+        raise MalformedCheckpoint(f"component {at} of the chain in config.json is a stitch without widths")
+    if type(position) not in (int, float) or not math.isfinite(position):
+        raise MalformedCheckpoint(f"component {at} of the chain in config.json is a stitch without a position")
+    return StitchSpec(int(entry["in"]), int(entry["out"]), float(position))
+
+
 def stitch_component(spec: StitchSpec, weight: str, bias: str) -> Component:
     """A stitching block in a chain. `weight` [width_out, width_in + 1] and `bias` [width_out] are tensor digests.
 
@@ -152,3 +175,23 @@ def stitch_spec(component: Component) -> StitchSpec:
         raise NotServable(f"a component of kind {component.kind} is no stitch")
     spec = json.loads(component.spec)
     return StitchSpec(int(spec["in"]), int(spec["out"]), float(spec["position"]))
+
+
+def renumbered(components: Iterable[Component], kinds: Collection[str] = ("ffn", "layer")) -> tuple[Placed, ...]:
+    """Components in order with layers counted along the chain. `kinds`: those that end a layer.
+
+    An attention whose ffn is missing ends its layer too: the next attention begins another.
+    """
+    placed: list[Placed] = []
+    layer = -1
+    ended = True
+    for component in components:
+        if component.kind in ("embedding", "stitch", "lm_head"):
+            placed.append(Placed(None, component))
+            ended = True
+            continue
+        if ended or component.kind in ("attention", "layer"):
+            layer += 1
+        ended = component.kind in kinds
+        placed.append(Placed(layer, component))
+    return tuple(placed)

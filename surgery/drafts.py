@@ -13,6 +13,8 @@ from surgery.adapters.inherit import inherited
 from surgery.adapters.overlay import AdapterBase, OfferedTensor
 from surgery.adapters.placing import AdapterPlan, plan_adapter
 from surgery.bases import adapter_base
+from surgery.chain_files import check_parts, place_parts
+from surgery.chains import CHAIN, is_chain, parse_chain
 from surgery.cut import cut
 from surgery.families import FAMILIES, family_of, is_tied
 from surgery.settings import config_of
@@ -32,7 +34,7 @@ _UNKNOWN = "0" * 64
 class Draft:
     """A checked source. `place` gives its components from the digests of its keys; `base` is set for adapters only.
 
-    `kind`: what it is as far as it tells itself; a full checkpoint may still turn out to be a fine-tune.
+    `kind`: what it is as far as it tells itself; a full checkpoint (`foundation`) may still turn out to be a fine-tune.
     """
 
     kind: ModelKind
@@ -66,12 +68,30 @@ def _full(source: Source) -> Draft:
     config = source.config
     if config is None:
         raise MalformedCheckpoint("there is no config.json")
+    if is_chain(config):
+        return _chain(source, config)
     family = _known_family(config)
     shapes = {tensor.key: tensor.shape for tensor in source.tensors()}
     place = _Cut(config)
     place(dict.fromkeys(shapes, _UNKNOWN))
     check_shapes(config, shapes)
     return Draft("foundation", family, place, None, (), (*source.notes, *_notes(config, family)))
+
+
+def _chain(source: Source, config: Mapping[str, Any]) -> Draft:
+    """A chain of its own kind, as an export writes it: its components are those that it was made of, so that a zoo with them has it all."""
+    families = [_known_family(each) for each in parse_chain(config).sources]
+    check_parts(config, {tensor.key: tensor.shape for tensor in source.tensors()})
+    notes = (note for each, family in zip(config["sources"], families, strict=True) for note in _notes(each, family))
+    return Draft("composed", CHAIN, _Parts(config), None, (), (*source.notes, *dict.fromkeys(notes)))
+
+
+@dataclass(frozen=True)
+class _Parts:
+    config: Mapping[str, Any]
+
+    def __call__(self, digests: Mapping[str, str]) -> tuple[Placed, ...]:
+        return place_parts(self.config, digests)
 
 
 @dataclass(frozen=True)

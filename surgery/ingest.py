@@ -17,6 +17,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from surgery.bases import Descent, descent
+from surgery.chains import CHAIN
 from surgery.drafts import Draft, draft
 from surgery.regroup import regroup
 from surgery.sources.base import Source, SourceWeights
@@ -83,7 +84,7 @@ def ingest(
         source: an opened source; its tensors are read here, as a stream.
         name: what to call the model; by default the hub id or the folder's name.
         base: the model it was made from (name or unique ending). Found by itself when None: an adapter's by its config, a full
-            checkpoint's by the weights it shares.
+            checkpoint's by the weights it shares; a chain of its own kind has none.
         kind: what to call an adapter that was made here; None: what it is.
 
     Raises:
@@ -201,19 +202,21 @@ def _commit(writer: Writer, manifest: ModelManifest, plan: Draft, base: str | No
     """Name the model and cut all chains anew that it touches; the model as it is in the catalogue."""
     if manifest.name in writer.names():
         return _same_again(writer, manifest, base)
-    if plan.base is None:
-        manifest = _descended(manifest, descent(writer, manifest, base))
-    else:
+    if plan.base is not None:
         _check_base_unchanged(writer, plan.base)
+    elif manifest.family != CHAIN:
+        manifest = _descended(manifest, descent(writer, manifest, base))
+    elif base is not None:
+        manifest = dataclasses.replace(manifest, base=_chain_base(writer, base))
     writer.put_model(manifest)
     regroup(writer, writer.sharing_group([placed.component.digest for placed in manifest.components]))
     return manifest
 
 
 def _same_again(reader: Reader, manifest: ModelManifest, base: str | None) -> ModelManifest:
-    """The model that is there, when it is the same. What kind it is was decided when it came, among the models of that time."""
+    """The model that is there, when it is the same. What kind it is was decided when it came or was made, among the models of that time."""
     known = reader.model(manifest.name)
-    same = dataclasses.replace(manifest, kind=known.kind if manifest.kind == "foundation" else manifest.kind)
+    same = dataclasses.replace(manifest, kind=known.kind if manifest.kind in ("foundation", "composed") else manifest.kind)
     if same.fingerprint != known.fingerprint:
         raise _taken(manifest.name)
     if base is not None and base != known.base:
@@ -223,6 +226,13 @@ def _same_again(reader: Reader, manifest: ModelManifest, base: str | None) -> Mo
 
 def _descended(manifest: ModelManifest, found: Descent) -> ModelManifest:
     return dataclasses.replace(manifest, kind=found.kind, base=found.base)
+
+
+def _chain_base(reader: Reader, base: str) -> str:
+    """What a chain was trained from, as it is told: another chain. Raises WrongBase."""
+    if reader.model(base).family != CHAIN:
+        raise WrongBase(f"{base} is no chain of several models: a chain names the blocks that it is made of itself, and needs no --base")
+    return base
 
 
 def _check_base_unchanged(reader: Reader, base: ModelManifest) -> None:

@@ -7,7 +7,6 @@ model is its base with the adapter injected by peft (virtual tokens: peft's mode
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from surgery.adapters.bottleneck_module import hook_bottlenecks
 from surgery.chains import is_chain
 from surgery.families import FAMILIES, Family
 from surgery.settings import config_of, side_json
-from surgery.tensors import stored_tensor, stored_tensors
+from surgery.tensors import dtype_of, stored_tensor, stored_tensors
 from zoo.errors import InputError, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed
 from zoo.store import Store
@@ -38,7 +37,7 @@ def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype
         DamagedObject: a stored tensor does not match its digest.
         InputError: an unknown dtype, or a stitch, which is no model by itself.
     """
-    kind = _dtype(dtype)
+    kind = None if dtype is None else dtype_of(dtype)
     if manifest.kind == "stitch":
         raise InputError(f"{manifest.name} is a stitch, not a model: `zoo compose` puts it between the layers of two models")
     config = config_of(store, manifest)
@@ -60,7 +59,7 @@ def _chain_model(store: Store, manifest: ModelManifest, config: dict[str, Any], 
     from surgery.stack import build_stack
 
     generation = side_json(store, manifest, "generation_config.json")
-    return BlockZooChainForCausalLM.from_stack(config, build_stack(store, manifest, dtype), generation)
+    return BlockZooChainForCausalLM.from_stack(config, build_stack(store, manifest, dtype), generation).requires_grad_(True)
 
 
 def _full_model(store: Store, manifest: ModelManifest, dtype: torch.dtype | None) -> Any:
@@ -127,12 +126,3 @@ def _bottlenecked(store: Store, manifest: ModelManifest, model: Any) -> Any:
     """The base with hooks, for the library that would do this needs another transformers."""
     hook_bottlenecks(model, manifest.family, manifest.components, lambda digest: stored_tensor(store, digest))
     return model
-
-
-def _dtype(name: str | torch.dtype | None) -> torch.dtype | None:
-    if name is None or isinstance(name, torch.dtype):
-        return name
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise InputError(f"{json.dumps(name)} is no dtype")
-    return dtype

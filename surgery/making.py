@@ -9,11 +9,12 @@ Knows nothing of how components are chosen or trained.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from surgery.adapters.lowrank import is_low_rank
+from surgery.chain_files import part_key
 from surgery.chains import CHAIN, ChainPlan, config_for
 from surgery.families import FAMILIES, Family, family_of, is_tied
 from surgery.load import disk_key
@@ -22,7 +23,7 @@ from surgery.settings import context_length
 from surgery.specs import spec_of
 from zoo.errors import InputError
 from zoo.headers import make_header
-from zoo.manifest import Component, ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile, canonical_json
+from zoo.manifest import ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile, canonical_json
 from zoo.records import Equivalence
 from zoo.store import Store
 
@@ -62,26 +63,6 @@ class MadeReport:
     exportable: bool
     reason: str | None
     bytes_new: int
-
-
-def renumbered(components: Iterable[Component], kinds: Collection[str] = ("ffn", "layer")) -> tuple[Placed, ...]:
-    """Components in order with layers counted along the chain. `kinds`: those that end a layer.
-
-    An attention whose ffn is missing ends its layer too: the next attention begins another.
-    """
-    placed: list[Placed] = []
-    layer = -1
-    ended = True
-    for component in components:
-        if component.kind in ("embedding", "stitch", "lm_head"):
-            placed.append(Placed(None, component))
-            ended = True
-            continue
-        if ended or component.kind in ("attention", "layer"):
-            layer += 1
-        ended = component.kind in kinds
-        placed.append(Placed(layer, component))
-    return tuple(placed)
 
 
 def put_made(store: Store, made: Made) -> MadeReport:
@@ -150,7 +131,8 @@ def plain_config(plan: ChainPlan, components: Sequence[Placed]) -> dict[str, Any
     counts = [key for key in ("num_hidden_layers", "n_layer", "num_layers") if key in first] or ["num_hidden_layers"]
     base: dict[str, Any] = {**first, **dict.fromkeys(counts, layers), **_least_contexts(plan)}
     base["tie_word_embeddings"] = is_tied(first, family) and _shares_table(family, components)
-    for candidate in (base, {**base, "layer_types": _layer_types(components)}):
+    typed = {**base, "layer_types": _layer_types(components)}
+    for candidate in (typed,) if first.get("layer_types") else (base, typed):  # a list of another model's is of another length
         if _describes(candidate, family, components):
             return candidate
     return None
@@ -248,7 +230,7 @@ def _entries(made: Made, plain: bool) -> Iterator[_Entry]:
         for name, digest in placed.component.tensors:
             if tied and name == "lm_head.weight":
                 continue
-            key = f"parts.{at}.{name}" if family is None else disk_key(family, placed.layer, name)
+            key = part_key(at, name) if family is None else disk_key(family, placed.layer, name)
             yield _Entry(key, made.tensors[digest])
 
 

@@ -61,6 +61,16 @@ def context_length(config: Mapping[str, Any]) -> int:
     return length
 
 
+def hidden_width(config: Mapping[str, Any]) -> int:
+    """Values a token has between the layers of a config's model, by default too."""
+    for key in ("hidden_size", "n_embd", "n_embed"):
+        if isinstance(config.get(key), int):
+            return int(config[key])
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return int(CONFIG_MAPPING[family_of(config).name].from_dict(dict(config)).hidden_size)
+
+
 def eos_ids(config: Mapping[str, Any], generation: Mapping[str, Any] | None) -> tuple[int, ...]:
     """Ids that end an answer: the generation config's where it names any, else the config's, as `generate` does."""
     for source in (generation or {}, config):

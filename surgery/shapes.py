@@ -68,6 +68,20 @@ def check_shapes(config: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None
     _check(outer, _outer(dims, config, family), "the model")
 
 
+def check_component(config: Mapping[str, Any], kind: str, found: Mapping[str, Shape], where: str) -> None:
+    """Compare one component's tensors, by their names within it, with the config that it is cut by. Raises as `check_shapes`."""
+    family = family_of(config)
+    dims = dims_of(config, family)
+    table = f"{family.embedding[0]}.weight"
+    if needed := {"embedding": table, "lm_head": "lm_head.weight"}.get(kind):
+        wanted = {needed: found.get(needed, ()) if dims is None else _outer(dims, config, family)[table]}
+    else:
+        roots = {"attention": family.attention, "ffn": family.ffn, "layer": family.whole}[kind]
+        layer = {} if dims is None else _TABLE[family.name](dims, config)
+        wanted = {name: shape for name, shape in layer.items() if name.split(".", 1)[0] in roots}
+    _check(found, wanted, where)
+
+
 def _check(found: Mapping[str, Shape], wanted: Mapping[str, Shape], where: str) -> None:
     for name, shape in wanted.items():
         if name not in found:

@@ -22,12 +22,13 @@ from torch import Tensor, nn
 
 from surgery.adapters.lowrank import adapt_
 from surgery.build import build, build_stitch, parameters_of
+from surgery.chain_files import part_key
 from surgery.chains import ChainPlan, Link, is_chain, plan_of
 from surgery.components import Where
 from surgery.settings import config_of
 from surgery.skeleton import Skeleton
 from surgery.skeletons import Skeletons
-from surgery.tensors import stored_tensor
+from surgery.tensors import StoredTensors
 from zoo.errors import NotServable
 from zoo.manifest import Component, ModelManifest, Placed
 from zoo.store import Store
@@ -116,7 +117,7 @@ class Stack(nn.Module):
         return self._named[index] if self._named else {}
 
     def named_tensors(self) -> dict[str, Tensor]:
-        """`parts.<i>.<name within the component>` -> weight, as `surgery.making` keys the files of a chain.
+        """Key -> weight, as the files of a chain have them (`surgery.chain_files`).
 
         Raises:
             NotServable: a checkpoint's own stack, or a component that keeps its weights in another form than its file (stacked experts).
@@ -127,7 +128,7 @@ class Stack(nn.Module):
             for name, _ in placed.component.tensors:
                 if name not in named:
                     raise NotServable(f"the {placed.component.kind} at place {index} does not hold {name!r} as its file does")
-                found[f"parts.{index}.{name}"] = named[name]
+                found[part_key(index, name)] = named[name]
         return found
 
     def forward(self, ids: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -208,17 +209,11 @@ def build_stack(store: Store, manifest: ModelManifest, dtype: torch.dtype | None
     config = config_of(store, manifest)
     if not is_chain(config):
         raise NotServable(f"{manifest.name} is no chain of its own kind: it loads as {manifest.family}")
-    tensors = {tensor.digest: _mapped(store, tensor.digest, dtype) for tensor in manifest.tensors}
-    return assemble(plan_of(config, manifest.components), manifest.components, tensors)
-
-
-def _mapped(store: Store, digest: str, dtype: torch.dtype | None) -> Tensor:
-    tensor = stored_tensor(store, digest)
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+    return assemble(plan_of(config, manifest.components), manifest.components, StoredTensors(store, manifest, dtype))
 
 
 def assemble(plan: ChainPlan, components: Sequence[Placed], tensors: Mapping[str, Tensor]) -> Stack:
-    """A stack out of a plan and its tensors (by digest). Layers that stand in it twice share their weights, not their caches."""
+    """A stack out of a plan and its tensors (by digest), each looked up once per place. A layer that stands in it twice has two caches."""
     sources = _Sources(plan)
     built: list[Built] = []
     origins: list[Origin] = []

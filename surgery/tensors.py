@@ -7,11 +7,14 @@ Knows the store and torch; nothing of components or models.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from zoo.errors import InputError
+from zoo.manifest import ModelManifest
 from zoo.objects import Decoded, Opened
 from zoo.packed.reader import WORKERS, in_order
 from zoo.store import Store
@@ -30,6 +33,16 @@ TORCH_DTYPES: dict[str, torch.dtype] = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E5M2": torch.float8_e5m2,
 }
+
+_BY_NAME: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_DTYPES.values()}
+
+
+def dtype_of(name: str | torch.dtype) -> torch.dtype:
+    """A dtype by torch's name for it, such as `bfloat16`. Raises InputError for what no tensor on disk can have."""
+    found = name if isinstance(name, torch.dtype) else _BY_NAME.get(str(name).removeprefix("torch."))
+    if found is None:
+        raise InputError(f"{json.dumps(str(name)[:40])} is no dtype; there are {', '.join(_BY_NAME)}")
+    return found
 
 
 def stored_tensor(store: Store, digest: str) -> torch.Tensor:
@@ -66,6 +79,29 @@ def map_tensor(opened: Opened | Decoded) -> torch.Tensor:
     storage = torch.UntypedStorage.from_file(str(opened.path), shared=False, nbytes=size)
     whole = torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
     return whole[opened.offset :].view(dtype).view(meta.shape)
+
+
+class StoredTensors(Mapping[str, torch.Tensor]):
+    """A model's tensors by digest, mapped anew whenever one is asked for: places with equal weights share pages until one learns."""
+
+    def __init__(self, store: Store, manifest: ModelManifest, dtype: torch.dtype | None = None) -> None:
+        """`dtype`: cast floating-point tensors to this; None keeps what is stored."""
+        self._store = store
+        self._digests = {tensor.digest: None for tensor in manifest.tensors}
+        self._dtype = dtype
+
+    def __getitem__(self, digest: str) -> torch.Tensor:
+        """Raises zoo.errors.DamagedObject; KeyError for a tensor of another model."""
+        if digest not in self._digests:
+            raise KeyError(digest)
+        tensor = stored_tensor(self._store, digest)
+        return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._digests)
+
+    def __len__(self) -> int:
+        return len(self._digests)
 
 
 @dataclass(slots=True)

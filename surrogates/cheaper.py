@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from surgery.chains import ChainPlan, Link
-from surgery.compose import Composition, Slice, draft
+from surgery.compose import draft
+from surgery.composition import Composition, Slice
 from surgery.making import Made, MadeReport, put_made
 from surgery.tensors import map_tensor
 from surgery.tokenizers import require_same

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from surgery.chains import StitchSpec, stitch_component
-from surgery.compose import compose, parse
+from surgery.compose import compose
+from surgery.composition import parse
 from surgery.keeping import keep_tensors
 from surgery.settings import config_of
 from surgery.stitches import STITCH_FILE

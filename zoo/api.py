@@ -84,13 +84,14 @@ class Zoo:
         """Put a chain of other models' layers into the zoo; it costs no bytes.
 
         Args:
-            composition: a YAML file, or the same document as a mapping; see `surgery.compose`.
+            composition: a YAML file, or the same document as a mapping; see `surgery.composition`.
             name: what to call it; the file's name when None, needed for a mapping.
 
         Raises:
             zoo.errors.ZooError: see `surgery.compose.compose`; nothing is left in the store then.
         """
-        from surgery.compose import compose, parse, read_composition
+        from surgery.compose import compose
+        from surgery.composition import parse, read_composition
 
         if isinstance(composition, Mapping):
             if name is None:

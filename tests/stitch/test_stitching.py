@@ -16,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from stitch import StitchSettings, train_stitch
 from stitch.plot import LIKENESS, plot_curve, plot_stitch
 from stitch.points import Point
-from surgery.compose import compose, parse
+from surgery.compose import compose
+from surgery.composition import parse
 from surgery.stack import open_stack
 from surgery.stitches import stitch_position, stored_stitches
 from tests.checkpoints import VOCAB, build, make, tokenizer_files

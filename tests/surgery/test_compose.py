@@ -10,9 +10,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from surgery.compose import compose, parse
+from surgery import chains
+from surgery.compose import compose
+from surgery.composition import parse, read_composition
+from surgery.families import FAMILIES
 from surgery.stack import open_stack
 from tests import checkpoints
+from tests.chains import put_stitch
 from zoo import Zoo
 from zoo.errors import Incomparable, InputError, NameTaken, NotFound
 
@@ -54,6 +58,58 @@ def test_a_plain_composition_costs_nothing_and_is_a_checkpoint(zoo, tmp_path):
     zoo.model("c").export(tmp_path / "out")
     assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()(IDS).logits, expected)
     assert not zoo.verify().damaged
+
+
+ORDER = (2, 0, 1, 2)
+
+
+def permuted(folder: Path) -> torch.nn.Module:
+    """The oracle: the layers of transformers' own model in another order, one of them twice; each keeps what it is by its place."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    stem = model.get_submodule(FAMILIES[model.config.model_type].prefix.rstrip("."))
+    name = FAMILIES[model.config.model_type].stack
+    layers = getattr(stem, name)
+    setattr(stem, name, torch.nn.ModuleList([layers[at] for at in ORDER]))
+    if getattr(model.config, "layer_types", None):
+        model.config.layer_types = [model.config.layer_types[at] for at in ORDER]
+    model.config.num_hidden_layers = len(ORDER)
+    return model
+
+
+@pytest.mark.parametrize("family", [*checkpoints.SERVED, *checkpoints.VARIANTS])
+@torch.inference_mode()
+def test_layers_of_any_family_in_another_order_are_a_checkpoint_where_there_is_one(family, tmp_path):
+    """Windows and their patterns travel with the layers; what depends on a layer's own number has no checkpoint, but a chain."""
+    ids = torch.randint(3, checkpoints.VOCAB, (2, 24), generator=torch.Generator().manual_seed(1))  # longer than any window
+    folder = checkpoints.make(family, tmp_path / "m", tokenizer=False)
+    with Zoo(tmp_path / "store") as zoo:
+        zoo.ingest(folder, name="m")
+        report = compose(zoo.store, slices(("m", 2, 3), ("m", 0, 2), ("m", 2, 3)), "c")
+        assert (report.reason is None) == (family != "gpt2-scaled")
+        zoo.model("c").export(tmp_path / "out")
+    importlib.import_module("zoo.integrations")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    assert (model.config.model_type == "blockzoo_chain") == (family == "gpt2-scaled")
+    assert torch.equal(model(ids).logits, permuted(folder)(ids, use_cache=False).logits)
+    settings = dict(max_new_tokens=4, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    assert torch.equal(model.generate(ids, use_cache=True, **settings), model.generate(ids, use_cache=False, **settings))
+
+
+@torch.inference_mode()
+def test_a_stitched_model_brings_its_own_stitch_along(zoo, tmp_path):
+    zoo.ingest(checkpoints.make("llama", tmp_path / "w", hidden_size=96), name="w")
+    put_stitch(zoo.store, "a", "w")
+    compose(zoo.store, slices(("a", 0, 2), ("w", 1, 3)), "s")
+    before = set(zoo.store.objects.digests())
+    zoo.remove("a-w")
+    compose(zoo.store, slices(("s", 0, 3), ("s", 3, 4)), "again")
+    assert [placed.component.digest for placed in zoo.model("again").manifest.components] == [
+        placed.component.digest for placed in zoo.model("s").manifest.components
+    ]
+    assert set(zoo.store.objects.digests()) == before
+    assert torch.equal(zoo.model("again").load()(IDS).logits, zoo.model("s").load()(IDS).logits)
+    with pytest.raises(NotFound, match="zoo stitch --a s --b w"):
+        compose(zoo.store, slices(("s", 0, 2), ("w", 2, 3)), "other")
 
 
 @torch.inference_mode()
@@ -155,6 +211,8 @@ def test_what_cannot_be_composed_is_refused_and_leaves_nothing(zoo, tmp_path):
         ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 1]}, {"model": "b", "layer_range": [0, 1]}]}]}, "one source"),
         ({"slices": [{"sources": [{"model": "a", "layer_range": [2, 2]}]}]}, "no layer"),
         ({"slices": [{"sources": [{"model": "a", "layer_range": [True, 2]}]}]}, "layer_range"),
+        ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 16**5000]}]}]}, "beyond 10,000"),
+        ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 6000]}]}] * 2}, "at most 10,000 layers"),
         ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 2], "parameters": {}}]}]}, "parameters"),
         ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 2]}]}], "merge_method": "ties"}, "mixes weights"),
         ({"slices": [{"sources": [{"model": "a", "layer_range": [0, 2]}]}], "sliecs": 1}, "sliecs"),
@@ -163,3 +221,21 @@ def test_what_cannot_be_composed_is_refused_and_leaves_nothing(zoo, tmp_path):
 def test_documents_that_ask_for_what_cannot_be(document, complaint):
     with pytest.raises(InputError, match=complaint):
         parse(document)
+
+
+@pytest.mark.parametrize("text", ["[" * 5000, "slices: 2001-99-99", "slices: " + "9" * 5000, "slices: [", "\xff", " " * (2 << 20)])
+def test_files_that_are_no_compositions_are_refused_in_one_line(text, tmp_path):
+    (tmp_path / "c.yaml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(InputError) as refused:
+        read_composition(tmp_path / "c.yaml")
+    assert len(str(refused.value).splitlines()) == 1 and len(str(refused.value)) < 400
+    with pytest.raises(InputError, match="cannot be read"):
+        read_composition(tmp_path)
+
+
+def test_more_configs_than_a_chain_holds_are_refused(zoo, monkeypatch, tmp_path):
+    zoo.ingest(checkpoints.make("llama", tmp_path / "n", intermediate_size=48), name="n")
+    monkeypatch.setattr(chains, "_SOURCES_LIMIT", 1)
+    with pytest.raises(InputError, match=r"at most .* of 1 configs; this one has 8 of 2"):
+        compose(zoo.store, slices(("a", 0, 2), ("n", 1, 2)), "c")
+    assert {model.name for model in zoo.models()} == {"a", "b", "n"}

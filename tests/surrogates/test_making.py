@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM
 
 import cli.app
 from surgery import chain_model
-from surgery.compose import compose, parse
+from surgery.compose import compose
+from surgery.composition import parse
 from surrogates import make_from, make_surrogate, plan_surrogate
 from surrogates.cheaper import proportional
 from tests import checkpoints
