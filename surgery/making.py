@@ -71,11 +71,12 @@ def put_made(store: Store, made: Made) -> MadeReport:
     Raises:
         NameTaken: the name holds another model.
         NotFound: the base is not there.
+        InputError: a chain that is no checkpoint, and that no config of its own kind can hold.
         ValueError: the components name tensors that `tensors` lacks.
     """
     plain = plain_config(made.plan, made.components)
     reason = None if plain is not None else why_not_plain(made.plan, made.components)
-    config = {**(plain or _own_config(made)), **made.extra_config}
+    config = {**(plain or _own_config(made, reason or "")), **made.extra_config}
     files, index = _weight_files(store, made, plain is not None)
     extra = {**index, **made.extra, "config.json": _json(config)}
     sides = tuple(SideFile(path, store.blobs.put(data), len(data)) for path, data in extra.items())
@@ -188,9 +189,15 @@ def why_not_plain(plan: ChainPlan, components: Sequence[Placed]) -> str:
     return "layers of different shapes or settings: the family's config has one for all"
 
 
-def _own_config(made: Made) -> dict[str, Any]:
-    """Vocabulary and special tokens of the model whose embedding comes first; the context that every source allows."""
+def _own_config(made: Made, reason: str) -> dict[str, Any]:
+    """Vocabulary and special tokens of the model whose embedding comes first; the context that every source allows.
+
+    Raises InputError for a family whose blocks run in models of their own architecture only, and for more than a chain can hold.
+    """
     used = {link.source for link in made.plan.links if link.source is not None}
+    for family in (family_of(made.plan.sources[source]) for source in sorted(used)):
+        if family.unserved is not None:
+            raise InputError(f"{family.name} blocks run in plain {family.name} checkpoints only, and this chain is none: {reason}")
     first = made.plan.sources[made.plan.links[0].source or 0]
     tokens = {key: first[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in first}
     context = min(context_length(made.plan.sources[source]) for source in used)

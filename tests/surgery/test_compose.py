@@ -6,6 +6,7 @@ import importlib
 import json
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -76,7 +77,7 @@ def permuted(folder: Path) -> torch.nn.Module:
     return model
 
 
-@pytest.mark.parametrize("family", [*checkpoints.SERVED, *checkpoints.VARIANTS])
+@pytest.mark.parametrize("family", [*checkpoints.CONFIGS, *checkpoints.VARIANTS])
 @torch.inference_mode()
 def test_layers_of_any_family_in_another_order_are_a_checkpoint_where_there_is_one(family, tmp_path):
     """Windows and their patterns travel with the layers; what depends on a layer's own number has no checkpoint, but a chain."""
@@ -231,6 +232,23 @@ def test_files_that_are_no_compositions_are_refused_in_one_line(text, tmp_path):
     assert len(str(refused.value).splitlines()) == 1 and len(str(refused.value)) < 400
     with pytest.raises(InputError, match="cannot be read"):
         read_composition(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["PromptTuningConfig", "PrefixTuningConfig"])
+def test_virtual_tokens_belong_to_no_chain(zoo, kind, tmp_path):
+    config = getattr(peft, kind)(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    zoo.ingest(checkpoints.make_peft(tmp_path / "a", tmp_path / "p", config), name="p", base="a")
+    with pytest.raises(InputError, match="has an adapter"):
+        compose(zoo.store, slices(("p", 0, 2), ("b", 2, 4)), "c")
+
+
+def test_blocks_that_run_in_their_own_architecture_only(tmp_path):
+    with Zoo(tmp_path / "store") as zoo:
+        for name, heads in (("a", 4), ("b", 2)):
+            zoo.ingest(checkpoints.make("bloom", tmp_path / name, n_head=heads), name=name)
+        with pytest.raises(InputError, match=r"bloom blocks run in plain bloom checkpoints only.*different shapes"):
+            compose(zoo.store, slices(("a", 0, 2), ("b", 2, 3)), "c")
+        assert {model.name for model in zoo.models()} == {"a", "b"}
 
 
 def test_more_configs_than_a_chain_holds_are_refused(zoo, monkeypatch, tmp_path):
