@@ -13,11 +13,13 @@ from typing import Any
 from surgery.chains import ChainPlan, Link, parse_chain, renumbered, stitch_component, stitch_of, stitch_spec
 from surgery.cut import layer_kinds
 from surgery.families import family_of
-from surgery.settings import hidden_width
-from surgery.shapes import Shape, check_component
+from surgery.shapes import Shape, check_component, dims_of
 from surgery.specs import spec_of
 from zoo.errors import MalformedCheckpoint
 from zoo.manifest import Component, Placed, canonical_json
+
+#: Of a config's sizes: modules are built from all sources, also from those whose sizes no tensor vouches for.
+_SIZE_LIMIT = 1 << 20
 
 
 def part_key(at: int, name: str) -> str:
@@ -89,16 +91,24 @@ def _check_widths(plan: ChainPlan, placed: Sequence[Placed]) -> None:
     kinds = [link.kind for link in plan.links]
     if kinds[0] != "embedding" or kinds[-1] != "lm_head" or {"embedding", "lm_head"} & set(kinds[1:-1]):
         raise MalformedCheckpoint("the chain in config.json does not lead from one embedding to one head")
-    widths = [hidden_width(source) for source in plan.sources]
+    widths = [_width(source) for source in plan.sources]
     given: int | None = None
     for at, (link, each) in enumerate(zip(plan.links, placed, strict=True)):
         reads, gives = _widths(link, each.component, widths)
-        if given not in (None, reads):
+        if given is not None and reads is not None and given != reads:
             raise MalformedCheckpoint(f"component {at} of the chain is for {reads} values a token, it would be given {given}")
         given = gives
 
 
-def _widths(link: Link, component: Component, widths: Sequence[int]) -> tuple[int, int]:
+def _width(source: Mapping[str, Any]) -> int | None:
+    """Of the hidden states, where the config says it."""
+    dims = dims_of(source, family_of(source))
+    if dims is not None and max(dims.hidden, dims.heads, dims.head) > _SIZE_LIMIT:
+        raise MalformedCheckpoint(f"a source of the chain in config.json has sizes beyond {_SIZE_LIMIT:,}")
+    return None if dims is None else dims.hidden
+
+
+def _widths(link: Link, component: Component, widths: Sequence[int | None]) -> tuple[int | None, int | None]:
     if link.source is not None:
         return widths[link.source], widths[link.source]
     spec = stitch_spec(component)

@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedModel,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils.generic import can_return_tuple
+from transformers.utils import can_return_tuple
 
 from surgery.chain_files import check_parts, place_parts
 from surgery.chains import CHAIN, is_chain, parse_chain
@@ -69,9 +69,9 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
         self.stack = stack
 
     @classmethod
-    def from_stack(cls, config: dict[str, Any], stack: Stack, generation: dict[str, Any] | None = None) -> BlockZooChainForCausalLM:
+    def from_stack(cls, config: Mapping[str, Any], stack: Stack, generation: dict[str, Any] | None = None) -> BlockZooChainForCausalLM:
         """Wrap a stack. `config`: the chain's `config.json`; `generation`: its `generation_config.json`."""
-        made = cls(BlockZooChainConfig.from_dict(config), stack)
+        made = cls(BlockZooChainConfig.from_dict(dict(config)), stack)
         if generation is not None:
             made.generation_config = GenerationConfig.from_dict(generation)
         made.eval()
@@ -103,18 +103,23 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
         stack = assemble(parse_chain(config), place_parts(config, {key: key for key in weights}), weights)
         generation = source.side("generation_config.json")
         made = cls.from_stack(config, stack, None if generation is None else parse_object(generation, "generation_config.json"))
-        return made.requires_grad_(True).to(_device(kwargs.get("device_map")))
+        made.requires_grad_(True).to(_device(kwargs.get("device_map")))
+        return made
 
-    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: Any, *args: Any, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any) -> None:
         """Write `config.json`, `generation_config.json` and one safetensors file in the form that `from_pretrained` reads.
 
+        Args:
+            state_dict: this module's, where a trainer gathered it.
+
         Raises:
-            NotServable: a component keeps its weights in another form than its checkpoint (stacked experts, adapters inside).
+            NotServable: a component keeps its weights in another form than its checkpoint (stacked experts).
         """
         from safetensors.torch import save_file
 
+        held = self.state_dict() if state_dict is None else state_dict
+        tensors = {key: held[path].detach().cpu().clone() for key, path in self._paths().items()}
         folder = Path(save_directory)
-        tensors = {key: tensor.detach().cpu().clone() for key, tensor in self.stack.named_tensors().items()}
         folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
         config = {**self.config.to_dict(), "model_type": CHAIN, "architectures": [type(self).__name__]}
@@ -124,11 +129,13 @@ class BlockZooChainForCausalLM(PreTrainedModel, GenerationMixin):  # type: ignor
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As every module; keys as in a chain's files are taken too, which is how Trainer resumes from them."""
-        if any(key.startswith("parts.") for key in state_dict):
-            paths = {id(value): path for path, value in self.state_dict(keep_vars=True).items()}
-            named = {key: paths[id(value)] for key, value in self.stack.named_tensors().items()}
-            state_dict = {named.get(key, key): value for key, value in state_dict.items()}
-        return super().load_state_dict(state_dict, *args, **kwargs)
+        paths = self._paths() if any(key.startswith("parts.") for key in state_dict) else {}
+        return super().load_state_dict({paths.get(key, key): value for key, value in state_dict.items()}, *args, **kwargs)
+
+    def _paths(self) -> dict[str, str]:
+        """Key in a chain's files -> key in this module's state dict."""
+        own = {id(value): path for path, value in self.state_dict(keep_vars=True).items()}
+        return {key: own[id(value)] for key, value in self.stack.named_tensors().items()}
 
     def get_input_embeddings(self) -> Any:
         return self.stack.parts[0].table

@@ -155,9 +155,9 @@ def stitch_of(at: int, entry: Mapping[str, Any]) -> StitchSpec:
     sizes, position = (entry.get("in"), entry.get("out")), entry.get("position")
     if not all(type(size) is int and 0 < size < _WIDTH_LIMIT for size in sizes):
         raise MalformedCheckpoint(f"component {at} of the chain in config.json is a stitch without widths")
-    if type(position) not in (int, float) or not math.isfinite(position):
+    if not isinstance(position, int | float) or isinstance(position, bool) or not math.isfinite(position):
         raise MalformedCheckpoint(f"component {at} of the chain in config.json is a stitch without a position")
-    return StitchSpec(int(entry["in"]), int(entry["out"]), float(position))
+    return StitchSpec(entry["in"], entry["out"], float(position))
 
 
 def stitch_component(spec: StitchSpec, weight: str, bias: str) -> Component:

@@ -85,6 +85,7 @@ BROKEN = {
     "a quantized source": (lambda c: c["sources"][0].update(quantization_config={"quant_method": "gptq"}), UnknownFamily, "gptq"),
     "no sources": (lambda c: c.pop("sources"), MalformedCheckpoint, "sources"),
     "too many layers": (lambda c: c["sources"][0].update(num_hidden_layers=20_000), MalformedCheckpoint, "more than 10,000 layers"),
+    "sizes beyond reason": (lambda c: c["sources"].append({**c["sources"][0], "head_dim": 1 << 31}), MalformedCheckpoint, "sizes beyond"),
     "a place beyond": (lambda c: c["chain"][1].update(layer=7), MalformedCheckpoint, "component 1 .* names no layer"),
     "no head": (lambda c: c["chain"].pop(), MalformedCheckpoint, "no place in a chain of"),
     "a part too many": (lambda c: c["chain"].append(dict(c["chain"][-1])), MalformedCheckpoint, "hold nothing of component"),
