@@ -10,6 +10,9 @@ import torch
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.paged import PagedEngine
 from runtime.types import SamplingParams, SequenceRequest
+from surgery.export import export
+from surgery.ingest import ingest
+from surgery.sources import open_source
 from tests.chains import manifest_of, put_chain, put_changed
 from tests.runtime.engine.chain_family import CHAINS, COUNT, add_family, agreeing
 from tests.runtime.engine.drive import drive
@@ -120,3 +123,15 @@ def test_logprobs_are_those_of_the_stack(bench, family, name):
     expected = want[: len(tokens)].gather(1, tokens[:, None])[:, 0]
     scale = logits.abs().max().item()
     torch.testing.assert_close(torch.tensor(got), expected, atol=scale * 2e-5, rtol=0)
+
+
+def test_a_chain_that_went_out_and_came_back_gives_the_same_tokens(bench, family, tmp_path):
+    export(bench.store, "of three families", tmp_path / "out")
+    ingest(bench.store, open_source(str(tmp_path / "out")), "back")
+    (prompt,) = prompts(1, (9,))
+    out = drive(
+        engine(bench, "of three families", "back"),
+        {0: [ask(name, prompt, name) for name in ("of three families", "back")]},
+        BatchingConfig(8),
+    )
+    assert len(out.tokens("back")) == COUNT and out.tokens("back") == out.tokens("of three families")
