@@ -27,13 +27,13 @@ def width_of(store: Store, name: str) -> int:
     return int(config_of(store, manifest_of(store, name))["hidden_size"])
 
 
-def put_stitch(store: Store, a: str, b: str, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> str:
+def put_stitch(store: Store, a: str, b: str, *, seed: int = 0, dtype: torch.dtype = torch.float32, name: str | None = None) -> str:
     """A stitch from one foundation's width to another's, as a stored model; every tenth of a position moves a bias noticeably."""
     width_a, width_b = width_of(store, a), width_of(store, b)
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn((width_b, width_a + 1), generator=generator) / width_a**0.5
     bias = torch.randn(width_b, generator=generator) * 0.1
-    name = f"{a}-{b}"
+    name = name or f"{a}-{b}"
     with store.ingesting():
         metas = keep_tensors(store, {"weight": weight.to(dtype), "bias": bias.to(dtype)})
         component = stitch_component(StitchSpec(width_a, width_b, 0.0), metas["weight"].digest, metas["bias"].digest)

@@ -12,12 +12,14 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from surgery import chains
+from surgery.chains import stitch_spec
 from surgery.compose import compose
 from surgery.composition import parse, read_composition
 from surgery.families import FAMILIES
 from surgery.stack import open_stack
 from tests import checkpoints
 from tests.chains import put_stitch
+from tests.surgery.helpers import spans
 from zoo import Zoo
 from zoo.errors import Incomparable, InputError, NameTaken, NotFound
 
@@ -111,6 +113,29 @@ def test_a_stitched_model_brings_its_own_stitch_along(zoo, tmp_path):
     assert torch.equal(zoo.model("again").load()(IDS).logits, zoo.model("s").load()(IDS).logits)
     with pytest.raises(NotFound, match="zoo stitch --a s --b w"):
         compose(zoo.store, slices(("s", 0, 2), ("w", 2, 3)), "other")
+
+
+def test_the_newest_stitch_is_taken_for_the_place_where_slices_meet(zoo, tmp_path):
+    """Behind layer 1 of the one and before layer 2 of the other, counted from 0: position 3 (BL-09)."""
+    zoo.ingest(checkpoints.make("llama", tmp_path / "w", hidden_size=96), name="w")
+    for name in ("older", "newer"):
+        put_stitch(zoo.store, "a", "w", seed=len(name) + (name == "newer"), name=name)
+    compose(zoo.store, slices(("a", 0, 2), ("w", 2, 3)), "s")
+    (stitch,) = [placed.component for placed in zoo.model("s").manifest.components if placed.component.kind == "stitch"]
+    assert stitch.tensors == zoo.model("newer").manifest.components[0].component.tensors
+    assert stitch_spec(stitch).position == 3.0
+
+
+def test_a_chain_has_its_parents_files_least_context_and_blocks(zoo, tmp_path):
+    zoo.ingest(checkpoints.make("llama", tmp_path / "s", seed=5, max_position_embeddings=32), name="s")
+    zoo.ingest(checkpoints.make("llama", tmp_path / "n", seed=6, max_position_embeddings=64, intermediate_size=48), name="n")
+    for name, parent, context in (("plain", "s", 32), ("own", "n", 64)):
+        report = compose(zoo.store, slices(("a", 0, 2), (parent, 2, 3)), name)
+        assert (report.reason is None) == (name == "plain")
+        made = zoo.model(name)
+        assert made.config["max_position_embeddings"] == context
+        assert len(made.tokenizer()) == checkpoints.VOCAB
+        assert set(made.chain[0].shared_with) >= {"a"} and spans(zoo, name)[0] == spans(zoo, "a")[0] == (0, 5)
 
 
 @torch.inference_mode()
