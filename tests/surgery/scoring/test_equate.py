@@ -160,6 +160,9 @@ def test_the_ends_of_runs_move_with_the_threshold(zoo):
         pairs = zoo.equate("tuned", threshold=threshold, settings=SMALL)
         expected = equivalent_runs(*chains_of(zoo).values(), scores, threshold)
         assert [Span(pair.a.lo, pair.a.hi) for pair in pairs] == expected
+        for pair in pairs:  # what the next block gets to see, and the worst on the way
+            inside = scores[pair.a.lo : pair.a.hi]
+            assert (pair.similarity, pair.metrics["lowest"]) == pytest.approx((inside[-1], min(inside)))
         runs = [(run.model, run.lo, run.hi) for pair in pairs for run in (pair.a, pair.b)]
         assert len(digests(zoo)) == distinct_blocks(chains_of(zoo), runs)
         seen.append(spans(zoo, "base"))
