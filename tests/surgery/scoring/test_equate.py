@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import pairwise
 
 import pytest
@@ -187,6 +188,19 @@ def test_a_stored_equivalence_is_kept_when_others_come_and_go(zoo, made):
     assert spans(zoo, "base") == spans(zoo, "tuned") == [(0, 5), (5, 10)]
 
 
+def test_one_fine_tune_scored_again_leaves_anothers_blocks_and_all_scores(zoo, made, tmp_path):
+    shutil.copytree(made / "tuned", tmp_path / "other")
+    edit_weights(tmp_path / "other", lambda key, tensor: tensor * 1.0005)
+    zoo.ingest(tmp_path / "other", name="other", base="base")
+    for name in ("tuned", "other", "tuned"):
+        zoo.equate(name, settings=SMALL)
+        with zoo.store.catalog.reading() as reader:
+            mere = [pair for pair in reader.equivalences([name]) if THRESHOLD not in pair.metrics]
+        assert [(pair.a.lo, pair.a.hi) for pair in sorted(mere, key=lambda pair: pair.a.lo)] == [(at, at + 1) for at in range(10)]
+    assert spans(zoo, "tuned") == spans(zoo, "other") == [(0, 5), (5, 10)]
+    assert all(zoo.model(name).chain[0].equivalents for name in ("tuned", "other"))
+
+
 def test_a_mere_score_cuts_nothing(zoo, made):
     zoo.compare("base", "tuned", SMALL)
     zoo.ingest(made / "lora", name="lora", base="base")
@@ -195,8 +209,6 @@ def test_a_mere_score_cuts_nothing(zoo, made):
 
 def test_what_is_shared_exactly_needs_no_equivalence(zoo, made, tmp_path):
     """A fine-tune whose first layers are frozen: the frozen part is shared, the run begins behind it."""
-    import shutil
-
     shutil.copytree(made / "base", tmp_path / "frozen")
     edit_weights(tmp_path / "frozen", lambda key, tensor: tensor * 1.001 if ".layers.2." in key or ".layers.3." in key else tensor)
     zoo.ingest(tmp_path / "frozen", name="frozen")

@@ -30,6 +30,13 @@ def test_three_layers_of_six_go_with_four_of_eight():
     assert [(a.components, b.components) for a, b in plan.pairs] == [(Span(1, 7), Span(1, 9)), (Span(7, 13), Span(9, 17))]
 
 
+def test_depths_without_a_common_divisor_go_by_the_shallower_ones_layers():
+    plan = pairing(chain(5), chain(7))
+    assert [(a.layers, b.layers) for a, b in plan.pairs] == [
+        (Span(n, n + 1), Span(lo, hi)) for n, (lo, hi) in enumerate([(0, 1), (1, 3), (3, 4), (4, 6), (6, 7)])
+    ]
+
+
 def test_layers_of_other_makes_and_layers_behind_a_stitch():
     assert [unit.components for unit in layers_of(chain(2, kinds=("layer",)))] == [Span(1, 2), Span(2, 3)]
     assert [unit.components for unit in layers_of(chain(2, stitch_before=1))] == [Span(1, 3), Span(4, 6)]
