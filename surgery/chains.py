@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
@@ -177,10 +177,10 @@ def stitch_spec(component: Component) -> StitchSpec:
     return StitchSpec(int(spec["in"]), int(spec["out"]), float(spec["position"]))
 
 
-def renumbered(components: Iterable[Component], kinds: Collection[str] = ("ffn", "layer")) -> tuple[Placed, ...]:
-    """Components in order with layers counted along the chain. `kinds`: those that end a layer.
+def renumbered(components: Iterable[Component]) -> tuple[Placed, ...]:
+    """Components in order with layers counted along the chain.
 
-    An attention whose ffn is missing ends its layer too: the next attention begins another.
+    An ffn or a whole layer ends one. An attention whose ffn is missing ends its layer too: the next attention begins another.
     """
     placed: list[Placed] = []
     layer = -1
@@ -192,6 +192,6 @@ def renumbered(components: Iterable[Component], kinds: Collection[str] = ("ffn",
             continue
         if ended or component.kind in ("attention", "layer"):
             layer += 1
-        ended = component.kind in kinds
+        ended = component.kind in ("ffn", "layer")
         placed.append(Placed(layer, component))
     return tuple(placed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -267,13 +268,13 @@ def test_virtual_tokens_belong_to_no_chain(zoo, kind, tmp_path):
         compose(zoo.store, slices(("p", 0, 2), ("b", 2, 4)), "c")
 
 
-def test_blocks_that_run_in_their_own_architecture_only(tmp_path):
-    with Zoo(tmp_path / "store") as zoo:
-        for name, heads in (("a", 4), ("b", 2)):
-            zoo.ingest(checkpoints.make("bloom", tmp_path / name, n_head=heads), name=name)
-        with pytest.raises(InputError, match=r"bloom blocks run in plain bloom checkpoints only.*different shapes"):
-            compose(zoo.store, slices(("a", 0, 2), ("b", 2, 3)), "c")
-        assert {model.name for model in zoo.models()} == {"a", "b"}
+def test_blocks_that_run_in_their_own_architecture_only(zoo, tmp_path, monkeypatch):
+    zoo.ingest(checkpoints.make("llama", tmp_path / "n", intermediate_size=48), name="n")
+    monkeypatch.setitem(FAMILIES, "llama", dataclasses.replace(FAMILIES["llama"], unserved="for a reason"))
+    with pytest.raises(InputError, match=r"llama blocks run in plain llama checkpoints only.*different shapes"):
+        compose(zoo.store, slices(("a", 0, 2), ("n", 2, 3)), "c")
+    compose(zoo.store, slices(("a", 0, 2), ("b", 2, 3)), "plain")
+    assert {model.name for model in zoo.models()} == {"a", "b", "n", "plain"}
 
 
 def test_more_configs_than_a_chain_holds_are_refused(zoo, monkeypatch, tmp_path):
