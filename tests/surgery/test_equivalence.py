@@ -16,7 +16,9 @@ from transformers import AutoModelForCausalLM
 from surgery.equivalence import Settings, probe_of, score
 from surgery.scoring import measuring
 from surgery.scoring.runs import Span
+from surgery.scoring.twins import random_twin
 from surgery.tokenizers import vocabulary_size
+from tests.chains import put_chain
 from tests.checkpoints import make, make_lora
 from tests.surgery.helpers import edit_weights
 from zoo import Zoo
@@ -74,10 +76,32 @@ def test_layers_score_as_whole_distributions_do(zoo, other):
     assert [(pair.a.layers, pair.b.components) for pair in result.pairs] == [(Span(n, n + 1), Span(2 * n + 1, 2 * n + 3)) for n in range(3)]
     for n, pair in enumerate(result.pairs):
         assert found(pair) == pytest.approx(expected(states_a[n + 1], states_b[n + 1]), abs=2e-5)
-        assert -1.00001 < pair.metrics["hidden"] < 1.00001
         for m in range(3):
             assert result.matrix.values[n][m] == pytest.approx(expected(states_a[n + 1], states_b[m + 1])[0], abs=2e-5)
     assert result.mean == pytest.approx(sum(pair.similarity for pair in result.pairs) / 3)
+    with torch.inference_mode():
+        hidden = [zoo.model(name).load()(windows, output_hidden_states=True).hidden_states for name in ("base", other)]
+    for n in (0, 1):  # transformers norms the last one
+        cosine = torch.nn.functional.cosine_similarity(*(states[n + 1] for states in hidden), dim=-1).mean().item()
+        assert cosine < 0.99999 and result.pairs[n].metrics["hidden"] == pytest.approx(cosine, abs=2e-5)
+
+
+def test_the_control_of_a_chain_of_several_models_has_learned_nothing(zoo, tmp_path):
+    zoo.ingest(make("llama", tmp_path / "thin", seed=5, intermediate_size=48), name="thin")
+    put_chain(zoo.store, "mixed", ("base", 0, 2), ("thin", 1, 3))
+    mixed = zoo.model("mixed")
+    found = score(zoo.store, mixed, mixed, Settings(**SMALL))
+    assert found.mean == pytest.approx(1.0) and found.control < 0.9
+    ids = torch.arange(3, 35).unsqueeze(0)
+    with torch.inference_mode():
+        first, again, other = (random_twin(zoo.store, mixed.manifest, seed)(ids) for seed in (0, 0, 1))
+    assert torch.equal(first, again) and not torch.allclose(first, other)
+
+
+def test_a_probe_fits_the_shorter_context(zoo, tmp_path):
+    zoo.ingest(make("llama", tmp_path / "short", seed=8, max_position_embeddings=16), name="short")
+    result = zoo.compare("base", "short", Settings(**SMALL, control=False))
+    assert (result.probe.window, result.probe.tokens) == (16, 96)
 
 
 def test_the_control_is_an_unlearned_twin_and_stays_below(zoo):
@@ -156,6 +180,22 @@ def test_an_interrupted_comparison_goes_on_where_it_was(zoo, monkeypatch, stop_a
     resumed = score(zoo.store, *models, settings, lambda done, total: told.append(done))
     assert told == remains
     assert resumed.pairs == whole.pairs and resumed.matrix == whole.matrix
+    assert not list((zoo.store.root / "work").iterdir())
+
+
+def test_other_settings_do_not_go_on_from_these_sums(zoo, monkeypatch):
+    monkeypatch.setattr(measuring, "_HIDDEN_BUDGET", 1)
+    models = zoo.model("base"), zoo.model("tuned")
+    whole = score(zoo.store, *models, Settings(**SMALL, seed=61))
+
+    def interrupt(done, total):
+        if done == 5:  # two of the three windows of the control
+            raise Stop
+
+    with pytest.raises(Stop):
+        score(zoo.store, *models, Settings(**SMALL, seed=60), interrupt)
+    assert score(zoo.store, *models, Settings(**SMALL, seed=61)).pairs == whole.pairs
+    score(zoo.store, *models, Settings(**SMALL, seed=60))
     assert not list((zoo.store.root / "work").iterdir())
 
 
