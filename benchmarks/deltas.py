@@ -4,7 +4,7 @@
 
 Four ways of spending the same elements, from ours to the control: activation-aware factors with ranks by what each matrix is worth, the
 same with the base's norms kept, the same with token table and head whole, and the plain truncated SVD at one rank for all. Bytes are what
-each adds to the base, as a share of what the exact fine-tune adds. The store is read only.
+each adds to the base, as a share of what the exact fine-tune adds. No model is added to the store.
 """
 
 from __future__ import annotations

@@ -1,14 +1,18 @@
-"""The state of a training that can be stopped, as one safetensors file: tensors, the step, and whose state it is in the header.
+"""The state of long work that can be stopped, as safetensors files: tensors, the step, and whose state it is in the header.
+
+    <store>/work/<what>-<first 16 digits of the task's digest>/<part>.safetensors
 
 The task's digest names everything that the result depends on, so that a file is only ever taken up by the very same task. Written to a
-temporary file and renamed: a kill in between leaves the one before. No pickle. Knows nothing of what is trained, nor where files lie.
+temporary file and renamed: a kill in between leaves the one before. No pickle. Knows nothing of what the work is.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from zoo.manifest import canonical_json
+from zoo import locks
+from zoo.errors import StoreBusy, StoreError
+from zoo.manifest import canonical_json, digest_of
+
+_LOCK_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,3 +59,47 @@ def save_state(path: Path, task: str, saved: Saved) -> None:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+class TaskFolder:
+    """The states of one piece of work, a file per part."""
+
+    def __init__(self, root: Path, what: str, described: Mapping[str, Any]) -> None:
+        """Args: root: the store's folder; described: JSON; all that the result depends on."""
+        self.digest = digest_of(described)
+        self.folder = root / "work" / f"{what}-{self.digest[:16]}"
+        self._what = what
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep the work from being done twice at once. Raises StoreBusy, StoreError."""
+        with ExitStack() as stack:
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                stack.enter_context(locks.exclusive(self.folder / "lock", _LOCK_SECONDS))
+            except StoreBusy:
+                raise StoreBusy(f"this very {self._what} is being made by another process") from None
+            except OSError as error:
+                raise StoreError(f"{self.folder} cannot be used: {error.strerror or error}") from error
+            yield
+
+    def load(self, part: str) -> Saved | None:
+        """What was saved of a part, its tensors mapped, or None. A file that cannot be read counts as none."""
+        return load_state(self._path(part), self.digest)
+
+    def save(self, part: str, saved: Saved) -> None:
+        """Keep a state in place of the part's last one. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)  # whoever held the work before may have removed it
+        save_state(self._path(part), self.digest, saved)
+
+    def restart(self) -> None:
+        """Forget what was saved."""
+        for path in self.folder.glob("*.safetensors"):
+            path.unlink(missing_ok=True)
+
+    def forget(self) -> None:
+        """The work is done: remove its folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _path(self, part: str) -> Path:
+        return self.folder / f"{part}.safetensors"

@@ -45,7 +45,7 @@ Runner = Callable[[Tensor, Tensor], Tensor]
 def agree(subject: Subject, runner: Runner, states: States) -> Agreement:
     """Score a stand-in against the exact block on recorded windows."""
     exact = subject.exact
-    lens = Lens(exact)
+    lens = Lens(exact.parts[exact.end])
     vocabulary = vocabulary_size(subject.manifest)
     sums = torch.zeros(6, dtype=torch.float64)
     for batch in states.batches(subject.windows_at_once(states.ids.shape[1], _BATCH), subject.device):

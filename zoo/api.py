@@ -112,6 +112,7 @@ class Zoo:
         embeddings: Carried = "exact",
         norms: Norms = "exact",
         device: str = "cpu",
+        budget: float | None = None,
         progress: DeltaProgress | None = None,
     ) -> DeltaReport:
         """Write a full fine-tune as its base plus low-rank deltas and keep that beside it.
@@ -119,6 +120,7 @@ class Zoo:
         Args:
             rank: of the deltas, in the mean; the smallest that reaches `target` when None.
             target: similarity to the exact fine-tune at the head, on held-out text.
+            budget: instead of rank and target, at most so many bytes; below 1, this share of what the fine-tune adds to its base.
             base: what it was made from, where the catalogue does not know: a fine-tune of which every tensor moved shares nothing.
             text: what to weigh and score on; the built-in text when None (see `surgery.text.read_text`).
             variant: what to call the result.
@@ -130,7 +132,7 @@ class Zoo:
         from surgery.deltas.windows import read_windows
         from surgery.settings import context_length
 
-        options = DeltaOptions(rank, target, embeddings, norms, device=device, base=base)
+        options = DeltaOptions(rank, target, embeddings, norms, device=device, base=base, bytes=budget)
         model = self.model(name)
         windows = read_windows(model, text, context_length(model.config))
         return delta(self.store, model.name, windows, options, variant, progress)

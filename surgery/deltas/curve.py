@@ -1,28 +1,42 @@
-"""The rewriting's quality against its size: any rank scored on held-out text against the exact fine-tune.
+"""The rewriting's quality against its size: any ranks scored on held-out text against the exact fine-tune.
 
-A *rank* here is a budget: the elements that this rank on every matrix would take. `spread` puts them where they gain most.
+A *rank* here is a budget: the elements that this rank on every matrix would take. `spread` puts them where they gain most. A budget of
+bytes is spent the same way. What was scored is kept with the study, so that no ranks are scored twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from surgery.deltas.plan import DeltaPlan
-from surgery.deltas.ranks import even, spread
+from surgery.deltas.ranks import even, largest, spread
 from surgery.deltas.score import Score, Scores, compare_heads
 from surgery.deltas.study import Studied, layer_ends
 from surgery.deltas.trial import Trial
+from surgery.saved import Saved, TaskFolder
+from surgery.scoring.lens import Lens
 from surgery.stack import Stack
-from zoo.manifest import DTYPE_BYTES, ModelManifest, TensorMeta
+from zoo.errors import InputError
+from zoo.manifest import DTYPE_BYTES, ModelManifest, TensorMeta, digest_of
 
 Allocation = Literal["spread", "even"]
 #: Windows that run together.
 _BATCH = 8
+#: The part of the task's state that holds scores.
+_POINTS = "points"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """`each`: of every matrix of the plan. `rank`: the budget that they come from, or the largest whose cost they cover."""
+
+    rank: int
+    each: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -54,53 +68,87 @@ class Curve:
     """Ranks of one studied fine-tune, scored as they are asked for."""
 
     def __init__(
-        self, exact: ModelManifest, plan: DeltaPlan, studied: Studied, trial: Trial, held: Tensor, sizes: Sizes, allocation: Allocation
+        self,
+        exact: ModelManifest,
+        plan: DeltaPlan,
+        studied: Studied,
+        trial: Trial,
+        held: Tensor,
+        sizes: Sizes,
+        allocation: Allocation,
+        task: TaskFolder,
     ) -> None:
-        """`held`: the windows that the study kept hidden states of."""
-        self.points: dict[int, Point] = {}
-        self._exact, self._plan, self._studied, self._trial, self._held = exact, plan, studied, trial, held
-        self._sizes, self._allocation = sizes, allocation
+        """`held`: the windows that the study kept hidden states of; `task`: where scores are kept."""
+        self._exact, self._studied, self._trial, self._held = exact, studied, trial, held
+        self._sizes, self._allocation, self._task = sizes, allocation, task
         metas = {tensor.digest: tensor for tensor in exact.tensors}
-        self._item = [_itemsize(metas[matrix.weight.fine]) for matrix in plan.matrices]
+        self._costs = [matrix.per_rank * _itemsize(metas[matrix.weight.fine]) for matrix in plan.matrices]
+        self._known = _read(task)
+        self._asked: dict[tuple[int, str], Point] = {}
 
-    def ranks(self, rank: int) -> tuple[int, ...]:
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """What was asked for, by rank."""
+        return tuple(sorted(self._asked.values(), key=lambda point: (point.rank, point.bytes)))
+
+    def by_rank(self, rank: int) -> Ranks:
         """Each matrix's rank at this budget."""
         level = even(rank, self._studied.gains)
-        if self._allocation == "even":
-            return level
-        costs = [matrix.per_rank for matrix in self._plan.matrices]
-        budget = sum(each * cost for each, cost in zip(level, costs, strict=True))
-        return spread(budget, self._studied.gains, costs)
+        return Ranks(rank, level if self._allocation == "even" else spread(self._cost(level), self._studied.gains, self._costs))
 
-    def bytes(self, rank: int) -> int:
+    def by_bytes(self, most: int) -> Ranks:
+        """The ranks that gain most in at most so many bytes. Raises InputError when what is carried whole leaves none for any."""
+        rank = largest(lambda each: self.bytes(self.by_rank(each).each) <= most, self._most_ranks)
+        if self._allocation == "even":
+            ranks = Ranks(rank, self.by_rank(rank).each)
+        else:
+            ranks = Ranks(rank, spread(max(0, most - self._sizes.whole), self._studied.gains, self._costs))
+        if not any(ranks.each):
+            raise InputError(
+                f"{most:,} bytes leave nothing for deltas: what is carried whole takes {self._sizes.whole:,} of the "
+                f"{self._sizes.exact:,} bytes of {self._exact.name}" + (" (see --embeddings lowrank)" if self._sizes.whole else "")
+            )
+        return ranks
+
+    def bytes(self, ranks: Sequence[int]) -> int:
         """Tensors that the rewriting adds to its base."""
-        low = zip(self.ranks(rank), self._plan.matrices, self._item, strict=True)
-        return self._sizes.whole + sum(each * matrix.per_rank * item for each, matrix, item in low)
+        return self._sizes.whole + self._cost(ranks)
 
     @property
     def highest(self) -> int:
         """The largest rank at which the rewriting is smaller than the exact fine-tune; 0 when none is."""
-        low, high = 0, max(len(each) for each in self._studied.gains)
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.bytes(middle) < self._sizes.exact else (low, middle - 1)
-        return low
+        return largest(lambda each: self.bytes(self.by_rank(each).each) < self._sizes.exact, self._most_ranks)
 
-    @torch.inference_mode()
     def at(self, rank: int) -> Point:
         """Score a rank at the head."""
-        if rank not in self.points:
-            self._trial.use_(self.ranks(rank))
-            last = layer_ends(self._exact)[-1]
-            score = self._scored([last])[last]
-            self.points[rank] = Point(rank, self.bytes(rank), score)
-        return self.points[rank]
+        return self.score(self.by_rank(rank))
 
     @torch.inference_mode()
-    def layers(self, rank: int) -> dict[int, Score]:
+    def score(self, ranks: Ranks) -> Point:
+        """Score any ranks at the head, or give what they scored before."""
+        key = digest_of(list(ranks.each))
+        if key not in self._known:
+            self._trial.use_(ranks.each)
+            last = layer_ends(self._exact)[-1]
+            self._known[key] = self._scored([last])[last]
+            self._task.save(_POINTS, Saved(0, {}, {known: asdict(score) for known, score in self._known.items()}))
+        point = Point(ranks.rank, self.bytes(ranks.each), self._known[key])
+        self._asked[ranks.rank, key] = point
+        return point
+
+    @torch.inference_mode()
+    def layers(self, ranks: Ranks) -> dict[int, Score]:
         """The score behind each layer's last component, through each model's own norm and head (BL-05)."""
-        self._trial.use_(self.ranks(rank))
+        self._trial.use_(ranks.each)
         return self._scored(layer_ends(self._exact))
+
+    @property
+    def _most_ranks(self) -> int:
+        return max(len(each) for each in self._studied.gains)
+
+    def _cost(self, ranks: Sequence[int]) -> int:
+        """Bytes of factors."""
+        return sum(each * cost for each, cost in zip(ranks, self._costs, strict=True))
 
     def _scored(self, ends: Sequence[int]) -> dict[int, Score]:
         return compare_stacks(self._studied, self._trial.stack, self._held, ends)
@@ -110,14 +158,24 @@ def compare_stacks(studied: Studied, stack: Stack, held: Tensor, ends: Sequence[
     """A stack against the fine-tune behind these components, on the windows that the study kept."""
     sums = {end: Scores() for end in ends}
     kept = {end: studied.states(end) for end in ends}
+    exact, other = Lens(studied.head), Lens(stack.parts[stack.end])
     for lo in range(0, len(held), _BATCH):
         rows = slice(lo, lo + _BATCH)
         ids = held[rows].to(stack.device)
         course, x, done = stack.course(ids), ids, 0
         for end in ends:
             x, done = stack.run(x, course, done, end + 1), end + 1
-            compare_heads(kept[end][rows].to(x.device), studied.head, x, stack.head, ids, sums[end])
+            compare_heads(kept[end][rows].to(x.device), exact, x, other, ids, sums[end])
     return {end: each.score for end, each in sums.items()}
+
+
+def _read(task: TaskFolder) -> dict[str, Score]:
+    """What an earlier run scored."""
+    kept = task.load(_POINTS)
+    try:
+        return {} if kept is None else {key: Score(**score) for key, score in kept.facts.items()}
+    except TypeError:
+        return {}
 
 
 def _itemsize(meta: TensorMeta) -> int:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.deltas.score import Scores, compare_heads
+from surgery.scoring.lens import Lens
 from surgery.stack import Stack
 
 #: An effect below this is rounding; its matrix still has its turn, last.
@@ -28,6 +29,8 @@ class Effects:
         """`ids` [windows, tokens]: what it is measured on, all at once."""
         self._stack, self._ids, self._course = stack, ids, stack.course(ids)
         self._last = stack.run(ids, self._course, 0, stack.end)
+        self._head = stack.parts[stack.end]
+        self._lens = Lens(self._head)
 
     @torch.inference_mode()
     def of(self, at: int, before: Tensor, module: nn.Module, weight: Tensor) -> float:
@@ -40,13 +43,22 @@ class Effects:
         stack, scores = self._stack, Scores()
         with replaced(module, weight):
             moved = stack.run(before, self._course, at, stack.end)
-
-        def head(hidden: Tensor) -> Tensor:
-            with replaced(module, weight):
-                return stack.head(hidden)
-
-        compare_heads(self._last, stack.head, moved, head if at == stack.end else stack.head, self._ids, scores)
+        lens = Lens(_Replaced(self._head, module, weight)) if at == stack.end else self._lens
+        compare_heads(self._last, self._lens, moved, lens, self._ids, scores)
         return max(scores.score.kl, _LEAST)
+
+
+class _Replaced(nn.Module):
+    """A head that has another weight while it runs, and only then."""
+
+    def __init__(self, head: nn.Module, module: nn.Module, weight: Tensor) -> None:
+        super().__init__()
+        self._head, self._module, self._weight = head, module, weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with replaced(self._module, self._weight):
+            logits: Tensor = self._head(hidden)
+        return logits
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from torch import Tensor
 SHRINKAGE = 0.05
 #: Added to the diagonal, as a share of its mean, so that what the text never showed has an inverse.
 FLOOR = 1e-6
+#: Elements of a delta that are held in float64 at once.
+_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +52,56 @@ def factorise(delta: Tensor, moment: Tensor | None, limit: int) -> Factors:
         moment: E[x x^T] [in, in], its diagonal [in], or None for the plain truncated SVD.
 
     Returns:
-        Factors in float32, each rank's norm shared evenly between A and B, so that neither leaves the range of a half.
+        Factors in float32, each rank's norm shared evenly between A and B, so that neither leaves the range of a half. They are computed
+        in float64, a slice of the delta at a time: heads and tables are large.
     """
-    delta = delta.double()
     moment = torch.ones(delta.shape[1], dtype=torch.float64, device=delta.device) if moment is None else regular(moment.double())
-    if delta.shape[0] <= delta.shape[1]:
-        values, vectors = torch.linalg.eigh(_on(delta, moment) @ delta.t())
-        b = vectors.flip(1)[:, :limit]
-        a = b.t() @ delta
-    else:
-        root, inverse = _roots(moment)
-        rotated = _on(delta, root)
-        values, vectors = torch.linalg.eigh(rotated.t() @ rotated)
-        kept = vectors.flip(1)[:, :limit]
-        b = rotated @ kept
-        a = _on(kept.t(), inverse)
-    a, b = _even(a, b)
+    a, b, values = (_from_the_left if delta.shape[0] <= delta.shape[1] else _from_the_right)(delta, moment, limit)
+    _even_(a, b)
     shares = values.flip(0).clamp_min(0) / values.clamp_min(0).sum().clamp_min(1e-300)
-    return Factors(a.float().contiguous(), b.float().contiguous(), shares[:limit])
+    return Factors(a, b, shares[:limit])
+
+
+def _from_the_left(delta: Tensor, moment: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(A, B, all squared singular values, rising), from delta C delta^T [out, out]."""
+    columns = _slices(delta.shape[1], delta.shape[0])
+    if moment.dim() == 1:
+        square = torch.zeros(delta.shape[0], delta.shape[0], dtype=torch.float64, device=delta.device)
+        for each in columns:
+            part = delta[:, each].double()
+            square += _on(part, moment[each]) @ part.t()
+    else:
+        whole = delta.double()
+        square = _on(whole, moment) @ whole.t()
+    values, vectors = torch.linalg.eigh(square)
+    kept = vectors.flip(1)[:, :limit]
+    a = torch.empty(kept.shape[1], delta.shape[1], device=delta.device)
+    for each in columns:
+        a[:, each] = (kept.t() @ delta[:, each].double()).float()
+    return a, kept.float().contiguous(), values
+
+
+def _from_the_right(delta: Tensor, moment: Tensor, limit: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `_from_the_left`, from C^1/2 delta^T delta C^1/2 [in, in]."""
+    root, inverse = _roots(moment)
+    rows = _slices(delta.shape[0], delta.shape[1])
+    square = torch.zeros(delta.shape[1], delta.shape[1], dtype=torch.float64, device=delta.device)
+    for each in rows:
+        part = _on(delta[each].double(), root)
+        square += part.t() @ part
+    values, vectors = torch.linalg.eigh(square)
+    kept = vectors.flip(1)[:, :limit]
+    back = _on(kept.t(), root).t()  # C^1/2 V
+    b = torch.empty(delta.shape[0], kept.shape[1], device=delta.device)
+    for each in rows:
+        b[each] = (delta[each].double() @ back).float()
+    return _on(kept.t(), inverse).float().contiguous(), b, values
+
+
+def _slices(length: int, width: int) -> list[slice]:
+    """So many lines of a matrix at a time as make `_AT_ONCE` elements."""
+    step = max(1, _AT_ONCE // width)
+    return [slice(lo, lo + step) for lo in range(0, length, step)]
 
 
 def _on(x: Tensor, moment: Tensor) -> Tensor:
@@ -84,8 +118,9 @@ def _roots(moment: Tensor) -> tuple[Tensor, Tensor]:
     return (vectors * root) @ vectors.t(), (vectors / root) @ vectors.t()
 
 
-def _even(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of A and columns of B with equal norms, their products as before."""
+def _even_(a: Tensor, b: Tensor) -> None:
+    """Give rows of A and columns of B equal norms, their products as before."""
     of_a, of_b = a.norm(dim=1), b.norm(dim=0)
     scale = torch.where((of_a > 0) & (of_b > 0), (of_b / of_a).sqrt(), torch.ones_like(of_a))
-    return a * scale[:, None], b / scale
+    a.mul_(scale[:, None])
+    b.div_(scale)

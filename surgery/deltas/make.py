@@ -1,12 +1,14 @@
 """A full fine-tune rewritten as base + low-rank deltas, and put beside the exact one as a model of its own (issue: beyond the papers).
 
 The smallest rank that keeps the predictions near enough on held-out text is found, the result is written as a PEFT folder and ingested
-as that, and its scores are kept as a relation of the two. The exact model stays as it is. Until the ingest commits nothing is in the store.
+as that, and its scores are kept as a relation of the two. The exact model stays as it is. What takes long lies under `<store>/work/` until
+the variant is stored: a run that was stopped goes on where it was, also with another rank, target or name.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,21 +19,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surgery.deltas.curve import Allocation, Curve, Point, compare_stacks, sizes_of
+from surgery.deltas.curve import Allocation, Curve, Point, Ranks, compare_stacks, sizes_of
 from surgery.deltas.folder import write_folder
 from surgery.deltas.plan import Carried, DeltaPlan, Norms, plan_deltas
 from surgery.deltas.ranks import smallest
 from surgery.deltas.score import Score
-from surgery.deltas.study import How, Progress, Studied, layer_ends, study
+from surgery.deltas.study import How, Progress, Studied, layer_ends, rank_limit, study
 from surgery.deltas.trial import Trial
 from surgery.ingest import IngestReport, ingest
+from surgery.saved import TaskFolder
 from surgery.scoring.twins import random_twin
 from surgery.sources import open_source
 from surgery.stack import open_stack
+from surgery.text import Probe
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
 from zoo.records import Equivalence, Run
 from zoo.store import Store
+
+#: Of what lies in a task's folder.
+_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,8 @@ class Windows:
 
 @dataclass(frozen=True)
 class DeltaOptions:
-    """`rank`: this one; None: the smallest that reaches `target`. `base`: of a fine-tune that shares so little that none is known.
+    """`rank`: this one; None: the smallest that reaches `target`. `bytes`: instead of either, what gains most in at most so many; below 1:
+    in this share of what the exact fine-tune adds to its base. `base`: of a fine-tune that shares so little that none is known.
     `embeddings`, `norms`: see `surgery.deltas.plan`.
 
     `aware`, `diagonal`: see `study.How`; `allocation`: see `Curve`.
@@ -60,12 +68,15 @@ class DeltaOptions:
     diagonal: bool = False
     device: str = "cpu"
     base: str | None = None
+    bytes: float | None = None
 
     def __post_init__(self) -> None:
         if self.rank is not None and self.rank < 1:
             raise InputError(f"a rank is at least 1, not {self.rank}")
         if not 0.0 < self.target <= 1.0:
             raise InputError(f"the target is a similarity in (0, 1], not {self.target}")
+        if self.bytes is not None and (self.rank is not None or not 0 < self.bytes < math.inf):
+            raise InputError("a budget of bytes is above 0 and stands in place of a rank")
 
 
 @dataclass(frozen=True)
@@ -107,11 +118,11 @@ def delta(
         NotFound, AmbiguousName, NameTaken, StoreError: as an ingest does.
     """
     with store.keeping(), opened(store, name, windows, options, progress) as work:
-        rank = options.rank if options.rank is not None else _found(work, options.target)
-        point = work.curve.at(rank)
-        layers = work.curve.layers(rank)
-        called = variant if variant is not None else f"{work.exact.name}@delta-r{rank}"
-        _ingest(store, work, rank, called)
+        ranks = _ranks(work, options)
+        point = work.curve.score(ranks)
+        layers = work.curve.layers(ranks)
+        called = variant if variant is not None else f"{work.exact.name}@delta-{_label(ranks, options)}"
+        _ingest(store, work, ranks, called)
         of_base, of_twin = _others(store, work, windows.held, options.device)
         pairs = _pairs(work, called, point, layers, windows.digest, of_base, of_twin)
         with store.catalog.writing() as writer:
@@ -120,15 +131,15 @@ def delta(
         variant=called,
         model=work.exact.name,
         base=work.base.name,
-        rank=rank,
-        ranks={matrix.path: each for matrix, each in zip(work.plan.matrices, work.curve.ranks(rank), strict=True)},
+        rank=ranks.rank,
+        ranks={matrix.path: each for matrix, each in zip(work.plan.matrices, ranks.each, strict=True)},
         similarity=point.score.similarity,
         score=point.score,
         base_similarity=of_base.similarity,
         control=of_twin[max(of_twin)].similarity,
         bytes=point.bytes,
         bytes_exact=work.bytes_exact,
-        curve=tuple(work.curve.points[each] for each in sorted(work.curve.points)),
+        curve=work.curve.points,
         layers=tuple(score.similarity for score in layers.values()),
         probe=windows.digest,
         tokens=windows.held.numel(),
@@ -150,7 +161,10 @@ class Work:
 
 @contextmanager
 def opened(store: Store, name: str, windows: Windows, options: DeltaOptions, progress: Progress | None = None) -> Iterator[Work]:
-    """Take a fine-tune apart. The factors live in a temporary folder (TMPDIR) that goes with the context. Raises as `delta`."""
+    """Take a fine-tune apart. The factors live in a folder of the store that goes with the context, unless that ends in an error.
+
+    Raises as `delta`; StoreBusy where another process does the very same.
+    """
     with store.catalog.reading() as reader:
         exact = reader.model(reader.resolve(name))
         named = exact.base if options.base is None else reader.resolve(options.base)
@@ -158,12 +172,40 @@ def opened(store: Store, name: str, windows: Windows, options: DeltaOptions, pro
     plan = plan_deltas(exact, base, options.embeddings, options.norms)
     parent = exact if base is None else base
     how = How(options.aware, options.diagonal, options.allocation == "spread", options.device, options.rank)
-    with tempfile.TemporaryDirectory(prefix="zoo-delta-") as scratch:
-        studied = study(store, exact, plan, windows.train, windows.held, Path(scratch), how, progress)
+    task = TaskFolder(store.root, "delta", _described(exact, parent, plan, windows, how))
+    with task.held():
+        studied = study(store, exact, plan, windows.train, windows.held, task, how, progress)
         trial = Trial(store, exact, plan, studied.factors, options.device)
         sizes = sizes_of(exact, parent, plan)
-        curve = Curve(exact, plan, studied, trial, windows.held, sizes, options.allocation)
+        curve = Curve(exact, plan, studied, trial, windows.held, sizes, options.allocation, task)
         yield Work(exact, parent, plan, studied, trial, curve, sizes.exact)
+        task.forget()
+
+
+def _described(exact: ModelManifest, base: ModelManifest, plan: DeltaPlan, windows: Windows, how: How) -> dict[str, Any]:
+    """All that factors and scores depend on: not the rank, target, bytes or name that are asked for."""
+    return {
+        "version": _VERSION,
+        "models": [exact.fingerprint, base.fingerprint],
+        "plan": repr(plan),
+        "limits": [rank_limit(matrix, how.rank) for matrix in plan.matrices],
+        "windows": [Probe("", "", part).digest for part in (windows.train, windows.held)],
+        "how": [how.aware, how.diagonal, how.effects, how.device.partition(":")[0]],
+        "torch": torch.__version__,
+    }
+
+
+def _ranks(work: Work, options: DeltaOptions) -> Ranks:
+    if options.bytes is not None:
+        return work.curve.by_bytes(int(options.bytes if options.bytes >= 1 else options.bytes * work.bytes_exact))
+    return work.curve.by_rank(options.rank if options.rank is not None else _found(work, options.target))
+
+
+def _label(ranks: Ranks, options: DeltaOptions) -> str:
+    """Of a variant without a name of its own."""
+    if options.bytes is None:
+        return f"r{ranks.rank}"
+    return f"{options.bytes * 100:g}pct" if options.bytes < 1 else f"{int(options.bytes)}b"
 
 
 def _found(work: Work, target: float) -> int:
@@ -183,10 +225,10 @@ def _found(work: Work, target: float) -> int:
     )
 
 
-def _ingest(store: Store, work: Work, rank: int, called: str) -> IngestReport:
+def _ingest(store: Store, work: Work, ranks: Ranks, called: str) -> IngestReport:
     with tempfile.TemporaryDirectory(prefix="zoo-delta-") as folder:
-        write_folder(Path(folder), store, work.exact, work.base.name, work.plan, work.studied.factors, work.curve.ranks(rank))
-        source = dataclasses.replace(open_source(folder), origin=f"delta of {work.exact.name}, rank {rank}")
+        write_folder(Path(folder), store, work.exact, work.base.name, work.plan, work.studied.factors, ranks.each)
+        source = dataclasses.replace(open_source(folder), origin=f"delta of {work.exact.name}, rank {ranks.rank}")
         return ingest(store, source, called, work.base.name, kind="delta")
 
 

@@ -23,9 +23,9 @@ def spread(budget: int, gains: Sequence[Gains], costs: Sequence[int]) -> tuple[i
     """Ranks by greatest gain per element.
 
     Args:
-        budget: elements that may be spent on all matrices together.
+        budget: elements (or bytes) that may be spent on all matrices together.
         gains: per matrix, the gain of its first rank, its second, …, never rising.
-        costs: elements per rank of each matrix.
+        costs: elements (or bytes) per rank of each matrix.
 
     Returns:
         One rank per matrix. A larger budget never gives any matrix fewer: the ranks of two budgets are prefixes of one order.
@@ -36,6 +36,15 @@ def spread(budget: int, gains: Sequence[Gains], costs: Sequence[int]) -> tuple[i
     spent = np.cumsum(np.asarray(costs)[owner[order]])
     taken = owner[order[: int(np.searchsorted(spent, budget, side="right"))]]
     return tuple(int(count) for count in np.bincount(taken, minlength=len(gains)))
+
+
+def largest(fits: Callable[[int], bool], highest: int) -> int:
+    """The largest rank in [1, highest] that fits a budget which lower ranks fit too, by bisection; 0 when none does."""
+    low, high = 0, highest
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    return low
 
 
 def smallest(reaches: Callable[[int], bool], highest: int) -> int | None:

@@ -1,23 +1,20 @@
 """How near two models' predictions are, from their last hidden states: the score of BL-05 and what is read beside it.
 
-Distributions are made a few rows at a time, so that a large vocabulary never stands in memory for all tokens. Knows tensors and heads.
+Distributions are compared by `surgery.scoring.lens`, in bounded memory. Knows tensors and heads.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: Elements of logits that are held at once, per model.
-_AT_ONCE = 1 << 23
+from surgery.scoring.lens import Alike, Lens, alike
 
-#: Hidden states [rows, width] to logits [rows, vocabulary].
-Head = Callable[[Tensor], Tensor]
+_NO_TARGET = -100
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +39,14 @@ class Scores:
         self._rows = 0
         self._targets = 0
 
-    def see(self, a: Tensor, b: Tensor, targets: Tensor) -> None:
-        """Logits [rows, vocabulary] of both; targets [rows], -100 where there is no next token."""
-        log_p, log_q = a.float().log_softmax(-1), b.float().log_softmax(-1)
-        p, q = log_p.exp(), log_q.exp()
-        known = targets != -100
-        best = log_q.argmax(-1)
-        sums = (
-            F.cosine_similarity(p, q, dim=-1).sum(),
-            (p * (log_p - log_q).clamp(-1e4, 1e4)).sum(),
-            (log_p.argmax(-1) == best).sum(),
-            (best[known] == targets[known]).sum(),
-            F.nll_loss(log_q[known], targets[known], reduction="sum") if bool(known.any()) else torch.zeros(()),
-        )
+    def see(self, found: Alike, targets: Tensor) -> None:
+        """One pair's comparison, with targets [rows], negative where there is no next token."""
+        known = (targets >= 0).to(found.cosine.device)
+        zero = torch.zeros((), device=found.cosine.device)
+        right, told = (zero if each is None else each[0, known].double().sum() for each in (found.right, found.told))
+        sums = (found.cosine.double().sum(), found.kl_ab.double().sum(), found.agreement.sum(), right, -told)
         self._sums += torch.stack([each.double().cpu() for each in sums])
-        self._rows += len(a)
+        self._rows += len(targets)
         self._targets += int(known.sum())
 
     @property
@@ -67,12 +57,8 @@ class Scores:
         return Score(cosine / self._rows, kl / self._rows, same / self._rows, right / targets, math.exp(min(loss / targets, 700.0)))
 
 
-def compare_heads(a: Tensor, head_a: Head, b: Tensor, head_b: Head, ids: Tensor, scores: Scores) -> None:
+def compare_heads(a: Tensor, lens_a: Lens, b: Tensor, lens_b: Lens, ids: Tensor, scores: Scores) -> None:
     """Score two models' last hidden states [rows, tokens, width] of the same windows of ids [rows, tokens]."""
-    targets = F.pad(ids[:, 1:], (0, 1), value=-100).flatten()
-    flat_a, flat_b = a.flatten(0, 1), b.flatten(0, 1)
-    width = head_a(flat_a[:1]).shape[-1]
-    step = max(1, _AT_ONCE // width)
-    for lo in range(0, len(flat_a), step):
-        rows = slice(lo, lo + step)
-        scores.see(head_a(flat_a[rows]), head_b(flat_b[rows]), targets[rows])
+    targets = F.pad(ids[:, 1:], (0, 1), value=_NO_TARGET).flatten()
+    hidden = a.flatten(0, 1)[None], b.flatten(0, 1)[None]
+    scores.see(alike(lens_a, lens_b, *hidden, [(0, 0)], lens_a.vocabulary(a), targets=targets), targets)

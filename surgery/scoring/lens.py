@@ -12,13 +12,12 @@ The cosine needs no normaliser: it cancels. Memory is bounded by `BUDGET`, whate
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor, nn
 
 from surgery.components import Head
-from surgery.stack import Stack
 
 #: Bytes of logits and what is made of them, at a time.
 BUDGET = 96 << 20
@@ -30,8 +29,8 @@ _SLICE = 4096
 class Lens:
     """A stack's final norm and head, read by slices of the vocabulary."""
 
-    def __init__(self, stack: Stack) -> None:
-        self._head = stack.parts[stack.end]
+    def __init__(self, head: nn.Module) -> None:
+        self._head = head
         linear = getattr(self._head, "head", None)
         self._linear = linear if isinstance(self._head, Head) and type(linear) is nn.Linear else None
 
@@ -39,6 +38,10 @@ class Lens:
     def sliceable(self) -> bool:
         """Whether slices cost no more than themselves; a head with an adapter is computed whole, for fewer tokens at a time."""
         return self._linear is not None
+
+    def vocabulary(self, hidden: Tensor) -> int:
+        """How many tokens it tells apart. `hidden`: any states [.., width], of which one is read where the head cannot be sliced."""
+        return int(self._head(hidden.flatten(0, -2)[:1]).shape[-1]) if self._linear is None else self._linear.out_features
 
     def ready(self, hidden: Tensor) -> Tensor:
         """What slices are read from: [.., width] -> [.., width of the head], or all logits where the head cannot be sliced."""
@@ -65,7 +68,8 @@ class Alike:
     """How alike two models' distributions are, per token.
 
     `cosine`, `kl_ab`, `kl_ba` (nats), `agreement` (1 where both would take the same token): [pairs, tokens]. `matrix`: cosines of every
-    position of a with every position of b, [positions a, positions b, tokens], where it was asked for.
+    position of a with every position of b, [positions a, positions b, tokens], where it was asked for. `right` (1 where b's likeliest
+    token is the target) and `told` (log-probability that b gives the target, nats): [pairs, tokens], where targets were given.
     """
 
     cosine: Tensor
@@ -73,10 +77,19 @@ class Alike:
     kl_ba: Tensor
     agreement: Tensor
     matrix: Tensor | None
+    right: Tensor | None = None
+    told: Tensor | None = None
 
 
 def alike(
-    a: Lens, b: Lens, hidden_a: Tensor, hidden_b: Tensor, pairs: Sequence[tuple[int, int]], vocabulary: int, matrix: bool = False
+    a: Lens,
+    b: Lens,
+    hidden_a: Tensor,
+    hidden_b: Tensor,
+    pairs: Sequence[tuple[int, int]],
+    vocabulary: int,
+    matrix: bool = False,
+    targets: Tensor | None = None,
 ) -> Alike:
     """Compare the distributions of hidden states, in as many steps as memory asks for.
 
@@ -84,6 +97,7 @@ def alike(
         hidden_a: [positions, tokens, width] of one model; `hidden_b`: of the other, of any width, over the same tokens.
         pairs: (position of a, position of b).
         vocabulary: tokens [0, vocabulary) are compared: where heads are padded, what both have.
+        targets: ids [tokens] that come next.
     """
     sliced = a.sliceable and b.sliceable
     width = min(_SLICE, vocabulary) if sliced else vocabulary
@@ -91,7 +105,8 @@ def alike(
     step = max(1, BUDGET // (_COPIES * 4 * width * positions))
     parts = []
     for lo in range(0, hidden_a.shape[1], step):
-        sums = _Sums(a, b, hidden_a[:, lo : lo + step], hidden_b[:, lo : lo + step], pairs, matrix)
+        of_these = None if targets is None else targets[lo : lo + step]
+        sums = _Sums(a, b, hidden_a[:, lo : lo + step], hidden_b[:, lo : lo + step], pairs, matrix, of_these)
         for start in range(0, vocabulary, width):
             sums.add_(start, min(start + width, vocabulary))
         parts.append(sums.result())
@@ -102,17 +117,19 @@ def _joined(parts: Sequence[Alike]) -> Alike:
     def along(name: str) -> Tensor:
         return torch.cat([getattr(part, name) for part in parts], dim=-1)
 
-    whole = None if parts[0].matrix is None else along("matrix")
-    return Alike(along("cosine"), along("kl_ab"), along("kl_ba"), along("agreement"), whole)
+    found = (field.name for field in fields(Alike) if getattr(parts[0], field.name) is not None)
+    return Alike(**{"matrix": None, **{name: along(name) for name in found}})
 
 
 class _Side:
     """One model's running maximum, sums and likeliest token, [positions, tokens] each."""
 
-    def __init__(self, lens: Lens, hidden: Tensor) -> None:
+    def __init__(self, lens: Lens, hidden: Tensor, targets: Tensor | None = None) -> None:
         self._lens = lens
         self._ready = lens.ready(hidden)
         shape, device = hidden.shape[:2], hidden.device
+        self._targets = None if targets is None else targets.expand(shape)
+        self._aimed = torch.full(shape, torch.nan, device=device)
         self.top = torch.full(shape, -torch.inf, device=device)
         self.total = torch.zeros(shape, device=device)
         self.squares = torch.zeros(shape, device=device)
@@ -123,6 +140,10 @@ class _Side:
         logits = self._lens.logits(self._ready, lo, hi)
         highest, where = logits.max(dim=-1)
         self.best = torch.where(highest > self.top, where + lo, self.best)
+        if self._targets is not None:
+            inside = (self._targets >= lo) & (self._targets < hi)
+            wanted = logits.gather(-1, (self._targets - lo).clamp(0, hi - lo - 1).unsqueeze(-1)).squeeze(-1)
+            self._aimed = torch.where(inside, wanted, self._aimed)
         top = torch.maximum(self.top, highest)
         shrink = torch.exp(self.top - top)
         powers = torch.exp(logits - top.unsqueeze(-1))
@@ -136,12 +157,31 @@ class _Side:
         """ln sum e^l."""
         return self.top + self.total.log()
 
+    @property
+    def right(self) -> Tensor | None:
+        """1 where the likeliest token is the target."""
+        return None if self._targets is None else (self.best == self._targets).float()
+
+    @property
+    def told(self) -> Tensor | None:
+        """Log-probability of the targets; nan where there is none."""
+        return None if self._targets is None else self._aimed - self.normaliser
+
 
 class _Sums:
     """What grows slice by slice for both models, over a few tokens."""
 
-    def __init__(self, a: Lens, b: Lens, hidden_a: Tensor, hidden_b: Tensor, pairs: Sequence[tuple[int, int]], matrix: bool) -> None:
-        self._a, self._b = _Side(a, hidden_a), _Side(b, hidden_b)
+    def __init__(
+        self,
+        a: Lens,
+        b: Lens,
+        hidden_a: Tensor,
+        hidden_b: Tensor,
+        pairs: Sequence[tuple[int, int]],
+        matrix: bool,
+        targets: Tensor | None,
+    ) -> None:
+        self._a, self._b = _Side(a, hidden_a), _Side(b, hidden_b, targets)
         device, tokens = hidden_a.device, hidden_a.shape[1]
         self._of_a = torch.tensor([at for at, _ in pairs], device=device)
         self._of_b = torch.tensor([at for _, at in pairs], device=device)
@@ -169,6 +209,8 @@ class _Sums:
             kl_ba=(self._ba / b.total[j] + apart).clamp_min(0),
             agreement=(a.best[i] == b.best[j]).float(),
             matrix=self._matrix(),
+            right=None if b.right is None else b.right[j],
+            told=None if b.told is None else b.told[j],
         )
 
     def _matrix(self) -> Tensor | None:

@@ -91,7 +91,7 @@ def measure(
     Raises:
         InputError: a model gives numbers that are not finite.
     """
-    lens_a, lens_b = Lens(a), Lens(b)
+    lens_a, lens_b = Lens(a.parts[a.end]), Lens(b.parts[b.end])
     for ids in _batches(windows, _rows(windows, a, b, at), sums.done):
         hidden_a, hidden_b = _hidden(a, ids, at.a), _hidden(b, ids, at.b)
         found = alike(lens_a, lens_b, hidden_a, hidden_b, at.pairs, vocabulary, matrix)

@@ -10,13 +10,15 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from surgery.deltas import curve as curve_module
 from surgery.deltas import make as making
+from surgery.deltas import study as study_module
 from surgery.deltas.curve import sizes_of
 from surgery.deltas.make import DeltaOptions, delta, opened
 from tests import checkpoints
 from tests.surgery.deltas.tunes import tune, windows
 from tests.surgery.helpers import edit_weights, stored
-from zoo.errors import InputError, NameTaken, WrongBase
+from zoo.errors import InputError, NameTaken, StoreBusy, WrongBase
 
 FULL = 64  # of every matrix of the tiny checkpoints but the ffn's, which have no more either
 
@@ -94,7 +96,7 @@ def test_similarity_grows_with_rank_and_a_delta_of_few_ranks_needs_few(tuned):
         similarities = [score.similarity for score in scores]
         assert similarities == sorted(similarities) and scores[0].kl > scores[-1].kl
         assert similarities[-1] > 0.99999  # every matrix moved by three ranks
-        sizes = [work.curve.bytes(rank) for rank in (1, 2, 4, 8)]
+        sizes = [work.curve.at(rank).bytes for rank in (1, 2, 4, 8)]
         assert sizes == sorted(sizes) and sizes[0] < work.bytes_exact
 
 
@@ -192,6 +194,112 @@ def test_an_interruption_leaves_nothing(tuned, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         delta(tuned.store, "fine", windows(), DeltaOptions(2))
     assert stored(tuned.store) == before
+
+
+def work_of(zoo) -> list:
+    return sorted((zoo.store.root / "work").glob("delta-*"))
+
+
+@pytest.mark.parametrize("after", [1, 9])
+def test_stopped_and_started_again_it_goes_on_and_gives_the_same(noisy, tmp_path, monkeypatch, after):
+    """`after` so many matrices of the study; the rest alone is taken apart the second time."""
+    options = DeltaOptions(4)
+    straight = delta(noisy.store, "noisy", windows(), options)
+    assert work_of(noisy) == [], "what is done leaves nothing behind"
+    noisy.remove(straight.variant)
+    made = []
+    take_apart = study_module.factorise
+
+    def counted(*arguments):
+        made.append(1)
+        return take_apart(*arguments)
+
+    def stop(done, total):
+        if done == after:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(study_module, "factorise", counted)
+    before = stored(noisy.store)
+    with pytest.raises(KeyboardInterrupt):
+        delta(noisy.store, "noisy", windows(), options, progress=stop)
+    assert len(made) == after and stored(noisy.store) == before and len(work_of(noisy)) == 1
+    told = []
+    again = delta(noisy.store, "noisy", windows(), options, progress=lambda done, total: told.append((done, total)))
+    assert again == straight
+    assert len(made) == len(straight.ranks) and told[0] == (after + 1, len(straight.ranks)), "no matrix was taken apart twice"
+    assert work_of(noisy) == []
+
+
+def test_what_was_scored_before_the_stop_is_not_scored_again(noisy, monkeypatch):
+    scored = []
+    compare = curve_module.compare_stacks
+
+    def counted(*arguments):
+        scored.append(1)
+        if len(scored) == 3:
+            raise KeyboardInterrupt
+        return compare(*arguments)
+
+    monkeypatch.setattr(curve_module, "compare_stacks", counted)
+    with pytest.raises(KeyboardInterrupt):
+        delta(noisy.store, "noisy", windows(), DeltaOptions(target=0.97))
+    first = delta(noisy.store, "noisy", windows(), DeltaOptions(target=0.97))
+    resumed = len(scored) - 3
+    noisy.remove(first.variant)
+    scored[:] = [1] * 3
+    assert delta(noisy.store, "noisy", windows(), DeltaOptions(target=0.97)) == first
+    assert len(scored) - 3 == resumed + 2
+
+
+def test_another_rank_target_or_name_goes_on_with_the_same_study_and_another_text_does_not(noisy, monkeypatch):
+    def never(*_):
+        raise AssertionError("this matrix was taken apart before")
+
+    with pytest.raises(InputError, match="--rank stores it"):
+        delta(noisy.store, "noisy", windows(), DeltaOptions(target=1.0))
+    monkeypatch.setattr(study_module, "factorise", never)
+    assert delta(noisy.store, "noisy", windows(), DeltaOptions(3), variant="three").rank == 3
+    with pytest.raises(AssertionError):
+        delta(noisy.store, "noisy", windows(count=4), DeltaOptions(3))
+
+
+def test_the_same_at_the_same_time_is_refused(noisy):
+    with opened(noisy.store, "noisy", windows(), DeltaOptions(3)), pytest.raises(StoreBusy, match="by another process"):
+        delta(noisy.store, "noisy", windows(), DeltaOptions(3))
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.6])
+@pytest.mark.parametrize("allocation", ["spread", "even"])
+def test_a_budget_of_bytes_is_kept_and_used_up(noisy, share, allocation):
+    report = delta(noisy.store, "noisy", windows(), DeltaOptions(embeddings="lowrank", allocation=allocation, bytes=share))
+    most = share * report.bytes_exact
+    manifest = noisy.model(report.variant).manifest
+    in_files = {digest for file in manifest.weight_files for _, digest in file.entries}
+    assert report.bytes == sum(tensor.nbytes for tensor in manifest.tensors if tensor.digest in in_files) <= most
+    one_more = 4 * sum((64, 64)) * (22 if allocation == "even" else 3)  # a rank of every matrix; of the widest one
+    assert report.bytes > most - one_more and report.variant == f"noisy@delta-{share * 100:g}pct"
+    same = delta(
+        noisy.store, "noisy", windows(), DeltaOptions(embeddings="lowrank", allocation=allocation, bytes=int(most)), variant="same"
+    )
+    assert (same.ranks, same.bytes) == (report.ranks, report.bytes)
+
+
+def test_bytes_go_where_they_gain_more_than_evenly(noisy):
+    scores = {}
+    for allocation in ("spread", "even"):
+        options = DeltaOptions(embeddings="lowrank", allocation=allocation, bytes=0.2)
+        scores[allocation] = delta(noisy.store, "noisy", windows(), options, variant=allocation).score.kl
+    assert scores["spread"] < scores["even"]
+
+
+@pytest.mark.parametrize("options", [dict(bytes=0.0), dict(bytes=-5), dict(bytes=float("inf")), dict(bytes=0.5, rank=3)])
+def test_senseless_budgets(options):
+    with pytest.raises(InputError, match="budget of bytes"):
+        DeltaOptions(**options)
+
+
+def test_a_budget_below_what_is_carried_whole_is_refused(noisy):
+    refused(noisy, "noisy", InputError, "leave nothing for deltas.*--embeddings lowrank", bytes=0.05)
 
 
 def test_wholes_count_once_where_head_and_table_are_tied(zoo, tmp_path):

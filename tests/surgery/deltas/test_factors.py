@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from surgery.deltas import factors
 from surgery.deltas.factors import factorise, regular
 
 SHAPES = [(6, 10), (10, 6), (8, 8)]
@@ -54,6 +55,17 @@ def test_on_uneven_inputs_knowing_them_beats_the_plain_truncation(shape):
         made = factorise(delta, moment_of(inputs, kind), 2)
         errors[kind] = float((fresh @ (delta - (made.b @ made.a).double()).t()).square().mean())
     assert errors["full"] < 0.7 * errors["plain"] and errors["diagonal"] < 0.7 * errors["plain"]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("kind", ["full", "diagonal"])
+def test_slices_of_a_large_delta_give_the_same(shape, kind, monkeypatch):
+    delta, moment = random(*shape), moment_of(random(50, shape[1], seed=1), kind)
+    whole = factorise(delta, moment, 5)
+    monkeypatch.setattr(factors, "_AT_ONCE", 3 * min(shape))  # three lines at a time
+    cut = factorise(delta, moment, 5)
+    torch.testing.assert_close(cut.b @ cut.a, whole.b @ whole.a, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(cut.gains, whole.gains)
 
 
 def test_a_delta_of_nothing_has_no_gains_and_stays_finite():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surgery.deltas.ranks import even, smallest, spread
+from surgery.deltas.ranks import even, largest, smallest, spread
 
 GAINS = st.lists(st.lists(st.floats(0, 1e3), min_size=1, max_size=6).map(lambda x: np.sort(np.array(x))[::-1]), min_size=1, max_size=5)
 
@@ -39,3 +39,9 @@ def test_the_smallest_rank_is_found_wherever_it_lies(highest):
         found = smallest(lambda rank, wanted=wanted, asked=asked: bool(asked.append(rank)) or rank >= wanted, highest)
         assert found == (wanted if wanted <= highest else None)
         assert all(1 <= rank <= highest for rank in asked) and len(asked) <= 2 * highest.bit_length() + 1
+
+
+@pytest.mark.parametrize("highest", [0, 1, 2, 7, 64])
+def test_the_largest_rank_is_found_wherever_it_lies(highest):
+    for limit in range(highest + 3):
+        assert largest(lambda rank, limit=limit: rank <= limit, highest) == min(limit, highest)

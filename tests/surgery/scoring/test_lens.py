@@ -32,6 +32,10 @@ def brute(stack_a, stack_b, hidden_a, hidden_b):
     return cosine, forth, back, (a.argmax(-1).unsqueeze(1) == b.argmax(-1).unsqueeze(0)).double()
 
 
+def lens(stack):
+    return Lens(stack.parts[stack.end])
+
+
 def check(found, expected, pairs, scale=1e-5):
     for name, whole in zip(("cosine", "kl_ab", "kl_ba", "agreement"), expected, strict=True):
         wanted = torch.stack([whole[i, j] for i, j in pairs])
@@ -49,9 +53,28 @@ def test_slices_of_any_head_give_what_the_whole_gives(family, tmp_path, monkeypa
     pairs = [(0, 0), (2, 1)]
     monkeypatch.setattr(lens_module, "_SLICE", 37)
     monkeypatch.setattr(lens_module, "BUDGET", 6 * 4 * 37 * 6 * 4)  # four tokens at a time
-    found = alike(Lens(a), Lens(b), hidden_a, hidden_b, pairs, checkpoints.VOCAB, matrix=True)
-    assert Lens(a).sliceable
+    found = alike(lens(a), lens(b), hidden_a, hidden_b, pairs, checkpoints.VOCAB, matrix=True)
+    assert lens(a).sliceable
     check(found, brute(a, b, hidden_a, hidden_b), pairs)
+
+
+@pytest.mark.parametrize("vocabulary_slice", [37, 4096])
+@torch.inference_mode()
+def test_targets_are_told_as_often_as_the_whole_head_tells_them(tmp_path, monkeypatch, vocabulary_slice):
+    a = stack_of_family("llama", tmp_path / "a")
+    hidden = torch.randn(2, 11, 64, generator=torch.Generator().manual_seed(0))
+    logits = a.head(hidden[1]).float()
+    targets = torch.arange(11) * 7 % checkpoints.VOCAB
+    targets[::3] = logits[::3].argmax(-1)
+    targets[5] = -100
+    monkeypatch.setattr(lens_module, "_SLICE", vocabulary_slice)
+    found = alike(lens(a), lens(a), hidden, hidden, [(0, 1)], checkpoints.VOCAB, targets=targets)
+    known = targets >= 0
+    expected = logits.log_softmax(-1)[known].gather(1, targets[known, None]).squeeze(1)
+    torch.testing.assert_close(found.told[0, known], expected, atol=1e-5, rtol=1e-5)
+    assert found.told[0, 5].isnan() and found.right[0, 5] == 0
+    assert found.right[0, known].tolist() == (logits.argmax(-1) == targets)[known].float().tolist()
+    assert lens(a).vocabulary(hidden) == checkpoints.VOCAB
 
 
 @torch.inference_mode()
@@ -60,8 +83,8 @@ def test_a_head_with_an_adapter_is_read_whole(tmp_path):
     b = stack_of_family("llama", tmp_path / "b", seed=7)
     adapted = inject_adapter_in_model(LoraConfig(target_modules=["head"], init_lora_weights=False), b)
     hidden = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
-    assert not Lens(adapted).sliceable
-    found = alike(Lens(a), Lens(adapted), hidden, hidden, [(1, 1)], checkpoints.VOCAB, matrix=True)
+    assert not lens(adapted).sliceable
+    found = alike(lens(a), lens(adapted), hidden, hidden, [(1, 1)], checkpoints.VOCAB, matrix=True)
     check(found, brute(a, adapted, hidden, hidden), [(1, 1)])
 
 
