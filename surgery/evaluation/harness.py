@@ -19,8 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from surgery.evaluation.answers import Answers
 from surgery.evaluation.builtin import Texts
 from surgery.evaluation.tasks import Wanted, load_tasks
+from surgery.evaluation.trust import sandboxed
 from zoo.errors import InputError
 
 #: Packages that decide a result.
@@ -51,13 +53,21 @@ class Evaluated:
     seconds: float
 
 
-def evaluate(model: Any, tokenizer: Any, wanted: Wanted, options: EvalOptions | None = None, texts: Texts | None = None) -> Evaluated:
+def evaluate(
+    model: Any,
+    tokenizer: Any,
+    wanted: Wanted,
+    options: EvalOptions | None = None,
+    texts: Texts | None = None,
+    answers: Answers | None = None,
+) -> Evaluated:
     """Accuracy of a `PreTrainedModel` where it lies.
 
     Args:
         tokenizer: a `PreTrainedTokenizerBase`.
         wanted: of `surgery.evaluation.tasks.want`.
         texts: what built-in tasks are made of, by subject; the standard library when None.
+        answers: where what the model answers is kept and looked up.
 
     Raises:
         InputError: lm-eval is not installed; a task's data cannot be had; a tokenizer that knows no text.
@@ -66,9 +76,10 @@ def evaluate(model: Any, tokenizer: Any, wanted: Wanted, options: EvalOptions | 
     options = options or EvalOptions()
     check_tokenizer(tokenizer)
     started = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="zoo-eval-") as folder, _kept_apart():
+    templates = sandboxed() if wanted.files and not wanted.code else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory(prefix="zoo-eval-") as folder, _kept_apart(), templates:
         tasks = load_tasks(wanted, Path(folder), texts)
-        raw = _run(model, tokenizer, tasks, options)
+        raw = _run(model, tokenizer, tasks, options, answers)
         asked = {name: _asked(samples) for name, samples in raw["samples"].items()}
         results = _plain({key: value for key, value in raw.items() if key not in _LEFT_OUT}, folder)
     return Evaluated(results, asked, versions(), round(time.monotonic() - started, 3))
@@ -106,13 +117,13 @@ def check_tokenizer(tokenizer: Any) -> None:
         raise InputError("the model brought no tokenizer that turns text into tokens")
 
 
-def _run(model: Any, tokenizer: Any, tasks: list[Any], options: EvalOptions) -> dict[str, Any]:
+def _run(model: Any, tokenizer: Any, tasks: list[Any], options: EvalOptions, answers: Answers | None) -> dict[str, Any]:
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
 
     from surgery.evaluation.language_model import ZooLM
 
-    lm = ZooLM(pretrained=model, tokenizer=tokenizer, batch_size=options.batch_size)
+    lm = ZooLM(answers, pretrained=model, tokenizer=tokenizer, batch_size=options.batch_size)
     raw: dict[str, Any] = simple_evaluate(
         lm,
         tasks=tasks,

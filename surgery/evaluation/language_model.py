@@ -1,19 +1,59 @@
 """A loaded model as lm-eval asks it. Importing this file needs lm-eval.
 
 Models with virtual tokens in front (prompt tuning, prefixes) are peft's: logits of the virtual ones are no answer to anything, and take
-from the context. Everything else is lm-eval's own.
+from the context. Questions go to the model lot by lot, and what it answers is kept, so that a run that was stopped asks only the rest.
+Everything else is lm-eval's own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
+from surgery.evaluation.answers import Answers
+from zoo.manifest import digest_of
+
+#: Questions of a lot.
+LOT = 256
+
 
 class ZooLM(HFLM):  # type: ignore[misc]
-    """`HFLM` around a `PreTrainedModel`, or around what peft makes of one."""
+    """`HFLM` around a `PreTrainedModel`, or around what peft makes of one. `answers`: where they are kept; nowhere when None."""
+
+    def __init__(self, answers: Answers | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self._answers = answers
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        answers = self._lot_by_lot("loglikelihood", super().loglikelihood, requests, disable_tqdm)
+        return [(score, greedy) for score, greedy in answers]
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        return self._lot_by_lot("loglikelihood_rolling", super().loglikelihood_rolling, requests, disable_tqdm)
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        if any(_draws(request.args[1]) for request in requests):  # what is drawn depends on all that was drawn before
+            drawn: list[str] = super().generate_until(requests, disable_tqdm)
+            return drawn
+        return self._lot_by_lot("generate_until", super().generate_until, requests, disable_tqdm)
+
+    def _lot_by_lot(self, how: str, ask: Callable[..., list[Any]], requests: list[Any], silent: bool) -> list[Any]:
+        # The batch size that lm-eval finds out itself is the largest for the longest question, so it is shown all of them.
+        size = len(requests) if self._answers is None or self.batch_size == "auto" else LOT
+        answers: list[Any] = []
+        for lo in range(0, len(requests), max(1, size)):
+            lot = requests[lo : lo + size]
+            asked = digest_of([how, [repr(request.args) for request in lot]])
+            known = None if self._answers is None else self._answers.of(asked)
+            if known is None or len(known) != len(lot):
+                known = ask(lot, disable_tqdm=silent)
+                if self._answers is not None:
+                    self._answers.keep(asked, known)
+            answers += known
+        return answers
 
     @property
     def max_length(self) -> int:
@@ -24,6 +64,10 @@ class ZooLM(HFLM):  # type: ignore[misc]
         """ids [B, T] -> logits [B, T, vocabulary]."""
         logits: Tensor = super()._model_call(inps, attn_mask, labels)
         return logits[:, -inps.shape[1] :]
+
+
+def _draws(settings: Any) -> bool:
+    return isinstance(settings, dict) and bool(settings.get("do_sample") or settings.get("temperature"))
 
 
 def virtual_tokens(model: Any) -> int:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from surgery.evaluation.answers import Answers
 from surgery.evaluation.builtin import Texts
-from surgery.evaluation.harness import EvalOptions, check_installed, check_tokenizer, evaluate
+from surgery.evaluation.harness import EvalOptions, check_installed, check_tokenizer, evaluate, versions
 from surgery.evaluation.tasks import want
 from zoo.manifest import digest_of
 from zoo.records import Document
@@ -30,11 +31,17 @@ def evaluate_stored(
     dtype: str | None = None,
     keep: bool = True,
     texts: Texts | None = None,
+    allow_code: bool = False,
 ) -> dict[str, Any]:
     """Evaluate one model of the zoo; the document, kept unless `keep` is off, in place of that of an equal run.
 
+    Stopped and called again, it asks the model only what it has not answered yet.
+
+    Args:
+        allow_code: task files may run Python that they name.
+
     Raises:
-        InputError: a task that does not exist, and as `harness.evaluate`.
+        InputError: a task that does not exist, or that would run code, and as `harness.evaluate`.
         NotFound, AmbiguousName, DamagedObject, NotServable: as naming and loading a model do.
     """
     check_installed()
@@ -42,8 +49,10 @@ def evaluate_stored(
     handle = zoo.model(name)
     tokenizer = handle.tokenizer()
     check_tokenizer(tokenizer)
-    wanted = want(specs)
-    done = evaluate(handle.load(device=device, dtype=dtype), tokenizer, wanted, options, texts)
+    wanted = want(specs, allow_code)
+    where = {"dtype": dtype, "device": device.partition(":")[0], "batch_size": options.batch_size, "versions": versions()}
+    answers = Answers(zoo.store.root, {"fingerprint": handle.manifest.fingerprint, **where})
+    done = evaluate(handle.load(device=device, dtype=dtype), tokenizer, wanted, options, texts, answers)
     run = {"limit": options.limit, "num_fewshot": options.num_fewshot, "seed": options.seed, "dtype": dtype}
     document = {
         "model": handle.name,
@@ -58,4 +67,5 @@ def evaluate_stored(
     if keep:
         with zoo.store.catalog.writing() as writer:
             writer.put_document(Document(EVAL, handle.name, digest_of([run, done.texts]), document))
+    answers.forget()
     return document

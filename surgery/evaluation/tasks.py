@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from surgery.evaluation.builtin import Builtin, Texts, builtins, library_texts, write_task
+from surgery.evaluation.trust import check_no_code, read_task_file
 from zoo.errors import InputError
 
 _YAML = (".yaml", ".yml")
@@ -23,18 +24,19 @@ _TAG_LIST = re.compile(r"^tag:\s*\n((?:\s*-\s*[\w.-]+\s*\n)+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Wanted:
-    """Tasks by where they come from. `files`: YAML files; `names`: for lm-eval's own index."""
+    """Tasks by where they come from. `files`: YAML files; `names`: for lm-eval's own index. `code`: what files name may be run."""
 
     builtin: tuple[Builtin, ...]
     files: tuple[Path, ...]
     names: tuple[str, ...]
+    code: bool = False
 
 
-def want(specs: Sequence[str]) -> Wanted:
-    """Sort what was asked for.
+def want(specs: Sequence[str], allow_code: bool = False) -> Wanted:
+    """Sort what was asked for. lm-eval's own tasks are as trusted as lm-eval; files only where `allow_code` says so.
 
     Raises:
-        InputError: nothing asked for; a task, file or folder that does not exist; a folder without tasks.
+        InputError: nothing asked for; a task, file or folder that does not exist; a folder without tasks; a file that would run code.
     """
     known = builtins()
     builtin: list[Builtin] = []
@@ -50,7 +52,9 @@ def want(specs: Sequence[str]) -> Wanted:
     if not (builtin or files or names):
         raise InputError(f"no task was named; built in are {_listed(known)}")
     _check_names(names, known)
-    return Wanted(tuple(builtin), tuple(files), tuple(names))
+    for file in () if allow_code else files:
+        check_no_code(file)
+    return Wanted(tuple(builtin), tuple(files), tuple(names), allow_code)
 
 
 def _files(path: Path) -> list[Path]:
@@ -95,8 +99,8 @@ def _their_names() -> Iterator[str]:
 
 def _names_in(path: Path) -> list[str]:
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
+        text = read_task_file(path)
+    except InputError:
         return []
     tags = [tag.strip(" -") for block in _TAG_LIST.findall(text) for tag in block.splitlines()]
     return [*_NAME.findall(text), *tags]

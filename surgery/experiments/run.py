@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 class Request:
     """Which models, on what. `plan` gives the points for the models' number of layers and their replaceable ones.
 
-    `tasks`: of lm-eval, for every point as well.
+    `tasks`: of lm-eval, for every point as well; `allow_code`: their files may run Python that they name.
     """
 
     experiment: Experiment
@@ -53,6 +53,7 @@ class Request:
     options: EvalOptions = field(default_factory=EvalOptions)
     device: str = "cpu"
     dtype: str | None = None
+    allow_code: bool = False
 
 
 def run_experiment(zoo: Zoo, request: Request, state: Path, keep: bool = True, progress: Progress | None = None) -> dict[str, Any]:
@@ -67,7 +68,7 @@ def run_experiment(zoo: Zoo, request: Request, state: Path, keep: bool = True, p
     """
     a, b = zoo.model(request.a), zoo.model(request.b)
     surrogates = [zoo.model(name) for name in request.surrogates]
-    wanted = _wanted(request.tasks)
+    wanted = _wanted(request.tasks, request.allow_code)
     for other in (a, *surrogates):
         require_same(other, b)
     manifests = [each.manifest for each in surrogates]
@@ -110,12 +111,12 @@ def measure(
             ledger.put(batch.key, found)
 
 
-def _wanted(tasks: Sequence[str]) -> Wanted | None:
+def _wanted(tasks: Sequence[str], allow_code: bool) -> Wanted | None:
     """Looked up before anything is measured. Raises InputError."""
     if not tasks:
         return None
     check_installed()
-    return want(tasks)
+    return want(tasks, allow_code)
 
 
 def measure_tasks(bench: Bench, mixtures: Sequence[Mixture], tokenizer: Any, wanted: Wanted, request: Request, ledger: Ledger) -> None:
