@@ -84,7 +84,7 @@ def _run(zoo: Zoo, options: ServeOptions) -> None:
         say(f"loading {len(chosen.names)} of the store's models")
         engine = start_engine(zoo, engine_config, chosen.names)
         driver = stack.enter_context(LocalDriver(engine, batching, trace))
-        source = ZooSource(zoo, options.deltas)
+        source = ZooSource(zoo, options.deltas, engine_config.device)
         served = [source.served(spec) for spec in driver.models()]
         app = build_app(driver, served, source, settings, trace)
         serve(app, settings, bound, ready=lambda: print(address_of(bound), flush=True))

@@ -19,6 +19,7 @@ from zoo.errors import InputError, NotServable, StoreError
 if TYPE_CHECKING:
     from runtime.config import EngineConfig
     from runtime.engine.paged import PagedEngine
+    from runtime.policy.profiles import BlockProfile
     from zoo.api import ModelHandle, Zoo
 
 #: Files that hold a vocabulary; a tokenizer_config.json alone holds none.
@@ -102,11 +103,15 @@ def tokenizer_of(model: ModelHandle) -> Tokenizer:
 
 
 class ZooSource:
-    """The catalogue as `runtime.server.driver.ModelSource`. `deltas`: low-rank rewritings may stand in for their models."""
+    """The catalogue as `runtime.server.driver.ModelSource`.
 
-    def __init__(self, zoo: Zoo, deltas: bool = False) -> None:
+    `deltas`: low-rank rewritings may stand in for their models; where both were measured on `device`, by what that tells.
+    """
+
+    def __init__(self, zoo: Zoo, deltas: bool = False, device: str = "cpu") -> None:
         self._zoo = zoo
         self._deltas = deltas
+        self._device = device
 
     def resolve(self, name: str) -> str:
         return self._zoo.model(name).name
@@ -124,7 +129,14 @@ class ZooSource:
             defaults=defaults_from(model.generation_config),
             created=int(created.timestamp()),
             stand_in=self._rewriting(spec.name) if self._deltas else None,
+            profile=self._profile(spec) if self._deltas else None,
         )
+
+    def _profile(self, spec: ModelSpec) -> BlockProfile | None:
+        """What the chain was measured to cost on a device like this one; None where it was not, or has other blocks now."""
+        from runtime.engine.profile import stored_chain
+
+        return stored_chain(self._zoo.store, spec.name, self._device)
 
     def _rewriting(self, name: str) -> str | None:
         """The low-rank rewriting of a model that is nearest to it, as the catalogue has them scored."""

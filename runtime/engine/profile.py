@@ -5,12 +5,14 @@ Stored in the catalogue under the device's key, with the hardware and versions t
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import torch
 from runtime.config import EngineConfig
 from runtime.engine.links import measure_links
 from runtime.engine.profiling import Extent, Workbench, decode_grid, load_times, pair, prefill_line
+from runtime.policy.profiles import BlockProfile, chain_of, profile_of
 from surgery.settings import config_of, context_length
 from zoo.errors import NotServable
 from zoo.manifest import ModelManifest, block_digest
@@ -49,22 +52,39 @@ def profile_model(store: Store, name: str, config: EngineConfig, extent: Extent,
         chain = reader.chain(manifest.name)
         pairs = [each for each in reader.equivalences([manifest.name]) if each.relation == "surrogate" and each.a.model == manifest.name]
     surrogates = {each.b: each.a for each in pairs}
-    total = len(chain) + len(surrogates)
-    done = 0
-
-    def finished(block: dict[str, Any]) -> dict[str, Any]:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, total)
-        return block
-
+    finished = _counted(progress, len(chain) + len(surrogates))
     with _bench(store, manifest.name, config, extent) as (bench, fitting):
         blocks = [finished(_block(store, bench, Run(manifest.name, each.lo, each.hi), each.digest, fitting)) for each in chain]
-        together = [
-            _pair(bench, chain[at], chain[min(at + 1, len(chain) - 1)], fitting) for at in range(max(1, min(_PAIRS, len(chain) - 1)))
-        ]
-    left_out = []
+        together = [_pair(bench, a, b, fitting) for a, b in list(pairwise([*chain, chain[-1]]))[: max(1, min(_PAIRS, len(chain) - 1))]]
+    stand_ins, left_out = _surrogates(store, manifest, surrogates, config, extent, finished)
+    document = _document(manifest.name, config.device, [*blocks, *stand_ins], together, left_out)
+    with store.catalog.writing() as writer:
+        writer.put_document(Document(KIND, manifest.name, str(document["key"]), document))
+    return document
+
+
+def _counted(progress: Progress | None, total: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Passes blocks on and tells how many there were."""
+    count = itertools.count(1)
+
+    def finished(block: dict[str, Any]) -> dict[str, Any]:
+        if progress is not None:
+            progress(next(count), total)
+        return block
+
+    return finished
+
+
+def _surrogates(
+    store: Store,
+    manifest: ModelManifest,
+    surrogates: Mapping[Run, Run],
+    config: EngineConfig,
+    extent: Extent,
+    finished: Callable[[dict[str, Any]], dict[str, Any]],
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """The blocks that stand in for the model's own, and why others are left out."""
+    blocks, left_out = [], []
     for stand_in, parent in surrogates.items():
         try:
             with _bench(store, stand_in.model, config, extent) as (bench, fitting):
@@ -72,21 +92,34 @@ def profile_model(store: Store, name: str, config: EngineConfig, extent: Extent,
             blocks.append(finished({**block, "surrogate_of": _digest(manifest, parent), "model": stand_in.model}))
         except NotServable as error:
             left_out.append(str(error))
-    hardware = hardware_of(config.device)
-    document = {
-        "model": manifest.name,
-        "device": config.device,
-        "key": device_key(config.device, hardware),
+    return blocks, left_out
+
+
+def _document(name: str, device: str, blocks: list[dict[str, Any]], together: list[dict[str, Any]], left_out: list[str]) -> dict[str, Any]:
+    hardware = hardware_of(device)
+    return {
+        "model": name,
+        "device": device,
+        "key": device_key(device, hardware),
         "hardware": hardware,
         "versions": {package: version(package) for package in ("torch", "transformers")},
         "blocks": blocks,
         "pairs": together,
-        "links": measure_links(config.device),
+        "links": measure_links(device),
         "left_out": left_out,
     }
-    with store.catalog.writing() as writer:
-        writer.put_document(Document(KIND, manifest.name, str(document["key"]), document))
-    return document
+
+
+def stored_chain(store: Store, name: str, device: str) -> BlockProfile | None:
+    """A model's whole chain as it was measured on a device like this one; None where it was not, or has other blocks by now."""
+    key = device_key(device, hardware_of(device))
+    with store.catalog.reading() as reader:
+        chain = [block.digest for block in reader.chain(name)]
+        documents = [document.value for document in reader.documents(KIND, name) if document.key == key]
+    try:
+        return chain_of(profile_of(documents[-1]), name, chain)
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
 
 
 def stored_profiles(store: Store, name: str) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from runtime.frontend.errors import unknown_model
 from runtime.frontend.tokenizer import Tokenizer
+from runtime.policy.profiles import BlockProfile
 from runtime.types import ModelSpec
 
 
@@ -31,6 +32,7 @@ class ServedModel:
     """One name that requests may ask for.
 
     `stand_in`: the name of a cheaper rewriting of it that adaptive requests may get. `asked`: the model that this one stands in for.
+    `profile`: what its chain was measured to cost on this device, None where it was not.
     """
 
     spec: ModelSpec
@@ -39,6 +41,7 @@ class ServedModel:
     created: int = 0
     stand_in: str | None = None
     asked: str | None = None
+    profile: BlockProfile | None = None
 
     @property
     def name(self) -> str:
@@ -84,11 +87,10 @@ class ServedModels:
     def remove(self, name: str) -> None:
         self._by_name = {known: model for known, model in self._by_name.items() if known != name}
 
-    def for_request(self, name: str, adaptive: bool) -> ServedModel:
-        """The model that a request gets: its own, or the stand-in where it allows one and that is served. Raises as `find`."""
-        model = self.find(name)
-        stand_in = self._by_name.get(model.stand_in or "") if adaptive else None
-        return model if stand_in is None else replace(stand_in, asked=model.name)
+    def stand_in_of(self, model: ServedModel) -> ServedModel | None:
+        """The model's rewriting where that is served."""
+        stand_in = self._by_name.get(model.stand_in or "")
+        return None if stand_in is None else replace(stand_in, asked=model.name)
 
     def find(self, name: str) -> ServedModel:
         """By its name, else by a unique ending of it, as in the catalogue. Raises RequestError 404."""

@@ -30,13 +30,15 @@ class Work:
 class Candidate:
     """A block on a device that could take the hop.
 
-    `queue`: batches before it. `request_bytes` travel over `transfer` (None: it is here already). `resident`: the block is loaded;
-    else it comes over `way_in`, after `evicted_bytes` have gone over `way_out`. `idle`: loading overlaps the transfer.
+    `queue`: batches before it. `joins`: rows of the batch that it becomes part of. `request_bytes` travel over `transfer` (None: it is
+    here already). `resident`: the block is loaded; else it comes over `way_in`, after `evicted_bytes` have gone over `way_out`. `idle`:
+    loading overlaps the transfer.
     """
 
     name: str
     block: BlockProfile
     queue: tuple[Work, ...] = ()
+    joins: int = 0
     request_bytes: int = 0
     transfer: LinkProfile | None = None
     resident: bool = True
@@ -82,7 +84,7 @@ def latency_of(candidate: Candidate, work: Work) -> Latency:
     swap = 0.0 if candidate.resident else swap_seconds(candidate)
     return Latency(
         queue=sum(compute.at(each.rows, each.context) for each in candidate.queue),
-        compute=compute.at(work.rows, work.context),
+        compute=compute.at(candidate.joins + work.rows, work.context),
         transfer=transfer,
         load=max(swap - transfer, 0.0) if candidate.idle else swap,
     )

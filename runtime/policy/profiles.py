@@ -131,6 +131,23 @@ class DeviceProfile:
         raise KeyError(f"the link from {a} to {b} was not measured on {self.device}")
 
 
+def chain_of(profile: DeviceProfile, name: str, blocks: Sequence[str]) -> BlockProfile:
+    """A whole chain as one block: its blocks' tables added up.
+
+    Raises KeyError for a block that was not measured, ValueError for tables of different axes or a chain of none.
+    """
+    found = [profile.block(digest) for digest in blocks]
+    axes = {(each.decode.batches, each.decode.contexts, each.prefill.xs) for each in found}
+    if len(axes) != 1:
+        raise ValueError("only tables of the same axes can be added up")
+    batches, contexts, chunks = next(iter(axes))
+    rows = zip(*(each.decode.seconds for each in found), strict=True)
+    seconds = tuple(tuple(math.fsum(values) for values in zip(*row, strict=True)) for row in rows)
+    prefill = Line(chunks, tuple(math.fsum(values) for values in zip(*(each.prefill.seconds for each in found), strict=True)))
+    load = math.fsum(each.load_seconds for each in found)
+    return BlockProfile(name, sum(each.nbytes for each in found), Grid(batches, contexts, seconds), prefill, load)
+
+
 def profile_of(document: Mapping[str, Any]) -> DeviceProfile:
     """The tables in a document of `zoo profile`. Raises KeyError, TypeError or ValueError for one that is none."""
     return DeviceProfile(

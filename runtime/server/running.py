@@ -15,6 +15,7 @@ from runtime.frontend.bodies import ChatBody, CompletionBody, parse
 from runtime.frontend.choices import Choice, Piece
 from runtime.frontend.errors import RequestError, unavailable
 from runtime.frontend.requests import Generation, Limits, Receipt, assemble_chat, assemble_completion
+from runtime.server.adaptive import model_for
 from runtime.server.metrics import ModelMetrics
 from runtime.server.service import Service
 from runtime.types import TokenEvent
@@ -33,10 +34,11 @@ def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: 
     limits = Limits(service.config.max_choices, service.config.max_queued)
     if kind is ChatBody:
         chat = parse(ChatBody, raw)
-        generation = assemble_chat(chat, service.models.for_request(chat.model, bool(chat.adaptive)), receipt, limits)
+        model = model_for(service, chat.model, bool(chat.adaptive), len(raw), receipt)
+        generation = assemble_chat(chat, model, receipt, limits)
     else:
         completion = parse(CompletionBody, raw)
-        model = service.models.for_request(completion.model, bool(completion.adaptive))
+        model = model_for(service, completion.model, bool(completion.adaptive), len(raw), receipt)
         generation = assemble_completion(completion, model, receipt, limits)
     return Prepared(generation, tuple(Choice(generation, index) for index in range(len(generation.sequences))))
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from runtime.config import EngineConfig
-from runtime.engine.profile import profile_model, stored_profiles
+from runtime.engine.profile import KIND, profile_model, stored_chain, stored_profiles
 from runtime.engine.profiling import Extent, Workbench, tensors_of
 from runtime.policy.profiles import profile_of
 from tests import checkpoints
+from tests.chains import put_chain, put_stitch
 from tests.surgery.deltas.tunes import tune
 from zoo.errors import InputError, NotServable
-from zoo.records import Equivalence, Run
+from zoo.records import Document, Equivalence, Run
 
 EXTENT = Extent((1, 3), (8, 40), (8, 24))
 CONFIG = EngineConfig(kv_bytes=1 << 24, page_tokens=8)
@@ -62,6 +63,45 @@ def test_surrogates_stand_beside_what_they_stand_for(bench):
     surrogate = document["blocks"][-1]
     assert (surrogate["model"], surrogate["components"], surrogate["layers"]) == (other, [3, 5], [1, 2])
     assert profile_of(document).blocks[-1].stands_for == surrogate["surrogate_of"] != surrogate["block"]
+
+
+def test_composed_chains_are_measured_whatever_their_widths(bench):
+    """Blocks of two models of different width with a stitch between: all of them, in the chain's order, and read back as one chain."""
+    narrow, wide = bench.family("llama", "narrow"), bench.family("llama", "wide", hidden_size=96, num_attention_heads=6, head_dim=16)
+    put_stitch(bench.store, narrow, wide)
+    for name, parts in {"stitched": ((narrow, 0, 2), (wide, 1, 3)), "repeated": ((narrow, 0, 2), (narrow, 1, 3))}.items():
+        put_chain(bench.store, name, *parts)
+        document = profile_model(bench.store, name, CONFIG, EXTENT)
+        with bench.store.catalog.reading() as reader:
+            chain = reader.chain(name)
+        assert [block["block"] for block in document["blocks"]] == [block.digest for block in chain]
+        assert all(seconds > 0 for block in document["blocks"] for row in block["decode"]["seconds"] for seconds in row)
+        whole = stored_chain(bench.store, name, "cpu")
+        assert whole.nbytes == sum(block["bytes"] for block in document["blocks"])
+        assert whole.decode.at(3, 40) == pytest.approx(sum(block["decode"]["seconds"][1][1] for block in document["blocks"]))
+
+
+def test_a_stitch_alone_is_refused_in_words(bench):
+    a, b = bench.family("llama", "one"), bench.family("llama", "two", hidden_size=96, num_attention_heads=6, head_dim=16)
+    with pytest.raises(NotServable, match="is a stitch, not a model"):
+        profile_model(bench.store, put_stitch(bench.store, a, b), CONFIG, EXTENT)
+
+
+def test_a_stored_profile_is_of_this_device_and_these_blocks(bench, monkeypatch):
+    name = bench.family("llama", "of here")
+    assert stored_chain(bench.store, name, "cpu") is None
+    document = profile_model(bench.store, name, CONFIG, EXTENT)
+    assert stored_chain(bench.store, name, "cpu") is not None
+    with bench.store.catalog.writing() as writer:
+        writer.put_document(Document(KIND, name, document["key"], {**document, "blocks": [{**document["blocks"][0], "block": "0" * 64}]}))
+    assert stored_chain(bench.store, name, "cpu") is None, "its chain was cut anew"
+    with bench.store.catalog.writing() as writer:
+        writer.put_document(Document(KIND, name, document["key"], {"blocks": "none"}))
+    assert stored_chain(bench.store, name, "cpu") is None, "the document is none"
+    with bench.store.catalog.writing() as writer:
+        writer.put_document(Document(KIND, name, document["key"], document))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
+    assert stored_chain(bench.store, name, "cpu") is None, "it was measured with other threads"
 
 
 def test_parts_run_as_the_whole_does(bench):

@@ -17,6 +17,7 @@ from runtime.config import BatchingConfig, ServerConfig
 from runtime.engine.fake import FakeEngine
 from runtime.frontend.served import SamplingDefaults, ServedModel
 from runtime.frontend.tokenizer import Tokenizer
+from runtime.policy.profiles import BlockProfile
 from runtime.server.app import build_app
 from runtime.server.gate import Gate
 from runtime.server.serving import address_of, bind, make_server
@@ -30,12 +31,19 @@ SPARE = ModelSpec("org/spare", 2, 16, 256, 320, blocks=("shared", "own-spare"), 
 
 
 class FakeSource:
-    """A catalogue of three models that share one tokenizer. `stand_ins`: model -> its rewriting."""
+    """A catalogue of three models that share one tokenizer. `stand_ins`: model -> its rewriting; `profiles`: what models cost."""
 
-    def __init__(self, tokenizer: Tokenizer, stand_ins: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stand_ins: Mapping[str, str] | None = None,
+        profiles: Mapping[str, BlockProfile] | None = None,
+        known: Sequence[ModelSpec] = (BASE, FINE, SPARE),
+    ) -> None:
         self._tokenizer = tokenizer
         self._stand_ins = stand_ins or {}
-        self._specs = {spec.name: spec for spec in (BASE, FINE, SPARE)}
+        self._profiles = profiles or {}
+        self._specs = {spec.name: spec for spec in known}
 
     def resolve(self, name: str) -> str:
         found = [known for known in self._specs if known.endswith(name)]
@@ -49,7 +57,8 @@ class FakeSource:
         return [{"name": spec.name, "kind": spec.kind, "base": spec.base, "family": "llama"} for spec in self._specs.values()]
 
     def served(self, spec: ModelSpec) -> ServedModel:
-        return ServedModel(spec, self._tokenizer, SamplingDefaults(), 1_700_000_000, self._stand_ins.get(spec.name))
+        profile = self._profiles.get(spec.name)
+        return ServedModel(spec, self._tokenizer, SamplingDefaults(), 1_700_000_000, self._stand_ins.get(spec.name), profile=profile)
 
 
 @dataclass(frozen=True)
@@ -84,11 +93,13 @@ def running(
     trace: bool = False,
     config: ServerConfig | None = None,
     stand_ins: Mapping[str, str] | None = None,
+    profiles: Mapping[str, BlockProfile] | None = None,
+    known: Sequence[ModelSpec] = (BASE, FINE, SPARE),
 ) -> Iterator[Running]:
     """Serve until the block ends. `pace` slows each step down, for tests that must meet a sequence half-way."""
     config = config or ServerConfig()
     engine = FakeEngine(specs, pages, available=(SPARE,), pace=pace, fail_at=fail_at, segments=True)
-    source = FakeSource(tokenizer, stand_ins)
+    source = FakeSource(tokenizer, stand_ins, profiles, known)
     kept = Trace() if trace else None
     with LocalDriver(engine, BatchingConfig(token_budget=64, max_sequences=16), trace=kept) as driver:
         app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace=kept)

@@ -1,0 +1,56 @@
+"""Which model serves a request: the one it names, or, where the request allows it, that model's rewriting (`zoo serve --deltas`).
+
+With the profiles of both chains stored the policy decides by the load of the moment; without, the rewriting is taken wherever it is
+served. Either way the trace tells: `dispatch.candidates` with the terms of both, `dispatch.choose` with the outcome (BL-21).
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+
+from runtime.frontend.requests import Receipt
+from runtime.frontend.served import ServedModel
+from runtime.policy.latency import Choice
+from runtime.policy.standins import Side, decide, rows_beside
+from runtime.server.service import Service
+from runtime.types import TraceEvent
+
+_CAUSE = "BL-21"
+#: Bytes of a body per token of its prompt, about: the tokens are counted only when it is known for whom.
+_BYTES_PER_TOKEN = 4
+
+
+def model_for(service: Service, name: str, adaptive: bool, nbytes: int, receipt: Receipt) -> ServedModel:
+    """The model that a request gets. `nbytes`: of its body. Raises RequestError 404 for a name that is not served."""
+    model = service.models.find(name)
+    stand_in = service.models.stand_in_of(model) if adaptive else None
+    if stand_in is None:
+        return model
+    choice = _decided(service, model, stand_in, max(1, nbytes // _BYTES_PER_TOKEN))
+    taken = model if choice is not None and choice.chosen.name == model.name else stand_in
+    _tell(service, receipt, (model.name, stand_in.name), taken.name, choice)
+    return taken
+
+
+def _decided(service: Service, model: ServedModel, stand_in: ServedModel, context: int) -> Choice | None:
+    """What the profiles say; None where one of the two was not measured."""
+    if model.profile is None or stand_in.profile is None:
+        return None
+    rows = {load.model: load.running + load.waiting for load in service.driver.state().models}
+    specs = service.driver.models()
+    exact = Side(model.name, model.profile, rows_beside(model.name, specs, rows))
+    rewriting = Side(stand_in.name, stand_in.profile, rows_beside(stand_in.name, specs, rows))
+    return decide(exact, rewriting, min(context, model.spec.max_model_len))
+
+
+def _tell(service: Service, receipt: Receipt, names: tuple[str, str], taken: str, choice: Choice | None) -> None:
+    """`names`: of the model that was asked for and of its rewriting, in the order of the choice's terms."""
+    if service.trace is None:
+        return
+    now = time.monotonic_ns()
+    cause = None if choice is None else _CAUSE
+    if choice is not None:
+        terms = [{"model": name, **asdict(latency)} for name, latency in zip(names, choice.latencies, strict=True)]
+        service.trace.emit(TraceEvent(now, "dispatch.candidates", receipt.id, cause=cause, extra={"candidates": terms}))
+    service.trace.emit(TraceEvent(now, "dispatch.choose", receipt.id, cause=cause, extra={"asked": names[0], "model": taken}))
