@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from cli.options import DeviceOption, DtypeOption
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -32,8 +33,8 @@ def compare(
     matrix: Annotated[bool, typer.Option("--matrix", help="Score every part against every part, not only the pairs.")] = False,
     control: Annotated[bool, typer.Option(help="Score a random-init twin of B as well.")] = True,
     seed: Annotated[int, typer.Option(help="Of the twin's weights and of where the probe is drawn.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the models' own")] = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,

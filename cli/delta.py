@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from cli.options import DeviceOption, budget_of
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, print_table
 
 if TYPE_CHECKING:
     from surgery.deltas.make import DeltaReport
-    from surgery.deltas.study import Progress
 
 
 def delta(
     model: Annotated[str, typer.Argument(help="A full fine-tune in the zoo.")],
     rank: Annotated[int | None, typer.Option(help="The mean rank; by default the smallest that reaches the target.")] = None,
     target: Annotated[float, typer.Option(help="Similarity to the exact fine-tune at the head, on held-out text.")] = 0.98,
+    most: Annotated[
+        str | None, typer.Option("--bytes", help="Instead: what is nearest in so many bytes, as 12MB or 25% (of the exact one's own).")
+    ] = None,
     base: Annotated[str | None, typer.Option(help="What it was made from, where the zoo does not know: all its tensors moved.")] = None,
     text: Annotated[
         str | None, typer.Option(help="Text to weigh and score on: a file, JSONL, a dataset; the built-in text by default.")
@@ -30,20 +30,27 @@ def delta(
     norms: Annotated[
         Literal["exact", "fold"], typer.Option(help="Norms: whole, or taken over by the layers behind them, which shares more.")
     ] = "exact",
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    device: DeviceOption = "cpu",
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a full fine-tune as base + low-rank deltas, as a variant beside the exact one that serves in its base's batch."""
+    """Write a full fine-tune as base + low-rank deltas, as a variant beside the exact one that serves in its base's batch.
+
+    A run that was stopped goes on where it was.
+    """
+    from cli.progress import counting, hush
     from cli.wiring import check_device
     from zoo.api import Zoo
 
+    hush()
+    budget = None if most is None else budget_of("--bytes", most)
     check_device(device)
-    with Zoo(store, database, create=False) as zoo, _progress(silent=as_json) as progress:
+    with Zoo(store, database, create=False) as zoo, counting("taking apart", silent=as_json) as progress:
         report = zoo.delta(
-            model, rank, target, base=base, text=text, variant=name, embeddings=embeddings, norms=norms, device=device, progress=progress
-        )
+            model, rank, target, base=base, text=text, variant=name, embeddings=embeddings, norms=norms, device=device, budget=budget,
+            progress=progress,
+        )  # fmt: skip
     if as_json:
         print_json(document(report))
     else:
@@ -71,19 +78,3 @@ def _print(report: DeltaReport) -> None:
     share = report.bytes / report.bytes_exact
     print(f"{report.variant}: {human_bytes(report.bytes)} instead of {human_bytes(report.bytes_exact)} ({share:.0%}) beside {report.base}")
     print(f"  similarity {report.similarity:.4f} over {report.tokens:,} held-out tokens; the base's own is {report.base_similarity:.4f}")
-
-
-@contextmanager
-def _progress(silent: bool) -> Iterator[Progress | None]:
-    """A bar on standard error over the matrices; nothing when that is no terminal."""
-    if silent or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    with Progress(
-        "taking apart", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    ) as bar:
-        task = bar.add_task("taking apart", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-import sys
 from typing import Annotated, Any
 
 import typer
 
+from cli.options import AllowCodeOption, DeviceOption, DtypeOption, NoStoreOption, names_of
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
 from zoo.errors import InputError
 
@@ -23,14 +22,16 @@ def eval(
     batch_size: Annotated[str, typer.Option(help="Sequences at once; auto finds out.")] = "8",
     num_fewshot: Annotated[int | None, typer.Option(help="Solved examples before a question.", show_default="the task's own")] = None,
     seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 1234,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the model's own")] = None,
-    no_store: Annotated[bool, typer.Option("--no-store", help="Do not keep the result in the store.")] = False,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    allow_code: AllowCodeOption = False,
+    no_store: NoStoreOption = False,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure a model's accuracy; with none named, on the zoo's own tasks. A task's YAML file may name Python functions: they are run."""
+    """Measure a model's accuracy; with none named, on the zoo's own tasks. A run that was stopped goes on where it was."""
+    from cli.progress import hush
     from cli.wiring import check_device
     from surgery.evaluation.builtin import builtins
     from surgery.evaluation.harness import EvalOptions
@@ -38,27 +39,17 @@ def eval(
     from surgery.library import EVERYTHING
     from zoo.api import Zoo
 
-    specs = [spec for given in (*(tasks or ()), *(also or ())) for spec in given.split(",") if spec]
+    specs = names_of((*(tasks or ()), *(also or ())))
     options = EvalOptions(_limit(limit), _batch_size(batch_size), num_fewshot, seed)
     check_device(device)
-    _quiet()
+    hush(bars=True)
     with Zoo(store, database, create=False) as zoo:
         chosen = specs or [task.name for task in builtins().values() if task.subject == EVERYTHING]
-        document = evaluate_stored(zoo, name, chosen, options, device, dtype, keep=not no_store)
+        document = evaluate_stored(zoo, name, chosen, options, device, dtype, keep=not no_store, allow_code=allow_code)
     if as_json:
         print_json(document)
     else:
         _print(document)
-
-
-def _quiet() -> None:
-    """No advice from lm-eval and transformers, and bars only where there is a terminal."""
-    from transformers.utils import logging as bars
-
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    bars.set_verbosity_error()
-    if not sys.stderr.isatty():
-        bars.disable_progress_bar()
 
 
 def _limit(limit: float | None) -> float | None:

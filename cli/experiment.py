@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from cli.options import AllowCodeOption, DeviceOption, DtypeOption, NoStoreOption, names_of, numbers_of
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
     from surgery.experiments.points import Point
-    from surgery.experiments.run import Progress, Request
+    from surgery.experiments.run import Request
 
 Kind = Literal["sharing", "switching"]
 
@@ -36,15 +35,17 @@ def experiment(
     lines: Annotated[int, typer.Option(help="Questions which of four lines comes next; 0 asks none.")] = 96,
     batch_size: Annotated[int, typer.Option(help="Windows at once; a question takes four.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the windows that are drawn.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the models' own")] = None,
+    device: DeviceOption = "cpu",
+    dtype: DtypeOption = None,
+    allow_code: AllowCodeOption = False,
     out: Annotated[Path, typer.Option(help="Folder for the document, the plot and what has been measured.")] = Path("zoo_experiments"),
-    no_store: Annotated[bool, typer.Option("--no-store", help="Do not keep the result in the store.")] = False,
+    no_store: NoStoreOption = False,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure chains mixed from two models. A run that was stopped goes on where it was."""
+    from cli.progress import counting, hush
     from cli.wiring import check_device
     from surgery.evaluation.harness import EvalOptions
     from surgery.experiments.questions import Ask
@@ -54,14 +55,14 @@ def experiment(
 
     plan = _sharing(counts) if kind == "sharing" else _switching(start, every)
     check_device(device)
-    _quiet()
+    hush()
     with Zoo(store, database, create=False) as zoo:
         request = Request(
             kind, zoo.model(a).name, zoo.model(b).name, plan, read_text(text), Ask(windows, length, lines, batch_size, seed),
-            tuple(surrogates or ()), _names(tasks), EvalOptions(limit=limit, batch_size=batch_size), device, dtype,
+            tuple(surrogates or ()), names_of(tasks), EvalOptions(limit=limit, batch_size=batch_size), device, dtype, allow_code,
         )  # fmt: skip
         stem = out / _stem(request)
-        with _progress() as progress:
+        with counting("measuring", silent=False) as progress:
             document = run_experiment(zoo, request, stem.with_name(f"{stem.name}.measured.json"), not no_store, progress)
     _write(document, stem)
     if as_json:
@@ -70,32 +71,17 @@ def experiment(
         _print(document)
 
 
-def _quiet() -> None:
-    """No advice and no bars from the libraries: this command has its own."""
-    import logging
-
-    from transformers.utils import logging as bars
-
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    bars.set_verbosity_error()
-    bars.disable_progress_bar()
-
-
-def _names(given: list[str] | None) -> tuple[str, ...]:
-    return tuple(name for each in given or () for name in each.split(",") if name)
-
-
 def _sharing(counts: str | None) -> Callable[[int, str], list[Point]]:
     from surgery.experiments.points import sharing_points, usual_counts
 
-    given = _numbers("--counts", counts)
+    given = numbers_of("--counts", counts or "")
     return lambda layers, replaceable: sharing_points(layers, given or usual_counts(layers), replaceable)
 
 
 def _switching(start: str | None, every: str | None) -> Callable[[int, str], list[Point]]:
     from surgery.experiments.points import switching_points, usual_intervals
 
-    starts, intervals = _numbers("--start", start), _numbers("--every", every)
+    starts, intervals = numbers_of("--start", start or ""), numbers_of("--every", every or "")
 
     def plan(layers: int, replaceable: str) -> list[Point]:
         behind = starts or [layers // 2]
@@ -106,13 +92,6 @@ def _switching(start: str | None, every: str | None) -> Callable[[int, str], lis
         ]
 
     return plan
-
-
-def _numbers(option: str, given: str | None) -> list[int]:
-    try:
-        return [int(part) for part in (given or "").split(",") if part.strip()]
-    except ValueError:
-        raise InputError(f"{option} takes whole numbers with commas between them") from None
 
 
 def _stem(request: Request) -> str:
@@ -153,19 +132,3 @@ def _numbers_of(entry: dict[str, Any]) -> tuple[str, ...]:
         f"{entry['loss']['value']:.4f}",
         "" if lines is None else f"{lines['value']:.3f}",
     )
-
-
-@contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A bar on standard error; nothing when that is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    with Progress(
-        "measuring", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True
-    ) as bar:
-        task = bar.add_task("measuring", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +11,7 @@ import typer
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json
 
 if TYPE_CHECKING:
-    from zoo.packed.pack import PackReport, Progress
+    from zoo.packed.pack import PackReport
 
 #: How far `--idle` steps back behind other processes.
 _NICE = 19
@@ -33,11 +30,12 @@ def pack(
     as_json: JsonOption = False,
 ) -> None:
     """Store full fine-tunes as differences from their base: fewer bytes, the same tensors bit for bit. Runs beside everything else."""
+    from cli.progress import counting
     from zoo.api import Zoo
 
     if idle:
         os.nice(_NICE)
-    with Zoo(store, database, create=False) as zoo, _progress(silent=as_json) as progress:
+    with Zoo(store, database, create=False) as zoo, counting("packing", silent=as_json, counted=False) as progress:
         if undo:
             report = zoo.unpack(models or (), dry_run=dry_run, progress=progress)
         else:
@@ -56,17 +54,3 @@ def _print(report: PackReport, verb: str) -> None:
     print(f"  {human_bytes(report.bytes_before)} before, {human_bytes(report.bytes_after)} after{share}, {report.seconds:.1f} s")
     for digest in report.damaged:
         print(f"  {digest} is damaged and was left alone: see `zoo verify`")
-
-
-@contextmanager
-def _progress(silent: bool) -> Iterator[Progress | None]:
-    """A bar on standard error; nothing when that is no terminal."""
-    if silent or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
-
-    with Progress("packing", BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("packing", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

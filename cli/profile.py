@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from cli.options import DeviceOption, numbers_of
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, print_table, say
-from zoo.errors import InputError, NotFound
-
-if TYPE_CHECKING:
-    from runtime.engine.profile import Progress
+from zoo.errors import NotFound
 
 
 def profile(
     model: Annotated[str, typer.Argument(help="A model in the zoo.")],
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
+    device: DeviceOption = "cpu",
     batches: Annotated[str, typer.Option(help="Rows per decode step, with commas.")] = "1,4,16,64",
     contexts: Annotated[str, typer.Option(help="Tokens that each row attends to.")] = "64,256",
     chunks: Annotated[str, typer.Option(help="Tokens of a prompt's chunk.")] = "64,256",
@@ -41,6 +36,7 @@ def profile(
 
 
 def _measured(zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_bytes: str, silent: bool) -> dict[str, Any]:
+    from cli.progress import counting
     from cli.serve_options import size_of
     from cli.wiring import check_device
     from runtime.config import EngineConfig
@@ -49,8 +45,8 @@ def _measured(zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_
 
     check_device(device)
     names = ("--batches", "--contexts", "--chunks")
-    extent = Extent(*(_numbers(name, text) for name, text in zip(names, axes, strict=True)))
-    with _progress(silent) as progress:
+    extent = Extent(*(numbers_of(name, text) for name, text in zip(names, axes, strict=True)))
+    with counting("measuring", silent) as progress:
         return profile_model(zoo.store, model, EngineConfig(device=device, kv_bytes=size_of(kv_bytes)), extent, progress)
 
 
@@ -61,13 +57,6 @@ def _stored(zoo: Any, model: str) -> list[dict[str, Any]]:
     if not found:
         raise NotFound(f"{model} was not measured yet: run zoo profile {model}")
     return found
-
-
-def _numbers(option: str, text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isascii() and part.isdigit() and 0 < len(part) < 8 for part in parts):
-        raise InputError(f"{option} takes whole numbers with commas, such as 1,4,16: not {text!r}")
-    return tuple(int(part) for part in parts)
 
 
 def _print(document: dict[str, Any]) -> None:
@@ -97,17 +86,3 @@ def _name(block: dict[str, Any]) -> str:
     lo, hi = block["layers"]
     of = f" for {block['surrogate_of'][:12]}" if "surrogate_of" in block else ""
     return f"{block['block'][:12]} (layers {lo}-{hi}){of}"
-
-
-@contextmanager
-def _progress(silent: bool) -> Iterator[Progress | None]:
-    """A bar on standard error over the blocks; nothing when that is no terminal."""
-    if silent or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress
-
-    with Progress("measuring", BarColumn(), MofNCompleteColumn(), console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("measuring", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -66,6 +66,28 @@ def test_profile_says_what_the_contract_promises_and_shows_what_is_stored(capsys
     assert said["key"] in run(capsys, "profile", "fine", "--store", str(store), "--stored")[1]
 
 
+def test_delta_keeps_to_a_budget_of_bytes(capsys, store, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(f"def name_{i}(first, second): return first * {i} + second" for i in range(4000)))
+    options = ("--store", str(store), "--text", str(text), "--embeddings", "lowrank", "--json")
+    code, out, _ = run(capsys, "delta", "fine", "--bytes", "25%", *options)
+    said = json.loads(out)
+    assert code == 0 and said["variant"] == "fine@delta-25pct" and 0.2 * said["bytes_exact"] < said["bytes"] <= 0.25 * said["bytes_exact"]
+    code, out, _ = run(capsys, "delta", "fine", "--bytes", "30kB", "--name", "small", *options)
+    assert code == 0 and 20_000 < json.loads(out)["bytes"] <= 30_000
+
+
+def test_the_server_is_told_what_chains_cost_where_that_was_measured(store):
+    """Follows the test above, which measures `fine`."""
+    from zoo import Zoo
+
+    with Zoo(store) as zoo:
+        spec = ModelSpec("fine", 3, 16, 256, checkpoints.VOCAB)
+        assert ZooSource(zoo, deltas=True).served(spec).profile.decode.at(1, 8) > 0
+        assert ZooSource(zoo, deltas=False).served(spec).profile is None
+        assert ZooSource(zoo, deltas=True).served(ModelSpec("near", 3, 16, 256, checkpoints.VOCAB)).profile is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -73,6 +95,10 @@ def test_profile_says_what_the_contract_promises_and_shows_what_is_stored(capsys
         (("delta", "fine", "--target", "2"), "similarity in (0, 1]"),
         (("delta", "fine", "--rank", "0"), "at least 1"),
         (("delta", "fine", "--rank", "1", "--text", "/nowhere.txt"), "no file"),
+        (("delta", "fine", "--bytes", "100%"), "between 0% and 100%"),
+        (("delta", "fine", "--bytes", "many"), "no size in bytes"),
+        (("delta", "fine", "--bytes", "0"), "above 0"),
+        (("delta", "fine", "--bytes", "25%", "--rank", "3"), "in place of a rank"),
         (("profile", "base", "--stored"), "not measured yet"),
         (("profile", "base", "--batches", "1,x"), "whole numbers"),
         (("profile", "base", "--device", "cuda:99"), "cannot be used"),

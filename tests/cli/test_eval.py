@@ -56,6 +56,7 @@ def test_one_document_comes_out_and_is_kept_unless_told_otherwise(zoo, tmp_path)
     [
         (("nobody", "--tasks", "library_ppl"), "no model 'nobody'"),
         (("base", "--tasks", "no_such_task_at_all"), "there is no task 'no_such_task_at_all'; built in are"),
+        (("base", "--tasks", "{code}"), "--allow-code"),
         (("base", "--limit", "2.5"), "--limit takes"),
         (("base", "--batch-size", "many"), "--batch-size takes"),
         (("bare", "--tasks", "library_ppl"), "tokenizer"),
@@ -63,7 +64,8 @@ def test_one_document_comes_out_and_is_kept_unless_told_otherwise(zoo, tmp_path)
     ],
 )
 def test_bad_input_is_exit_code_2_and_one_line(zoo, tmp_path, arguments, reason):
-    code, out, err = zoo("eval", *arguments)
+    (tmp_path / "code.yaml").write_text("task: mine\nprocess_docs: !function code.text\n")
+    code, out, err = zoo("eval", *(each.format(code=tmp_path / "code.yaml") for each in arguments))
     assert (code, out) == (2, "")
     assert reason in err and err.startswith("zoo: ") and err.count("\n") == 1
     assert kept(tmp_path) == []

@@ -1,0 +1,42 @@
+"""Options that several verbs share, and how text becomes their values. Knows nothing of what the verbs do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from cli.serve_options import size_of
+from zoo.errors import InputError
+
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")]
+DtypeOption = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the models' own")]
+NoStoreOption = Annotated[bool, typer.Option("--no-store", help="Do not keep the result in the store.")]
+AllowCodeOption = Annotated[bool, typer.Option("--allow-code", help="Run the Python that task files name.")]
+
+
+def names_of(given: Sequence[str] | None) -> tuple[str, ...]:
+    """Names with commas between them, in any number of arguments."""
+    return tuple(name for each in given or () for name in each.split(",") if name)
+
+
+def numbers_of(option: str, text: str) -> tuple[int, ...]:
+    """Whole numbers with commas between them; none of an empty text. Raises InputError."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in parts):
+        raise InputError(f"{option} takes whole numbers with commas, such as 1,4,16: not {text!r}")
+    return tuple(int(part) for part in parts)
+
+
+def budget_of(option: str, text: str) -> float:
+    """`25%` as 0.25, and a size such as `12MB` in bytes. Raises InputError."""
+    if not text.endswith("%"):
+        return float(size_of(text))
+    try:
+        share = float(text[:-1]) / 100
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise InputError(f"{option} takes a share between 0% and 100%, or a size such as 12MB: not {text!r}")
+    return share
