@@ -94,8 +94,9 @@ def test_similarity_grows_with_rank_and_a_delta_of_few_ranks_needs_few(tuned):
     with opened(tuned.store, "fine", windows(), DeltaOptions(8, embeddings="lowrank")) as work:
         scores = [work.curve.at(rank).score for rank in (1, 2, 4, 8)]
         similarities = [score.similarity for score in scores]
-        assert similarities == sorted(similarities) and scores[0].kl > scores[-1].kl
-        assert similarities[-1] > 0.99999  # every matrix moved by three ranks
+        assert similarities[:3] == sorted(similarities[:3]) and scores[0].kl > scores[-1].kl
+        assert similarities[-1] == pytest.approx(similarities[-2], abs=1e-7)  # every matrix moved by three ranks
+        assert similarities[-1] > 0.99999
         sizes = [work.curve.at(rank).bytes for rank in (1, 2, 4, 8)]
         assert sizes == sorted(sizes) and sizes[0] < work.bytes_exact
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from surgery.deltas import factors
 from surgery.deltas.factors import factorise, regular
@@ -66,6 +67,30 @@ def test_slices_of_a_large_delta_give_the_same(shape, kind, monkeypatch):
     cut = factorise(delta, moment, 5)
     torch.testing.assert_close(cut.b @ cut.a, whole.b @ whole.a, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(cut.gains, whole.gains)
+
+
+class Largest(TorchDispatchMode):
+    """Notes the most elements of any float64 tensor that is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for each in made if isinstance(made, tuple) else (made,):
+            if isinstance(each, torch.Tensor) and each.dtype == torch.float64:
+                self.elements = max(self.elements, each.numel())
+        return made
+
+
+@pytest.mark.parametrize(("shape", "kind"), [((900, 10), "full"), ((900, 10), "diagonal"), ((900, 10), "plain"), ((10, 900), "diagonal")])
+def test_heads_and_tables_are_never_whole_in_float64(shape, kind, monkeypatch):
+    delta, moment = random(*shape).float(), moment_of(random(50, shape[1], seed=1), kind)
+    monkeypatch.setattr(factors, "_AT_ONCE", 400)
+    with Largest() as largest:
+        factorise(delta, moment, 10)
+    assert 100 <= largest.elements <= 900 < delta.numel()
 
 
 def test_a_delta_of_nothing_has_no_gains_and_stays_finite():
