@@ -61,9 +61,11 @@ def _file_documents(path: Path, shown: str) -> list[Document]:
 
 def _read(path: Path, shown: str) -> str:
     try:
-        if path.stat().st_size > _MAX_FILE:
+        with path.open("rb") as file:
+            data = file.read(_MAX_FILE + 1)  # a device or a pipe has no size to look at
+        if len(data) > _MAX_FILE:
             raise InputError(f"{shown} is larger than {_MAX_FILE >> 30} GiB: give a part of it")
-        return path.read_text(encoding="utf-8-sig")
+        return data.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise InputError(f"there is no file {shown}") from None
     except UnicodeDecodeError as error:

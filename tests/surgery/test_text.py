@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from surgery import text_sources
 from surgery.text import Probe, Text, _split, read_text
 from tests.checkpoints import tokenizer_files
 from zoo.errors import InputError
@@ -163,3 +164,18 @@ def test_parts_cover_all_documents_and_share_none(documents):
     assert not set(train) & set(held_out)
     assert train
     assert bool(held_out) == (len(set(documents)) > 1)
+
+
+@pytest.mark.parametrize("source", ["large.txt", "/dev/zero"])
+def test_no_more_is_read_than_a_text_may_have(tmp_path, monkeypatch, source):
+    """Also where there is no size to look at."""
+    monkeypatch.setattr(text_sources, "_MAX_FILE", 1000)
+    (tmp_path / "large.txt").write_text("a line\n" * 200)
+    with pytest.raises(InputError, match="larger than"):
+        read_text(str(tmp_path / source))  # joined to an absolute path it is that
+
+
+def test_ends_of_lines_make_no_other_text(tmp_path):
+    for name, end in (("unix", b"\n"), ("dos", b"\r\n"), ("mac", b"\r")):
+        (tmp_path / f"{name}.txt").write_bytes(b"\xef\xbb\xbf" + end.join([b"one", b"two", b"three"] * 2000))
+    assert len({read_text(str(tmp_path / f"{name}.txt")).digest for name in ("unix", "dos", "mac")}) == 1
