@@ -21,8 +21,9 @@ import torch
 from runtime.config import EngineConfig
 from runtime.engine.links import measure_links
 from runtime.engine.profiling import Extent, Workbench, decode_grid, load_times, pair, prefill_line
+from runtime.engine.servable import servable
 from runtime.policy.profiles import BlockProfile, chain_of, profile_of
-from surgery.settings import config_of, context_length
+from surgery.settings import context_length
 from zoo.errors import NotServable
 from zoo.manifest import ModelManifest, block_digest
 from zoo.records import Document, Run
@@ -132,7 +133,7 @@ def stored_profiles(store: Store, name: str) -> list[dict[str, Any]]:
 def _bench(store: Store, name: str, config: EngineConfig, extent: Extent) -> Iterator[tuple[Workbench, Extent]]:
     """A model's workbench, and the extent as far as the model's context goes."""
     with store.catalog.reading() as reader:
-        longest = context_length(config_of(store, reader.model(name)))
+        longest = context_length(servable(store, reader.model(name), None).settings)
 
     def capped(axis: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(sorted({min(each, longest) for each in axis}))

@@ -23,7 +23,7 @@ MOST_BYTES = 4 << 20
 _ALLOW = "--allow-code runs it"
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Plain YAML; a function is an error where it stands."""
 
 

@@ -12,7 +12,7 @@ The cosine needs no normaliser: it cancels. Memory is bounded by `BUDGET`, whate
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -117,8 +117,10 @@ def _joined(parts: Sequence[Alike]) -> Alike:
     def along(name: str) -> Tensor:
         return torch.cat([getattr(part, name) for part in parts], dim=-1)
 
-    found = (field.name for field in fields(Alike) if getattr(parts[0], field.name) is not None)
-    return Alike(**{"matrix": None, **{name: along(name) for name in found}})
+    def asked(name: str) -> Tensor | None:
+        return None if getattr(parts[0], name) is None else along(name)
+
+    return Alike(*map(along, ("cosine", "kl_ab", "kl_ba", "agreement")), *map(asked, ("matrix", "right", "told")))
 
 
 class _Side:
