@@ -7,7 +7,8 @@ model is its base with the adapter injected by peft (virtual tokens: peft's mode
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,10 @@ from zoo.store import Store
 ADAPTERS: frozenset[ModelKind] = frozenset({"lora", "ia3", "ln", "prompt", "prefix", "adapter", "delta"})
 #: Those that are not part of any module: the model is peft's own, with the base inside.
 _VIRTUAL: frozenset[ModelKind] = frozenset({"prompt", "prefix"})
+#: Fields of peft's configs that leave out some of the modules that `target_modules` names.
+_SELECTING = frozenset({"exclude_modules", "layers_to_transform", "layers_pattern"})
+#: A key of what peft puts around a module.
+_PART = re.compile(r"(?P<module>.+)\.(lora_A|lora_embedding_A|ia3_l|ln_tuning_layers)(\..+)?")
 
 
 def load_model(store: Store, manifest: ModelManifest, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
@@ -110,16 +115,28 @@ def _adapted(store: Store, manifest: ModelManifest, model: Any) -> Any:
     settings = side_json(store, manifest, "adapter_config.json")
     if settings is None:
         raise InputError(f"{manifest.name} has no adapter_config.json")
-    config = PeftConfig.from_peft_type(**{**settings, "inference_mode": True})
-    if manifest.kind in _VIRTUAL:
-        model = get_peft_model(model, config)
-    else:
-        inject_adapter_in_model(config, model, adapter_name="default")
     state = {key.removeprefix("base_model.model."): tensor for key, tensor in _files_state(store, manifest).items()}
+    if manifest.kind in _VIRTUAL:
+        model = get_peft_model(model, PeftConfig.from_peft_type(**{**settings, "inference_mode": True}))
+    else:
+        config = PeftConfig.from_peft_type(**{**_named(settings, state), "inference_mode": True})
+        inject_adapter_in_model(config, model, adapter_name="default")
     outcome = set_peft_model_state_dict(model, state, adapter_name="default")
     if outcome.unexpected_keys and manifest.kind not in _VIRTUAL:  # peft counts the virtual tokens, which it has taken, among them
         raise WrongBase(f"{manifest.name}: {outcome.unexpected_keys[0]} has no place in its base")
     return model
+
+
+def _named(settings: Mapping[str, Any], state: Iterable[str]) -> dict[str, Any]:
+    """An adapter's config with the modules that its keys name in place of what it says of them: that may be a stranger's expression."""
+    found = sorted({match["module"] for match in map(_PART.fullmatch, state) if match})
+    changes: dict[str, Any] = dict.fromkeys(_SELECTING & settings.keys())
+    inputs = settings.get("feedforward_modules")
+    if isinstance(inputs, list):  # peft wants them among the others, under the same names
+        changes["feedforward_modules"] = [module for module in found if module.endswith(tuple(inputs))]
+    if found or isinstance(settings.get("target_modules"), str):  # else all that it holds is whole tensors
+        changes["target_modules"] = found
+    return {**settings, **changes}
 
 
 def _bottlenecked(store: Store, manifest: ModelManifest, model: Any) -> Any:

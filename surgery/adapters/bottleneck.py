@@ -24,7 +24,7 @@ from zoo.manifest import Placed
 #: Families whose layers the library itself extends, and that norm before their sub-layers: nothing else has one clear meaning.
 FAMILIES_SUPPORTED = ("gpt2", "llama", "mistral")
 
-_KEY = re.compile(r"(?P<layers>(.+\.)?)(?P<layer>\d+)\.(?P<where>attention|output)_adapters\.adapters\.(?P<name>[^.]+)\.(?P<part>.+)")
+_KEY = re.compile(r"(?P<layers>(.+\.)?)(?P<layer>\d{1,6})\.(?P<where>attention|output)_adapters\.adapters\.(?P<name>[^.]+)\.(?P<part>.+)")
 _HEAD = "lm_head.weight"
 
 

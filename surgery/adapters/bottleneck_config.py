@@ -30,6 +30,7 @@ _ACTIVATIONS: Mapping[str, str] = {
 _OLD_ACTIVATIONS = {"gelu": "gelu_new", "gelu_orig": "gelu"}
 _REFUSED_FIELDS = ("cross_adapter", "inv_adapter", "invertible_adapter", "phm_layer", "use_gating")
 _LAYERS = 100_000
+_DIGITS = 6
 _Read = Literal["output", "sum", "residual"]
 _Skip = Literal["output", "sum"]
 
@@ -193,7 +194,7 @@ def _layers(value: Any) -> frozenset[int]:
 
 def _factors(value: Any) -> Mapping[int | None, float]:
     table = value if isinstance(value, dict) else {"default": value}
-    if any(key != "default" and not key.isdecimal() for key in table):
+    if any(key != "default" and not (key.isdecimal() and len(key) <= _DIGITS) for key in table):
         raise MalformedCheckpoint("adapter_config.json: reduction_factor is not by layer")
     factors = {None if key == "default" else int(key): number(factor, "reduction_factor") for key, factor in table.items()}
     if not all(1e-3 <= factor <= 1e6 for factor in factors.values()):

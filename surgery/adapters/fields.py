@@ -5,17 +5,20 @@ Follows peft 0.21. It sees values of an `adapter_config.json` alone: no keys, no
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from zoo.errors import MalformedCheckpoint
 
-#: Patterns are regular expressions from strangers: they are kept too small to run away.
+#: Expressions come from strangers and are matched by backtracking: what a table of them may cost on one module's name is bounded.
 _PATTERN_LENGTH = 200
-_PATTERN_REPEATS = 4
-_PATTERNS_LIMIT = 20_000
+_PATTERNS_LIMIT = 5_000
+_PATHS_LIMIT = 500_000
+#: Dots, in modules' names the only thing that is more than a character, are among what a plain expression may hold.
+_PLAIN = re.compile(r"[\w.\-]+")
 _NUMBER_LIMIT = 1e30
 
 
@@ -32,8 +35,12 @@ class Saved:
 
 
 def saved_modules(config: Mapping[str, Any]) -> Saved:
-    """`modules_to_save` of a config."""
-    return Saved(names(config.get("modules_to_save"), "modules_to_save"), bool(config.get("ensure_weight_tying")))
+    """`modules_to_save` of a config. Raises MalformedCheckpoint for names that peft would read as expressions."""
+    saved = names(config.get("modules_to_save"), "modules_to_save")
+    for name in saved:
+        if not _PLAIN.fullmatch(name):
+            raise MalformedCheckpoint(f"adapter_config.json: modules_to_save holds {name[:60]!r}, which is no module's name")
+    return Saved(saved, bool(config.get("ensure_weight_tying")))
 
 
 def names_module(wanted: tuple[str, ...] | None, module: str) -> bool:
@@ -41,25 +48,51 @@ def names_module(wanted: tuple[str, ...] | None, module: str) -> bool:
     return wanted is None or any(module == name or module.endswith("." + name) for name in wanted)
 
 
-def patterns(config: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    """A table from expressions to values. Raises MalformedCheckpoint."""
+def patterns(config: Mapping[str, Any], field: str) -> tuple[tuple[re.Pattern[str], Any], ...]:
+    """A table from expressions, which match the end of a module's path, to values; the first that matches counts.
+
+    Raises MalformedCheckpoint.
+    """
     value = config.get(field) or {}
     if not isinstance(value, dict) or len(value) > _PATTERNS_LIMIT:
         raise MalformedCheckpoint(f"adapter_config.json: {field} is not a usable table")
-    for key in value:
-        check_pattern(key, field)
-    return value
+    _check_paths(value, field)
+    return tuple((re.compile(rf"(.*\.)?({key})$"), each) for key, each in value.items())
 
 
 def check_pattern(pattern: str, field: str) -> None:
-    """Refuse expressions whose matching could take exponential time, and those that are none."""
-    repeats = len(re.findall(r"[*+?{]", pattern))
-    if len(pattern) > _PATTERN_LENGTH or repeats > _PATTERN_REPEATS or re.search(r"\)\s*[*+?{]", pattern):
-        raise MalformedCheckpoint(f"adapter_config.json: {field} holds the expression {pattern[:60]!r}, which is too complex to run safely")
-    try:
-        re.compile(rf"(.*\.)?({pattern})$")
-    except re.error:
-        raise MalformedCheckpoint(f"adapter_config.json: {field} holds {pattern[:60]!r}, which is no regular expression") from None
+    """Refuse an expression whose matching could take exponential time, or that is none. Raises MalformedCheckpoint."""
+    _check_paths((pattern,), field)
+
+
+def _check_paths(expressions: Iterable[str], field: str) -> None:
+    left = _PATHS_LIMIT
+    for expression in expressions:
+        left -= _paths(expression)
+        if left < 0:
+            raise MalformedCheckpoint(
+                f"adapter_config.json: {field} holds the expression {expression[:60]!r}, which is too complex to run safely"
+            )
+        try:
+            re.compile(expression)
+        except (re.error, OverflowError, RecursionError):
+            raise MalformedCheckpoint(f"adapter_config.json: {field} holds {expression[:60]!r}, which is no regular expression") from None
+
+
+def _paths(expression: str) -> int:
+    """Ways in which an expression could be matched to a name of some 40 characters, at most: what trying them all in vain costs.
+
+    Groups that repeat, flags and assertions are out of the question: of them there is no such bound.
+    """
+    if _PLAIN.fullmatch(expression):
+        return 1
+    if len(expression) > _PATTERN_LENGTH or re.search(r"\)\s*[*+?{]|\(\?(?!:)", expression):
+        return _PATHS_LIMIT + 1
+    bare = expression.replace("(?:", "(")
+    choices, groups = bare.count("|"), bare.count("(") + 1
+    repeats = len(re.findall(r"[*+?{]+", bare))
+    branches = [math.ceil(choices / groups + 1)] * min(groups, choices)
+    return math.comb(40 + repeats, repeats) * math.prod(branches)
 
 
 def targets(value: Any) -> tuple[str, ...] | None:

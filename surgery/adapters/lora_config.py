@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from surgery.adapters.fields import Saved, count, names_module, number, patterns, saved_modules, targets
 from zoo.errors import UnsupportedAdapter
@@ -21,6 +21,7 @@ _REFUSED_FIELDS = (
 )
 #: Initialisations that peft repeats on loading, and that change the base's weights while they run.
 _REFUSED_INITS = ("corda", "loftq", "lora_ga", "olora", "pissa")
+_T = TypeVar("_T", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,8 @@ class LoraConfig:
     rank_stabilised: bool
     dora: bool
     bias: bool
-    ranks: Mapping[str, int]
-    alphas: Mapping[str, float]
+    ranks: tuple[tuple[re.Pattern[str], int], ...]
+    alphas: tuple[tuple[re.Pattern[str], float], ...]
     targets: tuple[str, ...] | None
     saved: Saved
 
@@ -60,16 +61,16 @@ class LoraConfig:
             rank_stabilised=bool(config.get("use_rslora")),
             dora=bool(config.get("use_dora")),
             bias=bool(config.get("lora_bias")),
-            ranks={key: count(value, "rank_pattern", "rank") for key, value in patterns(config, "rank_pattern").items()},
-            alphas={key: number(value, "alpha_pattern") for key, value in patterns(config, "alpha_pattern").items()},
+            ranks=tuple((key, count(value, "rank_pattern", "rank")) for key, value in patterns(config, "rank_pattern")),
+            alphas=tuple((key, number(value, "alpha_pattern")) for key, value in patterns(config, "alpha_pattern")),
             targets=targets(config.get("target_modules")),
             saved=saved_modules(config),
         )
 
     def settings(self, module: str) -> LoraSettings:
         """Rank and scaling of a module, by its path in the Hugging Face model (`model.layers.0.self_attn.q_proj`)."""
-        r = self.ranks.get(_matching(self.ranks, module), self.r)
-        alpha = self.alphas.get(_matching(self.alphas, module), self.alpha)
+        r = _matching(self.ranks, module, self.r)
+        alpha = _matching(self.alphas, module, self.alpha)
         return LoraSettings(r, alpha / math.sqrt(r) if self.rank_stabilised else alpha / r)
 
     def targeted(self, module: str) -> bool:
@@ -77,15 +78,17 @@ class LoraConfig:
         return names_module(self.targets, module)
 
 
-def _matching(patterns: Mapping[str, Any], module: str) -> str:
-    """The first pattern that matches the end of a module's path; the path itself when none does."""
-    return next((key for key in patterns if re.match(rf"(.*\.)?({key})$", module)), module)
+def _matching(patterns: tuple[tuple[re.Pattern[str], _T], ...], module: str, default: _T) -> _T:
+    """The value of the first pattern that matches the end of a module's path."""
+    return next((value for pattern, value in patterns if pattern.match(module)), default)
 
 
 def _refuse_variants(config: Mapping[str, Any]) -> None:
     for field in _REFUSED_FIELDS:
         if config.get(field):
             raise UnsupportedAdapter(f"this LoRA uses {field}, which is not supported")
+    if config.get("use_dora") and config.get("lora_bias"):
+        raise UnsupportedAdapter("this LoRA uses use_dora and lora_bias together, which peft does not support")
     init = config.get("init_lora_weights")
     if isinstance(init, str) and init.lower().startswith(_REFUSED_INITS):
         raise UnsupportedAdapter(

@@ -122,6 +122,7 @@ REFUSED = [
     ("ia3 untargeted", "ia3", ("llama", {}), {"target_modules": ["q_proj"]}, None, MalformedCheckpoint, "target_modules"),
     ("ia3 names", "ia3", ("llama", {}), {"feedforward_modules": [1]}, None, MalformedCheckpoint, "feedforward_modules"),
     ("ia3 pattern", "ia3", ("llama", {}), {"feedforward_modules": "(a+)+$"}, None, MalformedCheckpoint, "too complex"),
+    ("ia3 no pattern", "ia3", ("llama", {}), {"feedforward_modules": "a)|(b"}, None, MalformedCheckpoint, "regular expression"),
     ("ia3 unsaved", "ia3", ("llama", {}), {"modules_to_save": ["lm_head"]}, None, MalformedCheckpoint, "lm_head"),
     ("ia3 key", "ia3", ("llama", {}), {}, ("ia3_l", "ia3_x"), MalformedCheckpoint, "not a key"),
     ("ia3 whole", "ia3", ("llama", {}), {}, ("ia3_l", "weight"), MalformedCheckpoint, "modules_to_save"),

@@ -97,6 +97,7 @@ REFUSED: list[tuple[str, tuple[str, dict[str, Any]], dict[str, Any], dict[str, A
     ("scaling", ("llama", {}), {}, {"scaling": float("inf")}, MalformedCheckpoint, "Infinity|scaling"),
     ("flag", ("llama", {}), {}, {"ln_after": 1}, MalformedCheckpoint, "ln_after"),
     ("factor", ("llama", {}), {}, {"reduction_factor": 0}, MalformedCheckpoint, "reduction_factor"),
+    ("long layer", ("llama", {}), {}, {"reduction_factor": {"9" * 5000: 16}}, MalformedCheckpoint, "by layer"),
     ("no factor", ("llama", {}), {}, {"reduction_factor": {"0": 16}}, MalformedCheckpoint, "layer 1"),
     ("another rank", ("llama", {}), {}, {"reduction_factor": 8}, WrongBase, "down.weight"),
     ("missing", ("llama", {}), {}, {"mh_adapter": True}, WrongBase, "attention of layer 0"),

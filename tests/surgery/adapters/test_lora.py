@@ -215,6 +215,20 @@ def test_a_wrong_base_is_refused_with_the_first_mismatch(zoo, made, tmp_path, ot
     assert stored(zoo.store) == before
 
 
+def test_an_expression_for_target_modules_is_not_matched_against_anything(zoo, made, tmp_path):
+    """It is a stranger's, and could run for ever; the keys of the file say where the adapter is."""
+    import torch
+
+    ids = torch.arange(20)[None] * 7 % 320
+    folder = make_lora(made("llama"), tmp_path / "lora")
+    zoo.ingest(made("llama"), name="base")
+    zoo.ingest(folder, name="named")
+    zoo.ingest(_edit_config(folder, target_modules="no module", exclude_modules=".*", layers_pattern="no layer"), name="expression")
+    with torch.no_grad():
+        named, expression = (zoo.model(name).load()(ids).logits for name in ("named", "expression"))
+    assert torch.equal(named, expression)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "reason"),
     [
@@ -237,7 +251,14 @@ def test_a_wrong_base_is_refused_with_the_first_mismatch(zoo, made, tmp_path, ot
         ({"target_modules": [1]}, MalformedCheckpoint, "target_modules"),
         ({"modules_to_save": ["lm_head"]}, MalformedCheckpoint, "lm_head"),
         ({"rank_pattern": {"(a+)+$": 4}}, MalformedCheckpoint, "too complex"),
+        ({"rank_pattern": {"(.|.)" * 30 + "x": 4}}, MalformedCheckpoint, "too complex"),
+        ({"rank_pattern": {"(?x:(.+)#\n+)x": 4}}, MalformedCheckpoint, "too complex"),
+        ({"rank_pattern": {f".*a.*b.*c.*{i}": 4 for i in range(9)}}, MalformedCheckpoint, "too complex"),
+        ({"rank_pattern": {".*" * 45: 4}}, MalformedCheckpoint, "too complex"),
         ({"rank_pattern": {"(": 4}}, MalformedCheckpoint, "regular expression"),
+        ({"rank_pattern": {"q)|(k": 4}}, MalformedCheckpoint, "regular expression"),
+        ({"rank_pattern": {"q{99999999999999999999}": 4}}, MalformedCheckpoint, "regular expression"),
+        ({"modules_to_save": ["(.+)+"]}, MalformedCheckpoint, "no module's name"),
         ({"alpha_pattern": [1]}, MalformedCheckpoint, "alpha_pattern"),
     ],
 )
