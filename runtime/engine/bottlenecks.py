@@ -35,7 +35,7 @@ class _Group:
     def of(self, output: Tensor, residual: Tensor, frame: Frame) -> Tensor:
         """What is added to the sub-layer's output: zero for rows of none of these adapters."""
         low = self.form.activation(F.linear(self.form.read(output, residual), self.down, self.down_bias))
-        low = low * frame.adapter_mask(self.ranks, low.dtype)
+        low = low.masked_fill(frame.foreign(self.ranks), 0)
         index = frame.adapter_index(tuple(name for name, _ in self.ranks))
         return (F.linear(low, self.up) + self.up_bias[index]) * self.scaling[index]
 

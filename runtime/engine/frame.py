@@ -104,7 +104,7 @@ class Paging:
     token_offsets: Tensor
     groups: tuple[DecodeGroup, ...]
     chunks: tuple[tuple[int, RowSpan], ...]
-    _views: dict[tuple[torch.Size, torch.dtype], PageView] = field(default_factory=dict)
+    _views: dict[tuple[int, int, torch.dtype], PageView] = field(default_factory=dict)
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keep K and V of the frame's tokens [tokens, kv_heads, head_dim] in a layer's pages."""
@@ -118,10 +118,10 @@ class Paging:
 
     def _view(self, like: Tensor) -> PageView:
         """The pages through the geometry of the layer that asks: layers of one model may differ in it."""
-        key = (like.shape[1:], like.dtype)
-        view = self._views.get(key)
+        _, heads, width = like.shape
+        view = self._views.get((heads, width, like.dtype))
         if view is None:
-            view = self._views[key] = self.pool.view(Geometry(like.shape[1], like.shape[2], like.dtype), self.page_tokens)
+            view = self._views[heads, width, like.dtype] = self.pool.view(Geometry(heads, width, like.dtype), self.page_tokens)
         return view
 
 
@@ -139,7 +139,7 @@ class Frame:
     paging: tuple[Paging, ...] = ()
     layer: int = 0
     prefixes: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    _adapter_masks: dict[tuple[tuple[str, int], ...], Tensor] = field(default_factory=dict)
+    _foreign: dict[tuple[tuple[str, int], ...], Tensor] = field(default_factory=dict)
     _adapter_indices: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
 
     @property
@@ -162,18 +162,21 @@ class Frame:
             index = self._adapter_indices[adapters] = torch.tensor(rows, device=self.positions.device)
         return index
 
-    def adapter_mask(self, ranks: tuple[tuple[str, int], ...], dtype: torch.dtype) -> Tensor:
-        """[tokens, sum of ranks]: one where a token's adapter owns the column. `ranks`: (adapter, rank) in column order."""
-        mask = self._adapter_masks.get(ranks)
+    def foreign(self, ranks: tuple[tuple[str, int], ...]) -> Tensor:
+        """[tokens, sum of ranks]: whether a column is of another adapter than a token's. `ranks`: (adapter, rank) in column order.
+
+        For `masked_fill`: what a stranger's matrix makes of a row may be infinite, and a product with zero would not be zero then.
+        """
+        mask = self._foreign.get(ranks)
         if mask is None:
-            mask = torch.zeros((self.tokens, sum(rank for _, rank in ranks)), dtype=dtype, device=self.positions.device)
+            mask = torch.ones((self.tokens, sum(rank for _, rank in ranks)), dtype=torch.bool, device=self.positions.device)
             left = 0
             for adapter, rank in ranks:
                 for span in self.adapters:
                     if span.adapter == adapter:
-                        mask[span.lo : span.hi, left : left + rank] = 1
+                        mask[span.lo : span.hi, left : left + rank] = False
                 left += rank
-            self._adapter_masks[ranks] = mask
+            self._foreign[ranks] = mask
         return mask
 
 

@@ -117,11 +117,13 @@ class SharedLinear(nn.Module):
         if not frame.adapters:
             return self.product.of(x)
         if self.inputs:
-            x = self.inputs.of(x, frame)
+            x = self.inputs.of(x, frame).to(x.dtype)
         out = self.product.of(x)
+        if self.outputs:
+            out = self.outputs.of(out, frame)
         if self.adapters:
             out = self._add(out, x, frame)
-        return self.outputs.of(out, frame) if self.outputs else out
+        return out.to(x.dtype)
 
     def attach(self, adapter: str, part: LowRank) -> None:
         """Put a low-rank part on the layer."""
@@ -129,7 +131,7 @@ class SharedLinear(nn.Module):
         self._changed()
 
     def scale(self, adapter: str, vector: Tensor, inputs: bool) -> None:
-        """Scale what goes in ([in]) or comes out ([out], bias included) for an adapter's tokens. `vector` is float32."""
+        """Scale what goes in ([in]) or comes out ([out], bias included, low-rank parts not) for an adapter's tokens, in float32."""
         (self.inputs if inputs else self.outputs).attach(adapter, vector)
         self._changed()
 
@@ -151,13 +153,13 @@ class SharedLinear(nn.Module):
         stack = self._stacked(active)
         low = x.to(stack.a.dtype) @ stack.a
         if len(active) > 1 or not frame.covered_by_one:
-            low = low * frame.adapter_mask(stack.ranks, low.dtype)
+            low = low.masked_fill(frame.foreign(stack.ranks), 0)
         added = low @ stack.b
         for span in frame.adapters:
             bias = self.adapters[span.adapter].bias if span.adapter in self.adapters else None
             if bias is not None:
                 added[..., span.lo : span.hi, :] += bias
-        return (out + added).to(x.dtype)
+        return out + added
 
     def _stacked(self, active: tuple[str, ...]) -> _Stack:
         if self._stack is None or tuple(name for name, _ in self._stack.ranks) != active:
@@ -190,12 +192,14 @@ class SharedEmbedding(nn.Module):
         out: Tensor = self.table(ids)
         if not (self.adapters or self.prompts):
             return out
-        out = out.clone()
-        for virtual in current().virtual:
+        frame = current()
+        for virtual in frame.virtual:
             if virtual.adapter in self.prompts:
                 out[:, virtual.lo : virtual.hi] = self.prompts[virtual.adapter][virtual.source]
+        if not self.adapters:
+            return out
         scale = getattr(self.table, "embed_scale", None)
-        for span in current().adapters:
+        for span in frame.adapters:
             part = self.adapters.get(span.adapter)
             if part is not None:
                 low = F.embedding(ids[:, span.lo : span.hi], part.a.t()) @ part.b.t()

@@ -104,7 +104,7 @@ def _pick(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     cumulated = kept.double().cumsum(-1)
     u = torch.tensor([uniform(draw.params.seed, draw.generated) for draw in draws], dtype=torch.float64, device=device)[:, None]
     place = torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
-    last = (kept > 0).sum(-1, keepdim=True) - 1
+    last = ((kept > 0).sum(-1, keepdim=True) - 1).clamp_(min=0)  # nothing is kept of a row that is not a number
     return order.indices.gather(1, torch.minimum(place, last))[:, 0]
 
 

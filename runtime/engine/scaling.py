@@ -1,4 +1,4 @@
-"""Vectors by which adapters scale a layer's input or output (IA3), each on its own rows: one product for all of them together.
+"""Vectors by which adapters scale a layer's input or output (IA3, DoRA), each on its own rows: one product for all of them together.
 
 Knows vectors and which tokens use which adapter; nothing of layers or of files.
 """
@@ -12,7 +12,7 @@ from runtime.engine.frame import Frame
 
 
 class Scales:
-    """The vectors of one side of a layer, by adapter. In float32 whatever the base's dtype, as peft computes them; rounded once."""
+    """The vectors of one side of a layer, by adapter. In float32 whatever the base's dtype, as peft computes them."""
 
     def __init__(self) -> None:
         self._vectors: dict[str, Tensor] = {}
@@ -35,13 +35,13 @@ class Scales:
         self._table = None
 
     def of(self, x: Tensor, frame: Frame) -> Tensor:
-        """x [1, tokens, width], each token scaled by its adapter's vector, if it has one here."""
+        """x [1, tokens, width], each token scaled by its adapter's vector, if it has one here; in float32, to be rounded once."""
         active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self._vectors))
         if not active:
             return x
         if len(active) == 1 and frame.covered_by_one:
-            return (x * self._vectors[active[0]]).to(x.dtype)
-        return (x * self._stacked(active)[frame.adapter_index(active)]).to(x.dtype)
+            return x * self._vectors[active[0]]
+        return x * self._stacked(active)[frame.adapter_index(active)]
 
     def _stacked(self, active: tuple[str, ...]) -> Tensor:
         """[adapters + 1, width]: their vectors, and ones for everybody else."""

@@ -7,7 +7,7 @@ import torch
 from tests.chains import put_chain, put_stitch
 from tests.runtime.engine.conftest import Bench
 from tests.runtime.engine.drive import Drive
-from tests.runtime.engine.oracle import ROUNDING, Recomputed, greedy, same_tokens
+from tests.runtime.engine.oracle import ROUNDING, Recomputed
 
 #: Tokens of an answer.
 COUNT = 12
@@ -48,5 +48,5 @@ def agreeing(bench: Bench, name: str, wanted: list[tuple[str, tuple[int, ...]]],
 
     `cast`: the reference's weights to the dtype.
     """
-    model = Recomputed(bench.store, name, dtype if cast else None)
-    return sum(same_tokens(model, p, greedy(model, p, COUNT), out.tokens(seq), ROUNDING[dtype]) for seq, p in wanted)
+    answers = bench.answers(f"{name} {cast}", lambda: Recomputed(bench.store, name, dtype if cast else None))
+    return sum(answers.agreeing(p, out.tokens(seq), COUNT, ROUNDING[dtype]) for seq, p in wanted)

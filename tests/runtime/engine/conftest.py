@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from surgery.ingest import ingest
 from surgery.sources import open_source
 from tests import checkpoints
 from tests.bottlenecks import make_bottleneck
+from tests.runtime.engine.oracle import Answers
 from zoo.store import Store
 
 
@@ -22,6 +24,7 @@ class Bench:
         self.root = root
         self.store = Store.open(root / "store")
         self.folders: dict[str, Path] = {}
+        self._answers: dict[str, Answers] = {}
 
     def add(self, name: str, folder: Path, base: str | None = None) -> str:
         ingest(self.store, open_source(str(folder)), name=name, base=base)
@@ -39,6 +42,12 @@ class Bench:
     def peft(self, base: str, name: str, config, **options) -> str:
         folder = checkpoints.make_peft(self.folders[base], self.root / "hf" / name, config, **options)
         return self.add(name, folder, base=base)
+
+    def answers(self, name: str, make: Callable[[], Any]) -> Answers:
+        """A reference's answers, which several tests ask for: made once."""
+        if name not in self._answers:
+            self._answers[name] = Answers(make())
+        return self._answers[name]
 
     def bottleneck(self, base: str, name: str, **options) -> str:
         return self.add(name, make_bottleneck(self.folders[base], self.root / "hf" / name, **options), base=base)

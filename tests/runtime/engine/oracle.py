@@ -63,6 +63,21 @@ def same_tokens(model: Any, prompt: Sequence[int], expected: Sequence[int], got:
     return len(expected)
 
 
+class Answers:
+    """A reference's greedy answers, each worked out once."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+        self._known: dict[tuple[tuple[int, ...], int], list[int]] = {}
+
+    def agreeing(self, prompt: tuple[int, ...], got: Sequence[int], count: int, rounding: float | None = None) -> int:
+        """`same_tokens` for an answer of `count` tokens."""
+        key = (prompt, count)
+        if key not in self._known:
+            self._known[key] = greedy(self.model, prompt, count)
+        return same_tokens(self.model, prompt, self._known[key], got, rounding)
+
+
 class Recomputed:
     """A stored model outside the engine, as a reference: a stack that computes the whole text anew for every token, without any cache."""
 

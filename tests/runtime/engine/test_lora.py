@@ -40,12 +40,14 @@ def test_lora_beside_its_base(bench, family):
         check(peft_reference(bench, base, name), name, wanted[name], out)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gpt_neox"])
-def test_half_precision_base_with_adapters_in_either(bench, family):
+@pytest.mark.parametrize(("family", "dora"), [("llama", False), ("gpt2", False), ("gpt_neox", False), ("llama", True), ("gpt2", True)])
+def test_half_precision_base_with_adapters_in_either(bench, family, dora):
     """peft computes adapters in float32 on a half-precision base, whichever dtype they were saved in."""
-    base = bench.family(family, f"{family}-half", dtype="bfloat16")
-    full = bench.lora(base, f"{family}-half-lora")
-    half = bench.root / "hf" / f"{family}-half-lora16"
+    base = f"{family}-half"
+    if base not in bench.folders:
+        bench.family(family, base, dtype="bfloat16")
+    full = bench.lora(base, f"{family}-half-{'dora' if dora else 'lora'}", use_dora=dora)
+    half = bench.root / "hf" / f"{full}16"
     shutil.copytree(bench.folders[full], half)
     path = half / "adapter_model.safetensors"
     save_file({key: tensor.bfloat16() for key, tensor in load_file(path).items()}, path)
@@ -70,6 +72,8 @@ VARIANTS = {
     "some_layers": {"layers_to_transform": [1], "layers_pattern": "layers"},
     "lora_bias": {"lora_bias": True},
     "mlp": {"target_modules": ["gate_proj", "up_proj", "down_proj"]},
+    "dora": {"use_dora": True},
+    "dora_on_mlp_and_head": {"use_dora": True, "use_rslora": True, "target_modules": ["down_proj", "lm_head"]},
 }
 
 

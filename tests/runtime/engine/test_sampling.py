@@ -115,3 +115,11 @@ def test_only_rows_that_ask_get_logprobs():
     plain, asked = sample(rows, [draw("a"), draw("b", logprobs=0)])
     assert plain.logprob is None and plain.top == ()
     assert asked.logprob == pytest.approx(torch.log_softmax(rows[1], -1).max().item(), abs=1e-6) and asked.top == ()
+
+
+def test_a_row_that_is_no_number_gets_some_token_and_leaves_the_others_theirs():
+    rows = torch.cat([logits(4), torch.full((1, VOCAB), math.nan), logits(5)])
+    draws = [draw(temperature=1.0, seed=seed, top_k=3, top_p=0.9) for seed in range(3)]
+    got = [each.token for each in sample(rows, draws)]
+    assert 0 <= got[1] < VOCAB
+    assert [got[0], got[2]] == [sample(rows[at : at + 1], [draws[at]])[0].token for at in (0, 2)]
