@@ -13,15 +13,13 @@ Knows nothing of where modules and weights come from (`surgery.skeleton`, `surge
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
+class Where(NamedTuple):
     """Where a run's tokens stand: position ids [B, T] and, for rotary families, (cos, sin) of shape [B, T, rotary width].
 
     `mask` and `cache` (a `transformers.Cache`) are for runs outside the engine, whose attention function takes neither.

@@ -7,7 +7,7 @@ frame. Decodes are gathered into scratch and attended in few calls; a prompt's c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -97,8 +97,7 @@ def _prefixed(frame: Frame, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
     return key, value
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(NamedTuple):
     """What a layer's attention is given: query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]."""
 
     query: Tensor

@@ -124,7 +124,7 @@ class FrameMaker:
         """The frame for an attention layer that is number `layers[i]` of `models[i]`, set to run it."""
         frame = self.frame(models, adapters)
         frame.layer = min(layers)
-        shifts = tuple(layer - frame.layer for layer in layers)
+        shifts = (0,) * len(layers) if frame.layer == max(layers) else tuple(layer - frame.layer for layer in layers)
         paging = self._pagings.get((models, shifts))
         if paging is None:
             paging = self._pagings[models, shifts] = tuple(self._page(frame, models, shifts))
@@ -180,14 +180,15 @@ class FrameMaker:
 
     def _virtual_spans(self, models: Sequence[str], adapters: Sequence[str | None]) -> tuple[VirtualSpan, ...]:
         """Which tokens stand at virtual positions; none once prompts have begun."""
-        found, base = [], 0
+        found: list[VirtualSpan] = []
+        base = 0
         for name, adapter in zip(models, adapters, strict=True):
             batch = self._batches[name]
             count = batch.model.spec.virtual_tokens
-            for span in batch.spans:
-                if adapter is not None and span.start < count:
-                    hi = min(span.hi, span.lo + count - span.start)
-                    found.append(VirtualSpan(adapter, base + span.lo, base + hi, span.start))
+            if adapter is not None and count:
+                begun = (span for span in batch.spans if span.start < count)
+                ends = ((span, min(span.hi, span.lo + count - span.start)) for span in begun)
+                found.extend(VirtualSpan(adapter, base + span.lo, base + hi, span.start) for span, hi in ends)
             base += batch.tokens
         return tuple(found)
 
@@ -211,7 +212,7 @@ class FrameMaker:
         )
         lengths = _joined([run.layout.lengths[run.rows] for run in runs], 0)
         everything = len(spans) == len(frame.spans)
-        tokens = [token for span in spans for token in range(span.lo, span.hi)]
+        tokens = () if everything else tuple(token for span in spans for token in range(span.lo, span.hi))
         return Paging(
             pool=self._pool,
             page_tokens=page_tokens,

@@ -81,13 +81,6 @@ class LoadedModel:
         """Unit digests in order."""
         return self._chain
 
-    def attention_number(self, place: int) -> int:
-        """Which attention layer the component at `place` of the chain is. Raises ValueError where it is none."""
-        number = self.kv_index[place]
-        if number is None:
-            raise ValueError(f"component {place} of {self.spec.name} does not attend")
-        return number
-
     def open(self, request: SequenceRequest, output: Sequence[int]) -> None:
         """Learn a sequence."""
         self.sequences[request.seq] = Held(request, list(output), self.tables.open())

@@ -9,8 +9,9 @@ model stay together and models keep one order, so joining and parting are slices
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -26,6 +27,10 @@ from runtime.kv.pool import PagePool
 from runtime.types import PromptLogprobs, Row, Sampled, SegmentRun, StepPlan
 from surgery.chains import STITCH
 from surgery.components import Where
+
+#: By model: the key of the adapter on a unit, and which attention layer it is; None where there is none.
+_Keys = tuple[str | None, ...]
+_Layers = tuple[int | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +127,11 @@ class StepRun:
         start, count = segment.starts[0], len(segment.units)
         units = batches[0].model.units[start : start + count]
         hidden = self._joined(segment, units[0])
-        for step, unit in enumerate(units):
+        for unit, adapters, layers in zip(units, *self._uses(segment), strict=True):
             if unit.kind == "lm_head":
-                self._run_head(unit, segment, step, hidden)
+                self._run_head(unit, segment, adapters, hidden)
                 break
-            hidden = self._run_unit(unit, segment, step, hidden)
+            hidden = self._run_unit(unit, segment, adapters, layers, hidden)
         else:
             parts = torch.split(hidden, [batch.tokens for batch in batches], dim=1)
             self._hidden.update(zip(segment.models, parts, strict=True))
@@ -141,12 +146,9 @@ class StepRun:
         parts = [self._hidden[name] for name in segment.models]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _run_unit(self, unit: Unit, segment: Segment, step: int, hidden: Tensor) -> Tensor:
-        places = self._places(segment, step)
-        adapters = tuple(model.adapters[place] for model, place in places)
+    def _run_unit(self, unit: Unit, segment: Segment, adapters: _Keys, layers: _Layers, hidden: Tensor) -> Tensor:
         if unit.attends:
-            layers = tuple(model.attention_number(place) for model, place in places)
-            frame = self._frames.for_layers(segment.models, adapters, layers)
+            frame = self._frames.for_layers(segment.models, adapters, cast("tuple[int, ...]", layers))
             frame.prefixes = unit.prefixes
         else:
             frame = self._frames.frame(segment.models, adapters)
@@ -155,11 +157,14 @@ class StepRun:
             out: Tensor = unit.module(hidden, Where(frame.positions, rotary))
         return out
 
-    def _places(self, segment: Segment, step: int) -> list[tuple[LoadedModel, int]]:
-        """The models of a segment, each with the place in its chain of the segment's unit number `step`."""
-        return [(self._batches[name].model, start + step) for name, start in zip(segment.models, segment.starts, strict=True)]
+    def _uses(self, segment: Segment) -> tuple[Iterable[_Keys], Iterable[_Layers]]:
+        """For every unit of a segment: the adapter on it and the number of its attention layer, for each of the models."""
+        count = len(segment.units)
+        models = [(self._batches[name].model, start) for name, start in zip(segment.models, segment.starts, strict=True)]
+        adapters = zip(*(model.adapters[start : start + count] for model, start in models), strict=True)
+        return adapters, zip(*(model.kv_index[start : start + count] for model, start in models), strict=True)
 
-    def _run_head(self, unit: Unit, segment: Segment, step: int, hidden: Tensor) -> None:
+    def _run_head(self, unit: Unit, segment: Segment, adapters: _Keys, hidden: Tensor) -> None:
         """The head runs over the rows that need logits, not over every token."""
         picks: list[int] = []
         counts: list[int] = []
@@ -174,7 +179,6 @@ class StepRun:
         if len(picks) != hidden.shape[1]:
             hidden = hidden[:, torch.tensor(picks, device=self._device)]
         nowhere = torch.zeros((1, len(picks)), dtype=torch.int64, device=self._device)
-        adapters = [model.adapters[place] for model, place in self._places(segment, step)]
         with running(Frame(nowhere, (), adapter_spans(adapters, counts))):
             logits: Tensor = unit.module(hidden)
         self._logits.update(zip(segment.models, torch.split(logits[0], counts), strict=True))
