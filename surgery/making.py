@@ -265,6 +265,10 @@ def _weight_file(store: Store, name: str, entries: Sequence[_Entry]) -> WeightFi
 def check_adapters(components: Iterable[Placed]) -> None:
     """Raises InputError for a component whose adapter cannot be part of a chain of several models."""
     for placed in components:
-        if not is_low_rank(placed.component.adapter):
+        adapter = placed.component.adapter
+        if adapter is not None and not is_low_rank(adapter):
             where = placed.component.kind if placed.layer is None else f"{placed.component.kind} of layer {placed.layer}"
-            raise InputError(f"the {where} has an adapter that is no plain LoRA on linear layers: merge it into a checkpoint first")
+            raise InputError(
+                f"the {where} has an adapter of kind {adapter.kind} that a chain cannot take along: "
+                "only plain LoRA on linear layers can be part of one; merge it into a checkpoint first"
+            )

@@ -19,6 +19,8 @@ from surgery.composition import parse, read_composition
 from surgery.families import FAMILIES
 from surgery.stack import open_stack
 from tests import checkpoints
+from tests.adapters import KINDS
+from tests.bottlenecks import make_bottleneck
 from tests.chains import put_stitch
 from tests.surgery.helpers import spans
 from zoo import Zoo
@@ -193,6 +195,30 @@ def test_blocks_with_a_lora_are_taken_along(zoo, tmp_path):
     torch.testing.assert_close(zoo.model("c").load()(IDS).logits, hidden, atol=1e-6, rtol=1e-6)
     with pytest.raises(InputError, match="adapters"):
         zoo.model("c").export(tmp_path / "out")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("kind", "where"),
+    [
+        ("ia3", "attention of layer 0"),
+        ("prompt", "embedding"),
+        ("prefix", "attention of layer 0"),
+        ("adapter", "ffn"),
+        ("lora", "attention of layer 0"),
+    ],
+)
+def test_blocks_with_any_other_adapter_are_refused_by_kind(zoo, tmp_path, kind, where):
+    if kind == "adapter":
+        make_bottleneck(tmp_path / "a", tmp_path / "pe")
+    elif kind == "lora":
+        checkpoints.make_lora(tmp_path / "a", tmp_path / "pe", use_dora=True)
+    else:
+        checkpoints.make_peft(tmp_path / "a", tmp_path / "pe", KINDS[kind]("llama"))
+    zoo.ingest(tmp_path / "pe", name="pe", base="a")
+    with pytest.raises(InputError, match=f"the {where}.* of kind {kind} .*only plain LoRA"):
+        compose(zoo.store, slices(("pe", 0, 2), ("b", 2, 4)), "c")
+    assert {handle.name for handle in zoo.models()} == {"a", "b", "pe"}
 
 
 def test_the_parents_may_go_and_the_chain_stays_whole(zoo):
