@@ -20,7 +20,6 @@ from stitch.points import choose_points
 from stitch.saved import Task
 from stitch.settings import StitchSettings
 from stitch.storing import put_stitch, stored_document
-from surgery.chains import is_chain, parse_chain
 from surgery.settings import context_length
 from surgery.stack import open_stack
 from surgery.text import Probe, read_text
@@ -150,8 +149,7 @@ class _Work:
 
 def _check_length(models: Iterable[ModelHandle], length: int) -> None:
     for model in models:
-        sources = parse_chain(model.config).sources if is_chain(model.config) else (model.config,)
-        context = min(context_length(source) for source in sources)
+        context = context_length(model.config)
         if length > context:
             raise InputError(f"windows of {length} tokens do not fit {model.name}, whose context is {context}")
 
