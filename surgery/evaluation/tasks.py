@@ -141,8 +141,12 @@ def _load_builtin(manager: Any, tasks: Sequence[Builtin], folder: Path, texts: T
 
 def _load(manager: Any, spec: str, name: str) -> list[Any]:
     """The top of what a spec loads as. Whatever goes wrong in it is the fault of the task's file or of its data."""
+    from jinja2.exceptions import SecurityError
+
     try:
         loaded = manager.load([spec])
+    except SecurityError:
+        raise  # templates are rendered here too: `trust.sandboxed` has the words
     except Exception as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"the task {name} cannot be loaded: {type(error).__name__}: {line}") from error
