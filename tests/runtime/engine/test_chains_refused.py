@@ -55,7 +55,7 @@ def drop_link(at: int):
         (drop_link(2), "does not list"),
         (set_link(1, layer=9), "no layer"),
         (set_link(1, source=7), "names no source"),
-        (set_link(1, kind="stitch"), "does not list"),
+        (set_link(1, kind="stitch"), "stitch without widths"),
         (lambda config: config.pop("sources"), "list of sources"),
         (lambda config: config["sources"][0].update(num_attention_heads=7), "refuses its config"),
     ],
