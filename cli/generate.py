@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json
-from zoo.errors import InputError, NotServable, ZooError
+from zoo.errors import InputError, ZooError
 
 if TYPE_CHECKING:
     from runtime.cluster.local import LocalDriver
@@ -36,7 +36,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     token_ids: Annotated[str | None, typer.Option(help='The prompt as token ids, "1,2,3", instead of text.')] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end-of-text token.")] = False,
-    executor: Annotated[Executor, typer.Option(help="How layers are run.")] = "auto",
+    executor: Annotated[Executor, typer.Option(help="How batches are run; auto is paged where the model allows it.")] = "auto",
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the model's own")] = None,
     kv_bytes: Annotated[str, typer.Option(help="Size of the page pool.")] = "1GiB",
@@ -48,14 +48,12 @@ def generate(
     from cli.serve_options import gather
     from zoo.api import Zoo
 
-    if executor == "dense":
-        raise NotServable("the dense executor is not built yet; use --executor paged")
     body = {
         "model": name, "prompt": _prompt(prompt, token_ids), "max_tokens": max_tokens, "temperature": temperature, "top_p": top_p,
         "top_k": top_k, "min_p": min_p, "seed": seed, "stop": stop or None, "ignore_eos": ignore_eos,
     }  # fmt: skip
     options = gather(None, {"device": device, "dtype": dtype, "kv_bytes": kv_bytes})
-    with Zoo(store, database, create=False) as zoo, _started(zoo, name, options.engine()) as (driver, model):
+    with Zoo(store, database, create=False) as zoo, _started(zoo, name, options.engine(), executor) as (driver, model):
         generation = _assemble(body, model)
         _print(driver, generation, as_json)
 
@@ -73,13 +71,14 @@ def _prompt(text: str | None, token_ids: str | None) -> str | list[int]:
 
 
 @contextmanager
-def _started(zoo: Zoo, name: str, config: Any) -> Iterator[tuple[LocalDriver, ServedModel]]:
+def _started(zoo: Zoo, name: str, config: Any, executor: Executor) -> Iterator[tuple[LocalDriver, ServedModel]]:
     """One model on a device, ready to run."""
     from cli.wiring import ZooSource, choose, start_engine
     from runtime.cluster.local import LocalDriver
     from runtime.config import BatchingConfig
 
-    engine = start_engine(zoo, config, choose(zoo, [name], config.dtype).names)
+    chosen = choose(zoo, [name], config.dtype, executor)
+    engine = start_engine(zoo, config, chosen.names, chosen.executor)
     with LocalDriver(engine, BatchingConfig()) as driver:
         yield driver, ZooSource(zoo).served(driver.models()[0])
 

@@ -34,6 +34,13 @@ def serve(
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1.", show_default="cpu")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="each model's own")] = None,
     layers: Annotated[str | None, typer.Option(help="fused, or stock: transformers' own layers.", show_default="fused")] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="paged, or dense: what some families need, and any model can have.", show_default="auto")
+    ] = None,
+    dense_mode: Annotated[
+        str | None, typer.Option(help="baton-pd, baton, pd or run-to-completion: how dense batches are filled.", show_default="baton-pd")
+    ] = None,
+    dense_slots: Annotated[int | None, typer.Option(help="Rows of a dense batch.", show_default="16")] = None,
     kv_bytes: Annotated[str | None, typer.Option(help="Size of the page pool of all models.", show_default="1GiB")] = None,
     max_model_len: Annotated[int | None, typer.Option(help="Cap on every model's context, in tokens.")] = None,
     token_budget: Annotated[int | None, typer.Option(help="Tokens per step.", show_default="512")] = None,
@@ -53,7 +60,7 @@ def serve(
     wanted = [*(models or ()), *(names or ())]
     given: dict[str, Any] = {
         "host": host, "port": port, "models": wanted or None, "api_key": api_key, "trace": trace, "device": device, "dtype": dtype,
-        "layers": layers,
+        "layers": layers, "executor": executor, "dense_mode": dense_mode, "dense_slots": dense_slots,
         "kv_bytes": kv_bytes, "max_model_len": max_model_len, "token_budget": token_budget, "max_sequences": max_sequences,
         "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend, "deltas": deltas,
     }  # fmt: skip
@@ -75,14 +82,14 @@ def _run(zoo: Zoo, options: ServeOptions) -> None:
     settings, engine_config, batching = options.server(), options.engine(), options.batching()
     with ExitStack() as stack:
         bound = stack.enter_context(bind(settings.host, settings.port))
-        chosen = choose(zoo, options.models, engine_config.dtype)
+        chosen = choose(zoo, options.models, engine_config.dtype, options.executor)
         for reason in chosen.skipped:
             say(f"warning: left out: {reason}")
         if settings.api_key is None and not settings.host.startswith(_LOCAL):
             say("warning: no API key is set, and the server can be reached from other machines")
         trace = _open_trace(settings.trace, stack)
-        say(f"loading {len(chosen.names)} of the store's models")
-        engine = start_engine(zoo, engine_config, chosen.names)
+        say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor")
+        engine = start_engine(zoo, engine_config, chosen.names, chosen.executor)
         driver = stack.enter_context(LocalDriver(engine, batching, trace))
         source = ZooSource(zoo, options.deltas, engine_config.device)
         served = [source.served(spec) for spec in driver.models()]

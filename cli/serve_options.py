@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from runtime.config import BatchingConfig, EngineConfig, ServerConfig
+from runtime.config import BatchingConfig, DenseConfig, EngineConfig, ServerConfig
 from zoo.errors import InputError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -35,6 +35,9 @@ class ServeOptions:
     device: str = "cpu"
     dtype: str | None = None
     layers: str = "fused"
+    executor: str = "auto"
+    dense_mode: str = "baton-pd"
+    dense_slots: int = 16
     kv_bytes: int | str = 1 << 30
     max_model_len: int | None = None
     token_budget: int = 512
@@ -57,6 +60,7 @@ class ServeOptions:
             kv_bytes=size_of(self.kv_bytes),
             max_model_len=self.max_model_len,
             trace_segments=self.trace is not None,
+            dense=_built(DenseConfig, mode=self.dense_mode, slots=self.dense_slots),
         )
 
     def batching(self) -> BatchingConfig:
@@ -128,6 +132,8 @@ def _typed(source: str, key: str, kind: Any, value: Any) -> Any:
 def _check(options: ServeOptions) -> None:
     if options.agents != 1 or options.backend != "local":
         raise InputError("several agents, and backends other than `local`, are not built yet: leave --agents 1 and --backend local")
+    if options.executor not in ("auto", "paged", "dense"):
+        raise InputError(f"executor must be auto, paged or dense, not {options.executor!r}")
     if options.api_key == "" or os.environ.get("ZOO_API_KEY") == "":
         raise InputError("the API key is empty; leave it out to serve without one")
     if not 0 <= options.port <= 65535:

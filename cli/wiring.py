@@ -18,8 +18,9 @@ from zoo.errors import InputError, NotServable, StoreError
 
 if TYPE_CHECKING:
     from runtime.config import EngineConfig
-    from runtime.engine.paged import PagedEngine
+    from runtime.engine.servable import Executor
     from runtime.policy.profiles import BlockProfile
+    from runtime.types import Engine
     from zoo.api import ModelHandle, Zoo
 
 #: Files that hold a vocabulary; a tokenizer_config.json alone holds none.
@@ -30,35 +31,50 @@ _TOKENIZER_FILES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """Full names of the models to serve, and why others are left out."""
+    """Full names of the models to serve, why others are left out, and which executor runs them."""
 
     names: tuple[str, ...]
     skipped: tuple[NotServable, ...]
+    executor: Executor = "paged"
 
 
-def choose(zoo: Zoo, wanted: Sequence[str], dtype: str | None = None) -> Chosen:
+def choose(zoo: Zoo, wanted: Sequence[str], dtype: str | None = None, executor: str = "auto") -> Chosen:
     """The wanted models, or all that can be served. `dtype`: what the engine casts weights to.
 
-    Raises NotFound, AmbiguousName; NotServable for a wanted model that no executor runs; InputError when nothing is left.
+    `executor`: `paged`, `dense`, or `auto`: the paged one, unless a wanted model (or every model of the store) needs the dense one.
+
+    Raises NotFound, AmbiguousName; NotServable for a wanted model that the executor does not run; InputError when nothing is left.
     """
+    if executor == "auto":
+        try:
+            return _chosen(zoo, wanted, dtype, "paged")
+        except (NotServable, InputError) as refusal:
+            try:
+                return _chosen(zoo, wanted, dtype, "dense")
+            except InputError:
+                raise refusal from None
+    return _chosen(zoo, wanted, dtype, "dense" if executor == "dense" else "paged")
+
+
+def _chosen(zoo: Zoo, wanted: Sequence[str], dtype: str | None, executor: Executor) -> Chosen:
     if wanted:
         full = tuple(dict.fromkeys(zoo.model(name).name for name in wanted))
         for name in full:
-            _check(zoo, name, dtype)
-        return Chosen(full, ())
+            _check(zoo, name, dtype, executor)
+        return Chosen(full, (), executor)
     names: list[str] = []
     skipped: list[NotServable] = []
     for summary in zoo.models():
         if summary.kind == "stitch":  # a part of models, kept under a name of its own
             continue
         try:
-            _check(zoo, summary.name, dtype)
+            _check(zoo, summary.name, dtype, executor)
             names.append(summary.name)
         except NotServable as error:
             skipped.append(error)
     if not names:
         raise InputError("the store holds no model that can be served; put one in with `zoo ingest`")
-    return Chosen(tuple(names), tuple(skipped))
+    return Chosen(tuple(names), tuple(skipped), executor)
 
 
 def check_device(device: str) -> None:
@@ -72,13 +88,14 @@ def check_device(device: str) -> None:
         raise InputError(f"device {device!r} cannot be used: {reason}") from None
 
 
-def start_engine(zoo: Zoo, config: EngineConfig, names: Sequence[str]) -> PagedEngine:
-    """The paged executor with these models loaded. Raises InputError when weights and pool do not fit the device, and as loading does."""
+def start_engine(zoo: Zoo, config: EngineConfig, names: Sequence[str], executor: Executor = "paged") -> Engine:
+    """An executor with these models loaded. Raises InputError when weights and pool do not fit the device, and as loading does."""
+    from runtime.engine.dense import DenseEngine
     from runtime.engine.paged import PagedEngine
 
     check_device(config.device)
     try:
-        return PagedEngine(zoo.store, config, names)
+        return DenseEngine(zoo.store, config, names) if executor == "dense" else PagedEngine(zoo.store, config, names)
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error).lower() and not isinstance(error, MemoryError):
             raise
@@ -145,9 +162,9 @@ class ZooSource:
         return max(pairs, key=lambda pair: pair.similarity).b.model if pairs else None
 
 
-def _check(zoo: Zoo, name: str, dtype: str | None) -> None:
+def _check(zoo: Zoo, name: str, dtype: str | None, executor: Executor) -> None:
     """Raises NotServable. Looks at the model's settings only."""
-    from runtime.engine.paged import dtype_named
+    from runtime.engine.residents import dtype_named
     from runtime.engine.servable import servable
 
-    servable(zoo.store, zoo.model(name).manifest, None if dtype is None else dtype_named(dtype))
+    servable(zoo.store, zoo.model(name).manifest, None if dtype is None else dtype_named(dtype), executor)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,32 @@ class BatchingConfig:
             raise ValueError("token_budget and max_sequences must be at least 1, watermark in [0, 1)")
 
 
+#: How the dense executor fills its slots: Baton's four (mechanisms 5.5).
+#: `run-to-completion`: a batch takes no one in until all of it are done;
+#: `pd`: the same, but prompts run apart, in batches of similar length;
+#: `baton`: whoever comes takes a free slot at once, and the others' inputs are padded to its prompt (vector shaping);
+#: `baton-pd`: prompts run apart, and their K and V are put in the free slot (vector embedding).
+DenseMode = Literal["run-to-completion", "pd", "baton", "baton-pd"]
+
+
+@dataclass(frozen=True, slots=True)
+class DenseConfig:
+    """The dense executor. `slots`: rows of a model's batch at most. Above `high` of the pool rows are moved out, up to `low` of it they are
+    taken in (BA-15).
+    """
+
+    mode: DenseMode = "baton-pd"
+    slots: int = 16
+    high: float = 0.90
+    low: float = 0.75
+
+    def __post_init__(self) -> None:
+        if self.slots < 1 or not 0.0 < self.low <= self.high <= 1.0:
+            raise ValueError("slots must be at least 1, and 0 < low <= high <= 1")
+        if self.mode not in get_args(DenseMode):
+            raise ValueError(f"mode must be one of {', '.join(get_args(DenseMode))}")
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One device's engine.
@@ -26,7 +52,8 @@ class EngineConfig:
     `kv_bytes`: size of the page pool, shared by all models. `page_tokens`: tokens per page for the model with the
     largest KV per token; narrower models get more tokens into the same bytes. `dtype`: None keeps each model's own.
     `max_model_len`: caps every model's context. `layers`: transformers' own (`stock`), or fewer and
-    larger operations where a family has them (`fused`). `trace_segments`: report each segment run (for the trace).
+    larger operations where a family has them (`fused`). `trace_segments`: report each segment run (for the trace). `dense`: what the
+    dense executor does beyond; the paged one does not read it.
     """
 
     device: str = "cpu"
@@ -36,6 +63,7 @@ class EngineConfig:
     max_model_len: int | None = None
     layers: Literal["fused", "stock"] = "fused"
     trace_segments: bool = False
+    dense: DenseConfig = field(default_factory=DenseConfig)
 
     def __post_init__(self) -> None:
         if self.kv_bytes < 1 or self.page_tokens < 1 or (self.max_model_len is not None and self.max_model_len < 1):

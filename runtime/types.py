@@ -181,13 +181,19 @@ class SegmentRun:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What an engine gives back. `busy`: nanoseconds it took. `segments` only when tracing is on."""
+    """What an engine gives back. `busy`: nanoseconds it took. `segments` only when tracing is on.
+
+    `deferred`: sequences of the plan that did not run, because the batch had no room for them; they stay as they are and are planned again.
+    At least one row of a plan that has any runs. `idle`: tokens that were computed though nobody asked for them (padding).
+    """
 
     step: int
     sampled: tuple[Sampled, ...]
     prompt_logprobs: tuple[PromptLogprobs, ...] = ()
     segments: tuple[SegmentRun, ...] = ()
     busy: int = 0
+    deferred: tuple[str, ...] = ()
+    idle: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +228,10 @@ class EngineLost(Exception):
 
 
 class Engine(Protocol):
-    """The seam between deciding and doing: one device that runs step plans. Two implementations: paged and fake.
+    """The seam between deciding and doing: one device that runs step plans. Three implementations: paged, dense and fake.
 
-    `execute` owns nothing of the schedule: it runs the rows it is given in one pass and samples where told.
+    `execute` owns nothing of the schedule: it runs the rows it is given and samples where told. The dense one may put rows off, when its
+    batch has no room for them (`StepResult.deferred`).
     Calls come from one thread. `page_capacity` counts all pages of the device.
     """
 

@@ -22,23 +22,27 @@ from torch import Tensor, nn
 class Where(NamedTuple):
     """Where a run's tokens stand: position ids [B, T] and, for rotary families, (cos, sin) of shape [B, T, rotary width].
 
-    `mask` and `cache` (a `transformers.Cache`) are for runs outside the engine, whose attention function takes neither.
+    `mask` and `cache` (a `transformers.Cache`, or what has its `update`) are for runs outside the engine, whose attention function takes
+    neither, and for layers that attend by themselves (`surgery.masked`); these may also need `keys`, the positions [B, cached tokens] of
+    what the cache holds after the run, -1 for placeholders.
     """
 
     positions: Tensor
     rotary: tuple[Tensor, Tensor] | None = None
     mask: Tensor | None = None
     cache: Any = None
+    keys: Tensor | None = None
 
 
 class Embedding(nn.Module):
-    """Token ids to hidden states, learned positions included."""
+    """Token ids to hidden states, learned positions and Bloom's norm included."""
 
-    def __init__(self, table: nn.Module, positions: nn.Module | None, project: nn.Module | None) -> None:
+    def __init__(self, table: nn.Module, positions: nn.Module | None, project: nn.Module | None, norm: nn.Module | None = None) -> None:
         super().__init__()
         self.table = table
         self.position_table = positions
         self.project = project
+        self.norm = norm
 
     def forward(self, ids: Tensor, where: Where) -> Tensor:
         hidden: Tensor = self.table(ids)
@@ -46,7 +50,7 @@ class Embedding(nn.Module):
             hidden = self.project(hidden)
         if self.position_table is not None:
             hidden = hidden + self.position_table(where.positions)
-        return hidden
+        return hidden if self.norm is None else self.norm(hidden)
 
 
 class OptPositions(nn.Module):

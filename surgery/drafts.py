@@ -16,7 +16,7 @@ from surgery.bases import adapter_base
 from surgery.chain_files import check_parts, place_parts
 from surgery.chains import CHAIN, is_chain, parse_chain
 from surgery.cut import cut
-from surgery.families import FAMILIES, family_of, is_tied
+from surgery.families import DENSE_ONLY, FAMILIES, family_of, is_tied
 from surgery.settings import config_of
 from surgery.shapes import check_shapes
 from surgery.sources.base import Source
@@ -119,8 +119,8 @@ def _notes(config: Mapping[str, Any], family: str) -> tuple[str, ...]:
     notes = []
     if config.get("auto_map"):
         notes.append("config.json names code of its own (auto_map): it is kept, but never run; transformers' own classes are used")
-    if reason := FAMILIES[family].unserved:
-        notes.append(f"stored and exported, not served yet: {reason}")
+    if FAMILIES[family].masked:
+        notes.append(f"stored, exported and served, not compared or stitched: {DENSE_ONLY}")
     return tuple(notes)
 
 

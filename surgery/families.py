@@ -46,8 +46,9 @@ class Family:
     rope_theta: float | None = 10000.0
     partial_rotary: float = 1.0
     tied_by_default: bool = False
-    #: Why the paged executor cannot run it, or None (facts: it must really call the attention interface).
-    unserved: str | None = None
+    #: Its layers attend by themselves, with an explicit mask, instead of through transformers' attention interface: pages cannot be
+    #: reached, only the dense executor runs it.
+    masked: bool = False
 
     @property
     def parallel(self) -> bool:
@@ -63,10 +64,8 @@ _LLAMA = {
     "attention": ("input_layernorm", "self_attn"),
     "ffn": ("post_attention_layernorm", "mlp"),
 }
-_DENSE_ONLY = (
-    "transformers runs its attention outside the attention interface, so pages cannot be reached; "
-    "it will be served once the dense executor exists"
-)
+#: What a masked family's models are told where something needs the attention interface.
+DENSE_ONLY = "transformers runs its attention outside the attention interface, so pages cannot be reached: only the dense executor runs it"
 
 
 def _row(name: str, **values: Any) -> Family:
@@ -198,7 +197,7 @@ _ROWS = (
         ffn=("post_attention_layernorm", "mlp"),
         rope_theta=None,
         tied_by_default=True,
-        unserved=_DENSE_ONLY,
+        masked=True,
         aliases={"n_embed": "hidden_size", "num_attention_heads": "n_head"},
         defaults={"layer_norm_epsilon": 1e-5, "apply_residual_connection_post_layernorm": False, "slow_but_exact": False},
     ),
@@ -210,7 +209,7 @@ _ROWS = (
         final=("ln_f",),
         whole=("input_layernorm", "ln_attn", "ln_mlp", "post_attention_layernorm", "self_attention", "mlp"),
         tied_by_default=True,
-        unserved=_DENSE_ONLY,
+        masked=True,
         aliases={"n_embed": "hidden_size"},
         defaults={
             "layer_norm_epsilon": 1e-5,
@@ -220,6 +219,40 @@ _ROWS = (
             "new_decoder_architecture": False,
             "parallel_attn": True,
             "activation": "gelu",
+        },
+    ),
+    _row(
+        "gptj",
+        prefix="transformer.",
+        stack="h",
+        embedding=("wte",),
+        final=("ln_f",),
+        whole=("ln_1", "attn", "mlp"),
+        rope_theta=None,  # its layers rotate by tables of their own
+        masked=True,
+        unread=r"(^|\.)attn\.(bias|masked_bias|embed_positions)$",
+        aliases={"hidden_size": "n_embd", "num_attention_heads": "n_head"},
+        defaults={"activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "rotary_dim": 64},
+    ),
+    _row(
+        "mpt",
+        prefix="transformer.",
+        stack="blocks",
+        embedding=("wte",),
+        final=("norm_f",),
+        attention=("norm_1", "attn"),
+        ffn=("norm_2", "ffn"),
+        rope_theta=None,
+        tied_by_default=True,
+        masked=True,
+        aliases={"hidden_size": "d_model", "num_attention_heads": "n_heads"},
+        defaults={
+            "layer_norm_epsilon": 1e-5,
+            "expansion_ratio": 4,
+            "learned_pos_emb": True,
+            "no_bias": True,
+            "embedding_fraction": 1.0,
+            "norm_type": "low_precision_layernorm",
         },
     ),
 )
@@ -244,7 +277,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
 
 def layer_count(config: Mapping[str, Any]) -> int:
     """Number of layers a config promises. Raises MalformedCheckpoint when it promises none."""
-    for key in ("num_hidden_layers", "n_layer", "num_layers"):
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         value = config.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= 100_000:
             return value

@@ -47,7 +47,7 @@ def context_length(config: Mapping[str, Any]) -> int:
         least = min(context_length(source) for source in parse_chain(config).sources)
         own = config.get("max_position_embeddings")
         return min(least, own) if isinstance(own, int) and own > 0 else least
-    for key in ("max_position_embeddings", "n_positions", "n_ctx", "seq_length"):
+    for key in ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"):
         value = config.get(key)
         if isinstance(value, int) and value > 0:
             length = value

@@ -107,8 +107,8 @@ def _check_alike(layers: Mapping[int, Mapping[str, Shape]]) -> None:
 
 def dims_of(config: Mapping[str, Any], family: Family) -> Dims | None:
     """The sizes, or None when the config leaves some of them to a default that is not known here."""
-    hidden = _size(config, "n_embd", "n_embed", "hidden_size")
-    heads = _size(config, "n_head", "num_attention_heads")
+    hidden = _size(config, "n_embd", "n_embed", "d_model", "hidden_size")
+    heads = _size(config, "n_head", "n_heads", "num_attention_heads")
     vocab = _size(config, "vocab_size")
     if hidden is None or heads is None or vocab is None:
         return None
@@ -119,7 +119,7 @@ def dims_of(config: Mapping[str, Any], family: Family) -> Dims | None:
     inner = _size(
         config, "n_inner", "ffn_dim", "ffn_hidden_size", "intermediate_size", default=4 * hidden if family.name in _FOURFOLD else None
     )
-    if family.name == "bloom":
+    if family.name in ("bloom", "mpt"):
         inner = 4 * hidden
     if inner is None:
         return None
@@ -127,7 +127,7 @@ def dims_of(config: Mapping[str, Any], family: Family) -> Dims | None:
 
 
 #: Families whose ffn is four times as wide as the model unless the config says otherwise.
-_FOURFOLD = frozenset({"gpt2", "falcon"})
+_FOURFOLD = frozenset({"gpt2", "falcon", "gptj"})
 
 
 def _size(config: Mapping[str, Any], *names: str, default: int | None = None) -> int | None:
@@ -275,6 +275,23 @@ def _phi(dims: Dims, config: Mapping[str, Any]) -> Wanted:
     }
 
 
+def _gptj(dims: Dims, config: Mapping[str, Any]) -> Wanted:
+    square = (dims.hidden, dims.hidden)
+    projections = {f"attn.{name}.weight": square for name in ("q_proj", "k_proj", "v_proj", "out_proj")}
+    ffn = {"mlp.fc_in.weight": (dims.inner, dims.hidden), "mlp.fc_out.weight": (dims.hidden, dims.inner)}
+    return {**projections, **ffn, **_norms(dims, "ln_1")}
+
+
+def _mpt(dims: Dims, config: Mapping[str, Any]) -> Wanted:
+    return {
+        "attn.Wqkv.weight": (3 * dims.hidden, dims.hidden),
+        "attn.out_proj.weight": (dims.hidden, dims.hidden),
+        "ffn.up_proj.weight": (dims.inner, dims.hidden),
+        "ffn.down_proj.weight": (dims.hidden, dims.inner),
+        **_norms(dims, "norm_1", "norm_2"),
+    }
+
+
 #: Family -> the tensors that each of its layers must have, by name within the component.
 _TABLE: Mapping[str, Callable[[Dims, Mapping[str, Any]], Wanted]] = {
     "llama": _llama,
@@ -292,4 +309,6 @@ _TABLE: Mapping[str, Callable[[Dims, Mapping[str, Any]], Wanted]] = {
     "phi": _phi,
     "bloom": _bloom,
     "falcon": _falcon,
+    "gptj": _gptj,
+    "mpt": _mpt,
 }

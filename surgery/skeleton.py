@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from surgery.components import AttentionHalf, Embedding, Head, OptFfn, OptPositions, ResidualHalf, WholeLayer
-from surgery.families import Family, family_of
+from surgery.families import DENSE_ONLY, Family, family_of
+from surgery.masked import Alibi, alibi_of, masked_part
 from zoo.errors import NotServable
 from zoo.manifest import ComponentKind
 
@@ -64,22 +65,26 @@ class Skeleton:
     Args:
         config: the model's `config.json`.
         attention: name of the attention function (registered with transformers) that its layers call.
+        masked: whether whoever runs it can give layers an explicit mask and a cache, for families that attend by themselves.
 
     Raises:
-        NotServable: the family's layers do not go through the attention interface.
+        NotServable: the family's layers do not go through the attention interface, and `masked` is false.
     """
 
-    def __init__(self, config: Mapping[str, Any], attention: str = "sdpa") -> None:
+    def __init__(self, config: Mapping[str, Any], attention: str = "sdpa", masked: bool = False) -> None:
         from transformers import AutoModelForCausalLM
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-        self.family: Family = _served_family(config)
+        self.family: Family = family_of(config) if masked else _served_family(config)
+        if self.family.masked:
+            attention = "sdpa" if self.family.name == "falcon" else "eager"  # falcon has both in one; the others know no other
         cleaned = {key: value for key, value in config.items() if key not in ("auto_map", "quantization_config")}
         self.config = CONFIG_MAPPING[self.family.name].from_dict(cleaned)
         with torch.device("meta"):
             self.model = AutoModelForCausalLM.from_config(self.config, attn_implementation=attention).eval()
         self.stem = self.model.get_submodule(self.family.prefix.rstrip("."))
         self.rotary = _real_rotary(self.stem, self.config)
+        self.alibi: Alibi | None = alibi_of(self.family.name, self.config)
 
     @classmethod
     def around(cls, model: Any) -> Skeleton:
@@ -96,6 +101,7 @@ class Skeleton:
         made.model = model
         made.stem = model.get_submodule(made.family.prefix.rstrip("."))
         made.rotary = getattr(made.stem, "rotary_emb", None)
+        made.alibi = None
         return made
 
     def layer(self, index: int) -> nn.Module:
@@ -110,6 +116,8 @@ class Skeleton:
             return self._head()
         if layer is None:
             raise ValueError(f"a component of kind {kind} needs a layer")
+        if self.family.masked:
+            return masked_part(self.family.name, kind, self.layer(layer), self.alibi)
         if kind == "layer":
             return WholeLayer(self.layer(layer), "layer_past" if self.family.name == "gpt_neox" else "past_key_values")
         return self._half(kind, layer)
@@ -128,7 +136,8 @@ class Skeleton:
             positions = self.stem.get_submodule("wpe")
         elif self.family.name == "opt":
             positions = OptPositions(self.stem.get_submodule("embed_positions"))
-        return Embedding(table, positions, getattr(self.stem, "project_in", None))
+        norm = getattr(self.stem, "word_embeddings_layernorm", None)
+        return Embedding(table, positions, getattr(self.stem, "project_in", None), norm)
 
     def _head(self) -> nn.Module:
         norm = getattr(self.stem, self.family.final[0], None)
@@ -147,8 +156,8 @@ class Skeleton:
 
 def _served_family(config: Mapping[str, Any]) -> Family:
     family = family_of(config)
-    if family.unserved is not None:
-        raise NotServable(f"{family.name}: {family.unserved}")
+    if family.masked:
+        raise NotServable(f"{family.name}: {DENSE_ONLY}")
     return family
 
 

@@ -19,11 +19,13 @@ class Skeletons:
     Args:
         sources: the configs of a plan.
         attention: name of the attention function for a config's layers.
+        masked: as a skeleton's.
     """
 
-    def __init__(self, sources: Sequence[Mapping[str, Any]], attention: Callable[[Mapping[str, Any]], str]) -> None:
+    def __init__(self, sources: Sequence[Mapping[str, Any]], attention: Callable[[Mapping[str, Any]], str], masked: bool = False) -> None:
         self._sources = sources
         self._attention = attention
+        self._masked = masked
         self._made: list[list[Skeleton]] = [[] for _ in sources]
         self._taken: Counter[Link] = Counter()
 
@@ -42,5 +44,6 @@ class Skeletons:
     def _number(self, source: int, at: int) -> Skeleton:
         made = self._made[source]
         while len(made) <= at:
-            made.append(Skeleton(self._sources[source], self._attention(self._sources[source])))
+            config = self._sources[source]
+            made.append(Skeleton(config, self._attention(config), self._masked))
         return made[at]

@@ -19,7 +19,8 @@ IRRELEVANT = frozenset(
     bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id unk_token_id decoder_start_token_id
     chunk_size_feed_forward dtype torch_dtype finetuning_task id2label label2id problem_type initializer_range init_std
     is_decoder is_encoder_decoder keys_to_ignore_at_inference max_position_embeddings n_positions n_ctx seq_length
-    model_type num_hidden_layers n_layer num_layers layer_types max_window_layers use_sliding_window
+    emb_pdrop init_device max_seq_len
+    model_type num_hidden_layers n_layer n_layers num_layers layer_types max_window_layers use_sliding_window
     output_attentions output_hidden_states output_past output_router_logits pretraining_tp return_dict
     return_dict_in_generate router_aux_loss_coef router_jitter_noise
     summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj
@@ -80,6 +81,9 @@ def spec_of(config: Mapping[str, Any], family: Family, kind: str, layer: int | N
 def _named(config: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """The settings that can matter, in one spelling. Where two spellings are given, transformers lets the alias win."""
     relevant = {key: value for key, value in config.items() if key not in IRRELEVANT and key not in _ROPE_KEYS}
+    inner = relevant.pop("attn_config", None) if family.name == "mpt" else None
+    if isinstance(inner, Mapping):  # of its own table MPT reads no more than these
+        relevant |= {key: inner[key] for key in ("clip_qkv", "softmax_scale") if inner.get(key) is not None}
     plain = {key: value for key, value in relevant.items() if key not in family.aliases}
     return {**plain, **{family.aliases[key]: value for key, value in relevant.items() if key in family.aliases and value is not None}}
 

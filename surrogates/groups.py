@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from surgery.families import Family
+from surgery.families import DENSE_ONLY, Family
 from zoo.errors import InputError
 from zoo.manifest import Component
 
@@ -115,7 +115,8 @@ _TABLE: Mapping[str, Prunable] = {
 def prunable(family: Family) -> Prunable:
     """The family's row. Raises InputError for a family whose layers cannot be pruned here."""
     if family.name not in _TABLE:
-        raise InputError(f"{family.name} blocks cannot be pruned: {family.unserved or 'the family has no table of coupled weights'}")
+        why = DENSE_ONLY if family.masked else "the family has no table of coupled weights"
+        raise InputError(f"{family.name} blocks cannot be pruned: {why}")
     return _TABLE[family.name]
 
 

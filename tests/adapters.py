@@ -12,6 +12,10 @@ NORMS = {
     "gpt_neox": ["input_layernorm", "post_attention_layernorm"],
     "phi": ["input_layernorm"],
     "olmo2": ["post_attention_layernorm", "post_feedforward_layernorm", "norm"],
+    "bloom": ["input_layernorm", "post_attention_layernorm"],
+    "falcon": ["ln_attn", "ln_mlp"],
+    "gptj": ["ln_1"],
+    "mpt": ["norm_1", "norm_2"],
 }
 DEFAULT_NORMS = ["input_layernorm", "post_attention_layernorm", "norm"]
 #: (all targets, those whose input is scaled) where the architecture has other names than Llama's.
@@ -22,6 +26,10 @@ SCALED = {
     "gpt_neox": (["query_key_value", "dense_4h_to_h"], ["dense_4h_to_h"]),
     "phi": (["k_proj", "v_proj", "fc2"], ["fc2"]),
     "mixtral": (["k_proj", "v_proj"], []),
+    "bloom": (["query_key_value", "dense_4h_to_h"], ["dense_4h_to_h"]),
+    "falcon": (["query_key_value", "dense_4h_to_h"], ["dense_4h_to_h"]),
+    "gptj": (["k_proj", "v_proj", "fc_out"], ["fc_out"]),
+    "mpt": (["Wqkv", "down_proj"], ["down_proj"]),
 }
 
 
@@ -52,18 +60,18 @@ def ln(family: str, **options: Any) -> Any:
 
 
 def prompt(family: str, **options: Any) -> Any:
-    return peft("PromptTuningConfig", **{"num_virtual_tokens": 5, **_NARROW.get(family, {}), **options})
+    return peft("PromptTuningConfig", **{"num_virtual_tokens": 5, **_TOLD.get(family, {}), **options})
 
 
 def p_tuning(family: str, **options: Any) -> Any:
-    return peft("PromptEncoderConfig", **{"num_virtual_tokens": 3, "encoder_hidden_size": 32, **_NARROW.get(family, {}), **options})
+    return peft("PromptEncoderConfig", **{"num_virtual_tokens": 3, "encoder_hidden_size": 32, **_TOLD.get(family, {}), **options})
 
 
 def prefix(family: str, **options: Any) -> Any:
     return peft("PrefixTuningConfig", **{"num_virtual_tokens": 6, **options})
 
 
-#: OPT's embeddings are projected; peft takes the width of the layers for that of the table unless told.
-_NARROW: dict[str, dict[str, int]] = {"opt": {"token_dim": 32}}
+#: What peft must be told: OPT's embeddings are projected, it takes the width of the layers for that of the table; MPT has its own names.
+_TOLD: dict[str, dict[str, int]] = {"opt": {"token_dim": 32}, "mpt": {"num_attention_heads": 4}}
 
 KINDS: dict[str, Callable[..., Any]] = {"ia3": ia3, "ln": ln, "prompt": prompt, "p_tuning": p_tuning, "prefix": prefix}

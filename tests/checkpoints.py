@@ -37,6 +37,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mixtral": {**_GQA, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
     "bloom": dict(vocab_size=VOCAB, hidden_size=64, n_layer=3, n_head=4, bos_token_id=1, eos_token_id=2, pad_token_id=0),
     "falcon": {**_COMMON, "num_kv_heads": 2, "new_decoder_architecture": True, "bias": False},
+    "gptj": dict(vocab_size=VOCAB, n_embd=64, n_layer=3, n_head=4, n_positions=256, rotary_dim=8, bos_token_id=1, eos_token_id=2,
+                 pad_token_id=0),
+    "mpt": dict(vocab_size=VOCAB, d_model=64, n_layers=3, n_heads=4, max_seq_len=256, bos_token_id=1, eos_token_id=2, pad_token_id=0),
 }  # fmt: skip
 
 #: Variants of a family that change the code path: (family, config overrides).
@@ -47,7 +50,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2-scaled": ("gpt2", {"scale_attn_by_inverse_layer_idx": True}),
 }
 
-SERVED = tuple(name for name in CONFIGS if name not in ("bloom", "falcon"))
+#: Variants of families whose layers attend by themselves.
+MASKED_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bloom-post-norm": ("bloom", {"apply_residual_connection_post_layernorm": True, "n_head": 2}),
+    "falcon-alibi": ("falcon", {"new_decoder_architecture": False, "alibi": True, "multi_query": False, "num_kv_heads": 4, "bias": True}),
+    "falcon-multi-query": ("falcon", {"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True}),
+    "mpt-clipped": ("mpt", {"n_heads": 2, "attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}}),
+}
+
+#: Families whose layers attend by themselves, with an explicit mask: only the dense executor runs them.
+MASKED = ("bloom", "falcon", "gptj", "mpt")
+SERVED = tuple(name for name in CONFIGS if name not in MASKED)
 
 #: Linear layers a LoRA goes on, by family.
 LORA_TARGETS: dict[str, list[str]] = {
@@ -57,6 +70,8 @@ LORA_TARGETS: dict[str, list[str]] = {
     "gpt_neox": ["query_key_value", "dense_h_to_4h"],
     "bloom": ["query_key_value"],
     "falcon": ["query_key_value"],
+    "gptj": ["q_proj", "v_proj", "fc_in"],
+    "mpt": ["Wqkv", "up_proj"],
     "phi": ["q_proj", "v_proj", "fc2"],
 }
 DEFAULT_TARGETS = ["q_proj", "v_proj", "o_proj"]
@@ -66,7 +81,7 @@ def config_for(name: str, **overrides: Any) -> Any:
     """The transformers config of a family or a variant."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    family, extra = VARIANTS.get(name, (name, {}))
+    family, extra = {**VARIANTS, **MASKED_VARIANTS}.get(name, (name, {}))
     return CONFIG_MAPPING[family](**{**CONFIGS[family], **extra, **overrides})
 
 

@@ -117,11 +117,12 @@ class Agent:
         self._tell.segments(now, plan.step, result.segments)
         self._keep_prompt_logprobs(result)
         events = []
+        deferred = frozenset(result.deferred)
         for row in plan.rows:
             live = self._roster.get(row.seq)
             if live is None:
                 self._let_go(self._roster.settle(row.seq), now)
-            elif (event := self._advance(live, row, sampled.get(row.seq), now)) is not None:
+            elif row.seq not in deferred and (event := self._advance(live, row, sampled.get(row.seq), now)) is not None:
                 events.append(event)
         return events
 

@@ -6,11 +6,14 @@ from runtime.types import Sampled, StepPlan, StepResult
 
 
 def sampled_by_seq(plan: StepPlan, result: StepResult) -> dict[str, Sampled]:
-    """The sampled tokens by sequence: one for each row that was to sample, and no others. Raises ValueError."""
+    """The sampled tokens by sequence: one for each row that was to sample and was not put off, and no others. Raises ValueError."""
     if result.step != plan.step:
         raise ValueError(f"the engine answered step {result.step} instead of {plan.step}")
     sampled = {one.seq: one for one in result.sampled}
-    expected = {row.seq for row in plan.rows if row.sample}
+    deferred = set(result.deferred)
+    if deferred and not deferred < {row.seq for row in plan.rows}:
+        raise ValueError(f"step {plan.step}: the engine put off rows that it was not given, or all of them")
+    expected = {row.seq for row in plan.rows if row.sample and row.seq not in deferred}
     if sampled.keys() != expected or len(result.sampled) != len(expected):
         raise ValueError(f"step {plan.step}: the engine sampled {len(result.sampled)} rows instead of {len(expected)}")
     return sampled

@@ -38,7 +38,8 @@ class AgentCounters:
 
     `prompt_tokens`: tokens of prompts whose run is complete, each counted once. `resumed_tokens`: tokens run again after
     preemptions. `steps`: steps that ended well. `failed_steps`: steps in which the engine failed. `segments`: segments
-    that ran; zero while the engine does not report them. `busy`: nanoseconds that engines spent in steps.
+    that ran; zero while the engine does not report them. `busy`: nanoseconds that engines spent in steps. `idle_tokens`: tokens computed
+    for nobody (BA-18).
     `finished`: sequences by their last event's reason.
     """
 
@@ -50,6 +51,7 @@ class AgentCounters:
     failed_steps: int = 0
     segments: int = 0
     busy: int = 0
+    idle_tokens: int = 0
     finished: Mapping[FinishReason, int] = field(default_factory=dict)
 
 
@@ -97,6 +99,7 @@ class Tally:
         self.failed_steps = 0
         self.segments = 0
         self.busy = 0
+        self.idle_tokens = 0
         self.finished: Counter[FinishReason] = Counter()
 
     def step(self, plan: StepPlan, result: StepResult) -> None:
@@ -104,6 +107,7 @@ class Tally:
         self.steps += 1 if plan.rows else 0
         self.segments += len(result.segments)
         self.busy += result.busy
+        self.idle_tokens += result.idle
 
     def snapshot(self) -> AgentCounters:
         return AgentCounters(
@@ -115,5 +119,6 @@ class Tally:
             self.failed_steps,
             self.segments,
             self.busy,
+            self.idle_tokens,
             dict(self.finished),
         )

@@ -1,7 +1,8 @@
-"""Paged attention behind transformers' attention interface: write this step's K and V into pages, attend through the tables.
+"""The engine's attention behind transformers' attention interface: write this step's K and V into pages, attend through the tables.
 
 Registered under a name of its own and with no mask function, so that no mask is built outside; everything it needs is in the current
-frame. Decodes are gathered into scratch and attended in few calls; a prompt's chunk attends alone, to its earlier pages and itself.
+frame; where that has dense batches instead of pages, they do it (`engine.slab`). Decodes are gathered into scratch and attended in few
+calls; a prompt's chunk attends alone, to its earlier pages and itself.
 """
 
 from __future__ import annotations
@@ -33,6 +34,15 @@ class How:
     scaling: float | None = None
     window: int | None = None
     softcap: float | None = None
+
+
+class Tokens(NamedTuple):
+    """What a layer's attention is given: query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    how: How
 
 
 def paged_attention(
@@ -67,11 +77,13 @@ def attend(frame: Frame, query: Tensor, key: Tensor, value: Tensor, how: How) ->
     Raises:
         RuntimeError: the frame has no pages.
     """
-    if not frame.paging:
-        raise RuntimeError("this segment was given no pages")
     if frame.virtual and frame.prefixes:
         key, value = _prefixed(frame, key, value)
     now = Tokens(query, key, value, how)
+    if frame.dense is not None:
+        return frame.dense.attend(now)
+    if not frame.paging:
+        raise RuntimeError("this segment was given no pages")
     layer, first = frame.layer, frame.paging[0]
     for paging in frame.paging:
         paging.write(layer, key, value)
@@ -97,15 +109,6 @@ def _prefixed(frame: Frame, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
     return key, value
 
 
-class Tokens(NamedTuple):
-    """What a layer's attention is given: query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    how: How
-
-
 def _decode(paging: Paging, layer: int, group: DecodeGroup, now: Tokens) -> Tensor:
     """One token per row against its pages. Returns [rows, heads, head_dim]."""
     query = now.query if group.tokens is None else now.query[group.tokens]
@@ -116,7 +119,7 @@ def _decode(paging: Paging, layer: int, group: DecodeGroup, now: Tokens) -> Tens
     # Query heads that share a KV head stand as that head's queries: grouped attention without repeating K and V.
     grouped = query.reshape(group.rows, kv_heads, heads // kv_heads, head_dim)
     mask = group.mask(now.how.window, query.dtype)
-    out = _attend(grouped, k, v, mask.expand(-1, -1, grouped.shape[2], -1), now.how)
+    out = softmax_attention(grouped, k, v, mask.expand(-1, -1, grouped.shape[2], -1), now.how)
     return out.reshape(group.rows, heads, head_dim)
 
 
@@ -135,7 +138,7 @@ def _chunk(paging: Paging, table: Tensor, span: RowSpan, now: Tokens) -> Tensor:
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
         k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-    return _attend(q, k, v, mask, how)[0].transpose(0, 1)
+    return softmax_attention(q, k, v, mask, how)[0].transpose(0, 1)
 
 
 def _chunk_mask(span: RowSpan, window: int | None, like: Tensor) -> Tensor:
@@ -148,7 +151,7 @@ def _chunk_mask(span: RowSpan, window: int | None, like: Tensor) -> Tensor:
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: How) -> Tensor:
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: How) -> Tensor:
     """Softmax attention; with a soft cap as Gemma 2's eager code does it, which fused kernels ignore."""
     if how.softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scaling)

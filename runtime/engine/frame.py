@@ -13,11 +13,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from runtime.kv.pool import Geometry, PagePool, PageView
+
+if TYPE_CHECKING:
+    from runtime.engine.attention import Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +129,17 @@ class Paging:
         return view
 
 
+class Dense(Protocol):
+    """The dense batches of a frame's models, set to the layer that runs now."""
+
+    def attend(self, now: Tokens) -> Tensor:
+        """Keep K and V of the frame's tokens, and attend. Returns [tokens, heads, head_dim]."""
+        ...
+
+
 @dataclass(slots=True)
 class Frame:
-    """See the top of the file. `layer`: which attention layer of `paging` runs now; no `paging` where nothing attends.
+    """See the top of the file. `layer`: which attention layer of `paging` runs now; no `paging` where nothing attends, or `dense` does.
 
     `prefixes`: K and V [virtual tokens, kv width] by adapter, of the layer that runs now; they stand in for what `virtual` tokens compute.
     """
@@ -138,6 +150,7 @@ class Frame:
     virtual: tuple[VirtualSpan, ...] = ()
     paging: tuple[Paging, ...] = ()
     layer: int = 0
+    dense: Dense | None = None
     prefixes: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _foreign: dict[tuple[tuple[str, int], ...], Tensor] = field(default_factory=dict)
     _adapter_indices: dict[tuple[str, ...], Tensor] = field(default_factory=dict)

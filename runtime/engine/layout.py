@@ -15,25 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.engine.frame import AdapterSpan, DecodeGroup, Frame, Paging, RowSpan, VirtualSpan
-from runtime.engine.loaded import LoadedModel
+from runtime.engine.frame import DecodeGroup, Frame, Paging, RowSpan
+from runtime.engine.rows import Piece, Rows, adapter_spans, virtual_spans
 from runtime.engine.units import UnitStore
 from runtime.kv.pool import PagePool
-from runtime.types import Row
 
 #: Decode rows are attended in at most this many groups of similar length; a group is padded to its longest row.
 MAX_GROUPS = 4
 _GROUP_RATIO = 0.6
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """One model's rows in this step, `tokens` of them, back to back from 0."""
-
-    model: LoadedModel
-    rows: tuple[Row, ...]
-    spans: tuple[RowSpan, ...]
-    tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +86,9 @@ def _layout(names: Sequence[str], batches: Mapping[str, Rows], page_tokens: int,
 
 
 class FrameMaker:
-    """All frames of one step. `models` are in the step's order throughout; `adapters` name what each of them has attached, or None."""
+    """All frames of one step over pages. `models` are in the step's order throughout; `adapters` name what each of them has attached,
+    or None.
+    """
 
     def __init__(self, batches: Mapping[str, Rows], units: UnitStore, pool: PagePool) -> None:
         self._batches = batches
@@ -116,7 +107,7 @@ class FrameMaker:
             positions = _joined([run.layout.positions[:, run.tokens] for run in self._runs(models, (0,) * len(models))], 1)
             spans = tuple(span for part in self._spans(models) for span in part)
             counts = [self._batches[name].tokens for name in models]
-            virtual = self._virtual_spans(models, adapters)
+            virtual = virtual_spans([self._batches[name] for name in models], adapters)
             made = self._frames[models, adapters] = Frame(positions, spans, adapter_spans(adapters, counts), virtual)
         return made
 
@@ -137,6 +128,11 @@ class FrameMaker:
         if made is None:
             made = self._rotaries[models, key, like.dtype] = self._tables(models, key, like)
         return made
+
+    def pieces(
+        self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...], rotary: str | None, like: Tensor
+    ) -> Iterator[Piece]:
+        raise RuntimeError(f"{models[0]}: its layers attend by themselves, and here are only pages")
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -178,20 +174,6 @@ class FrameMaker:
             base += self._batches[name].tokens
         return spans
 
-    def _virtual_spans(self, models: Sequence[str], adapters: Sequence[str | None]) -> tuple[VirtualSpan, ...]:
-        """Which tokens stand at virtual positions; none once prompts have begun."""
-        found: list[VirtualSpan] = []
-        base = 0
-        for name, adapter in zip(models, adapters, strict=True):
-            batch = self._batches[name]
-            count = batch.model.spec.virtual_tokens
-            if adapter is not None and count:
-                begun = (span for span in batch.spans if span.start < count)
-                ends = ((span, min(span.hi, span.lo + count - span.start)) for span in begun)
-                found.extend(VirtualSpan(adapter, base + span.lo, base + hi, span.start) for span, hi in ends)
-            base += batch.tokens
-        return tuple(found)
-
     def _page(self, frame: Frame, models: Sequence[str], shifts: Sequence[int]) -> Iterator[Paging]:
         """One paging per number of tokens in a page among the models; almost always one for all of them."""
         sizes = [self._home[name].page_tokens for name in models]
@@ -223,16 +205,6 @@ class FrameMaker:
             groups=tuple(_groups(spans, tables, lengths, page_tokens, everything)),
             chunks=tuple((row, span) for row, span in enumerate(spans) if span.hi - span.lo > 1),
         )
-
-
-def adapter_spans(adapters: Sequence[str | None], counts: Sequence[int]) -> tuple[AdapterSpan, ...]:
-    """Which tokens use which adapter, when each model has so many tokens."""
-    spans, base = [], 0
-    for adapter, count in zip(adapters, counts, strict=True):
-        if adapter is not None and count:
-            spans.append(AdapterSpan(adapter, base, base + count))
-        base += count
-    return tuple(spans)
 
 
 def _padded(tables: Sequence[Tensor], padding: int) -> list[Tensor]:

@@ -10,9 +10,9 @@ from runtime.config import EngineConfig
 from runtime.engine.attaching import attach, detach
 from runtime.engine.attention import register
 from runtime.engine.loaded import LoadedModel, PageTables, adapter_keys, kv_indices
-from runtime.engine.servable import Servable, servable
+from runtime.engine.servable import Executor, Servable, servable
 from runtime.engine.units import Unit, UnitStore
-from runtime.kv.pool import PagePool
+from runtime.kv.pool import Pages
 from runtime.types import ModelSpec
 from surgery.adapters.prompts import virtual_tokens
 from surgery.chains import ChainPlan
@@ -28,31 +28,32 @@ def load_model(
     manifest: ModelManifest,
     chain: tuple[ChainBlock, ...],
     units: UnitStore,
-    pool: PagePool,
+    pool: Pages,
     config: EngineConfig,
     dtype: torch.dtype | None,
+    executor: Executor = "paged",
 ) -> LoadedModel:
-    """Load one model onto the device; all or nothing.
+    """Load one model onto the device for an executor; all or nothing.
 
     Raises:
-        NotServable: no executor runs it exactly.
+        NotServable: the executor does not run it exactly.
         MalformedCheckpoint: its config does not describe its components.
         DamagedObject: a stored tensor does not match its digest.
     """
-    found = servable(store, manifest, dtype)
+    found = servable(store, manifest, dtype, executor)
     page_tokens = found.page_tokens(pool)  # refuses what does not fit before anything is loaded
     keys = adapter_keys(manifest)
-    held = _acquire(manifest, found.plan, keys, units)
+    held = _acquire(manifest, found.plan, keys, units, executor)
     indices = kv_indices(held)
     layers = sum(index is not None for index in indices)
     spec = _spec(store, manifest, chain, found, config, kv_layers=layers, page_tokens=page_tokens)
     return LoadedModel(manifest, spec, tuple(held), indices, keys, PageTables(spec.kv_layers, pool.padding, units.device))
 
 
-def _acquire(manifest: ModelManifest, plan: ChainPlan, keys: Sequence[str | None], units: UnitStore) -> list[Unit]:
+def _acquire(manifest: ModelManifest, plan: ChainPlan, keys: Sequence[str | None], units: UnitStore, executor: Executor) -> list[Unit]:
     """The chain's units with the model's adapter parts on them; none stays when one fails."""
     name = register()
-    skeletons = Skeletons(plan.sources, lambda _: name)
+    skeletons = Skeletons(plan.sources, lambda _: name, masked=executor == "dense")
     held: list[Unit] = []
     try:
         for placed, link, key in zip(manifest.components, plan.links, keys, strict=True):

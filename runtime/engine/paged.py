@@ -6,23 +6,21 @@ Implements `runtime.types.Engine`. It decides nothing: which rows run, and on wh
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from runtime.config import EngineConfig
+from runtime.engine.frame import RowSpan
+from runtime.engine.layout import FrameMaker
 from runtime.engine.loaded import LoadedModel
-from runtime.engine.loading import load_model, release_units
-from runtime.engine.servable import servable
+from runtime.engine.residents import Residents
+from runtime.engine.rows import Rows
 from runtime.engine.step import StepRun
 from runtime.engine.units import UnitStore
 from runtime.kv.pool import PagePool
-from runtime.types import EngineMemory, ModelSpec, StepPlan, StepResult
-from surgery.tensors import TensorPool
-from zoo.errors import NotFound
+from runtime.types import EngineMemory, ModelSpec, Row, StepPlan, StepResult
 from zoo.store import Store
-
-_PAGE_ALIGNMENT = 64
 
 
 class PagedEngine:
@@ -38,13 +36,9 @@ class PagedEngine:
     """
 
     def __init__(self, store: Store, config: EngineConfig, names: Sequence[str]) -> None:
-        self._store = store
         self._config = config
-        self._dtype = None if config.dtype is None else dtype_named(config.dtype)
-        device = torch.device(config.device)
-        self._units = UnitStore(TensorPool(store, config.device, self._dtype), device, config.layers == "fused")
-        self._pool = PagePool(config.kv_bytes, self._half_page(names), config.device)
-        self._models: dict[str, LoadedModel] = {}
+        self._residents = Residents(store, config, "paged")
+        self._pool = PagePool(config.kv_bytes, self._residents.half_page(names), config.device)
         for name in names:
             self.load(name)
 
@@ -57,57 +51,62 @@ class PagedEngine:
         return self._pool.pages
 
     def models(self) -> tuple[ModelSpec, ...]:
-        return tuple(model.spec for model in self._models.values())
+        return self._residents.specs()
 
     def load(self, name: str) -> ModelSpec:
         """Make a model ready; one that is loaded already costs nothing. Raises as the constructor."""
-        with self._store.keeping():  # no collection between reading the manifest and mapping its objects
-            with self._store.catalog.reading() as catalog:
-                name = catalog.resolve(name)
-                if name in self._models:
-                    return self._models[name].spec
-                manifest, chain = catalog.model(name), tuple(catalog.chain(name))
-            model = load_model(self._store, manifest, chain, self._units, self._pool, self._config, self._dtype)
-        self._models[name] = model
-        return model.spec
+        return self._residents.load(name, self._pool).spec
 
     def unload(self, name: str) -> None:
         """Drop a model; what no other model uses is freed. Raises NotFound."""
-        model = self._models.pop(name, None)
-        if model is None:
-            raise NotFound(f"{name} is not loaded")
-        release_units(self._units, model.units, model.adapters)
+        self._residents.unload(name)
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         begin = time.perf_counter_ns()
+        models = self._residents.models
         for seq in plan.released:
-            for model in self._models.values():
+            for model in models.values():
                 if seq in model.sequences:
                     model.close(seq)
         for opened in plan.opened:
-            self._models[opened.request.model].open(opened.request, opened.output)
-        run = StepRun(self._models, self._units, self._pool, plan, self._config.trace_segments)
+            models[opened.request.model].open(opened.request, opened.output)
+        run = paged_run(models, self._residents.units, self._pool, plan, self._config.trace_segments)
         outcome = run.execute()
         return StepResult(plan.step, outcome.sampled, outcome.prompts, tuple(run.segments), time.perf_counter_ns() - begin)
 
     def memory(self) -> EngineMemory:
-        alone = sum(sum(tensor.nbytes for tensor in model.manifest.tensors) for model in self._models.values())
-        return EngineMemory(self._units.nbytes, alone, self._pool.nbytes)
-
-    def _half_page(self, names: Sequence[str]) -> int:
-        """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token in a layer."""
-        widest = 1
-        with self._store.catalog.reading() as catalog:
-            for name in names:
-                manifest = catalog.model(catalog.resolve(name))
-                widest = max(widest, servable(self._store, manifest, self._dtype).token_bytes)
-        return -(-self._config.page_tokens * widest // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
+        return EngineMemory(self._residents.units.nbytes, self._residents.bytes_alone(), self._pool.nbytes)
 
 
-def dtype_named(name: str) -> torch.dtype:
-    """The dtype of a setting. Raises ValueError for one that is not served."""
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-    if name not in known:
-        raise ValueError(f"dtype must be one of {', '.join(known)}, not {name!r}")
-    return known[name]
+def paged_run(models: Mapping[str, LoadedModel], units: UnitStore, pool: PagePool, plan: StepPlan, trace: bool) -> StepRun:
+    """A step over pages, ready to run: rows back to back, their new pages in their tables. `trace`: record what runs."""
+    by_model: dict[str, list[Row]] = {}
+    for row in plan.rows:
+        by_model.setdefault(row.model, []).append(row)
+    _open_pages(models, pool, plan)
+    batches = {name: _rows_of(model, by_model[name]) for name, model in models.items() if name in by_model}
+    return StepRun(batches, FrameMaker(batches, units, pool), units.device, trace)
+
+
+def _rows_of(model: LoadedModel, rows: Sequence[Row]) -> Rows:
+    """Lay a model's rows out back to back."""
+    spans: list[RowSpan] = []
+    at = 0
+    for row in rows:
+        end = at + len(row.tokens)
+        spans.append(RowSpan(at, end, row.start))
+        at = end
+    return Rows(model, tuple(rows), tuple(spans), tuple(token for row in rows for token in row.tokens))
+
+
+def _open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:
+    """Append each row's new pages to its table; they are handed out zeroed (see kv.pool)."""
+    new: list[int] = []
+    for row in plan.rows:
+        if row.new_pages:
+            model = models[row.model]
+            model.tables.append(model.sequences[row.seq], row.new_pages)
+            new.extend(page for group in row.new_pages for page in group)
+    if new:
+        pool.clear(new)

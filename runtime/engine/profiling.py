@@ -22,6 +22,7 @@ from torch import Tensor
 from runtime.config import EngineConfig
 from runtime.engine.loaded import LoadedModel
 from runtime.engine.loading import load_model, release_units
+from runtime.engine.paged import paged_run
 from runtime.engine.servable import servable
 from runtime.engine.step import StepRun
 from runtime.engine.units import UnitStore
@@ -96,7 +97,7 @@ class Workbench:
                 model.close(row.seq)
 
     def _run(self, rows: Sequence[Row]) -> StepRun:
-        return StepRun({self.manifest.name: self._model}, self._units, self._pool, StepPlan(0, tuple(rows)), False)
+        return paged_run({self.manifest.name: self._model}, self._units, self._pool, StepPlan(0, tuple(rows)), False)
 
 
 def _groups(extent: Extent, page_tokens: int) -> tuple[int, int]:

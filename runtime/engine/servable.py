@@ -9,18 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
-from runtime.kv.pool import Geometry, PagePool
+from runtime.kv.pool import Geometry, Pages
 from surgery.chains import STITCH, ChainPlan, Link, plan_of, stitch_spec
-from surgery.families import family_of
+from surgery.families import DENSE_ONLY, family_of
 from surgery.settings import config_of
 from surgery.tensors import TORCH_DTYPES
 from zoo.errors import MalformedCheckpoint, NotServable
 from zoo.manifest import Component, ModelManifest, Placed
 from zoo.store import Store
+
+#: Ways of running models on a device: attention through page tables, or Baton's left-padded batches.
+Executor = Literal["paged", "dense"]
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -40,16 +43,17 @@ class Servable:
         """Bytes of K of one token in its widest layer."""
         return max(geometry.token_bytes for geometry in self.geometries)
 
-    def page_tokens(self, pool: PagePool) -> int:
+    def page_tokens(self, pool: Pages) -> int:
         """Tokens that every layer of the model fits into a page. Raises NotServable when not one fits."""
         return min(pool.page_tokens(geometry) for geometry in self.geometries)
 
 
-def servable(store: Store, manifest: ModelManifest, dtype: torch.dtype | None) -> Servable:
+def servable(store: Store, manifest: ModelManifest, dtype: torch.dtype | None, executor: Executor = "paged") -> Servable:
     """What serving must know of a model before it loads it. `dtype`: what the engine casts weights to, None for as they are.
+    `executor`: which one is to run it; the dense one runs all that the paged one does, and families whose layers attend by themselves.
 
     Raises:
-        NotServable: no executor runs this model exactly, with the reason.
+        NotServable: the executor does not run this model exactly, with the reason.
         MalformedCheckpoint: no usable config, or one that does not describe the components.
     """
     name = manifest.name
@@ -58,7 +62,7 @@ def servable(store: Store, manifest: ModelManifest, dtype: torch.dtype | None) -
     settings = config_of(store, manifest)
     plan = plan_of(settings, manifest.components)
     for source in plan.sources:
-        _check_source(source, name)
+        _check_source(source, manifest, executor)
     shapes = [_shape_of(source, name) for source in plan.sources]
     _check_chain(plan, manifest, shapes)
     vocabulary = _vocabulary(plan, name, shapes)
@@ -90,12 +94,14 @@ def _words(placed: Placed) -> str:
     return kind if placed.layer is None else f"{kind} of layer {placed.layer}"
 
 
-def _check_source(config: Mapping[str, Any], name: str) -> None:
+def _check_source(config: Mapping[str, Any], manifest: ModelManifest, executor: Executor) -> None:
     family = family_of(config)
-    if family.unserved is not None:
-        raise NotServable(f"{name} ({family.name}): {family.unserved}")
+    if family.masked and executor == "paged":
+        raise NotServable(f"{manifest.name} ({family.name}): {DENSE_ONLY} (--executor dense)")
+    if family.masked and any(p.component.adapter is not None and p.component.adapter.kind == "prefix" for p in manifest.components):
+        raise NotServable(f"{manifest.name}: prefix tuning is not served on {family.name}, whose layers attend by themselves")
     if config.get("quantization_config"):
-        raise NotServable(f"{name}: quantized weights are stored and exported, not served")
+        raise NotServable(f"{manifest.name}: quantized weights are stored and exported, not served")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,8 @@ def _shape_of(config: Mapping[str, Any], name: str) -> _Shape:
     heads = full.num_attention_heads
     head_dim = getattr(full, "head_dim", None) or full.hidden_size // heads
     kv_heads = getattr(full, "num_key_value_heads", None) or heads
+    if family_of(config).name == "falcon":  # the new architecture repeats K and V before it keeps them
+        kv_heads = 1 if full.multi_query and not full.new_decoder_architecture else heads
     return _Shape(int(full.vocab_size), int(full.hidden_size), int(kv_heads), int(head_dim))
 
 

@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from runtime.engine.answer import PromptPart, asks_prompt, draw_of, prompt_part
-from runtime.engine.frame import Frame, RowSpan, running
-from runtime.engine.layout import FrameMaker, Rows, adapter_spans
-from runtime.engine.loaded import LoadedModel
+from runtime.engine.frame import Frame, running
+from runtime.engine.rows import Frames, Piece, Rows, adapter_spans
 from runtime.engine.sampling import Draw, sample
 from runtime.engine.segments import Segment, plan_segments
-from runtime.engine.units import Unit, UnitStore
-from runtime.kv.pool import PagePool
-from runtime.types import PromptLogprobs, Row, Sampled, SegmentRun, StepPlan
+from runtime.engine.units import Unit
+from runtime.types import PromptLogprobs, Row, Sampled, SegmentRun
 from surgery.chains import STITCH
 from surgery.components import Where
 
@@ -50,17 +48,6 @@ class Outcome:
     prompts: tuple[PromptLogprobs, ...]
 
 
-def rows_of(model: LoadedModel, rows: Sequence[Row]) -> Rows:
-    """Lay a model's rows out back to back."""
-    spans: list[RowSpan] = []
-    at = 0
-    for row in rows:
-        end = at + len(row.tokens)
-        spans.append(RowSpan(at, end, row.start))
-        at = end
-    return Rows(model, tuple(rows), tuple(spans), at)
-
-
 def wanted_of(batch: Rows) -> tuple[Wanted, ...]:
     """Which of a model's tokens go through the head."""
     wanted = []
@@ -80,17 +67,13 @@ def _segments(chains: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[Segment,
 class StepRun:
     """The state of one step while it runs. `segments` records what ran, when asked to."""
 
-    def __init__(self, models: Mapping[str, LoadedModel], units: UnitStore, pool: PagePool, plan: StepPlan, trace: bool) -> None:
-        self._device = units.device
+    def __init__(self, batches: Mapping[str, Rows], frames: Frames, device: torch.device, trace: bool) -> None:
+        self._device = device
         self._trace = trace
         self.segments: list[SegmentRun] = []
-        by_model: dict[str, list[Row]] = {}
-        for row in plan.rows:
-            by_model.setdefault(row.model, []).append(row)
-        _open_pages(models, pool, plan)
-        self._batches = {name: rows_of(model, by_model[name]) for name, model in models.items() if name in by_model}
-        self._wanted = {name: wanted_of(batch) for name, batch in self._batches.items()}
-        self._frames = FrameMaker(self._batches, units, pool)
+        self._batches = batches
+        self._wanted = {name: wanted_of(batch) for name, batch in batches.items()}
+        self._frames = frames
         self._hidden: dict[str, Tensor] = {}
         self._logits: dict[str, Tensor] = {}
 
@@ -141,12 +124,15 @@ class StepRun:
     def _joined(self, segment: Segment, first: Unit) -> Tensor:
         """What the segment starts from: token ids for an embedding, else its models' hidden states. [1, tokens(, width)]."""
         if first.kind == "embedding":
-            ids = [token for name in segment.models for row in self._batches[name].rows for token in row.tokens]
+            ids = [token for name in segment.models for token in self._batches[name].ids]
             return torch.tensor([ids], device=self._device)
         parts = [self._hidden[name] for name in segment.models]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _run_unit(self, unit: Unit, segment: Segment, adapters: _Keys, layers: _Layers, hidden: Tensor) -> Tensor:
+        if unit.masked:
+            pieces = self._frames.pieces(segment.models, adapters, cast("tuple[int, ...]", layers), unit.rotary, hidden)
+            return self._run_masked(unit, pieces, hidden)
         if unit.attends:
             frame = self._frames.for_layers(segment.models, adapters, cast("tuple[int, ...]", layers))
             frame.prefixes = unit.prefixes
@@ -156,6 +142,16 @@ class StepRun:
         with running(frame):
             out: Tensor = unit.module(hidden, Where(frame.positions, rotary))
         return out
+
+    @staticmethod
+    def _run_masked(unit: Unit, pieces: Iterable[Piece], hidden: Tensor) -> Tensor:
+        """A layer that attends by itself runs over one model's rows at a time, as a batch of rows."""
+        parts = []
+        for piece in pieces:
+            with running(piece.frame):
+                out = unit.module(hidden[0, piece.lo : piece.hi].view(piece.rows, -1, hidden.shape[-1]), piece.where)
+            parts.append(out.reshape(1, -1, out.shape[-1]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
     def _uses(self, segment: Segment) -> tuple[Iterable[_Keys], Iterable[_Layers]]:
         """For every unit of a segment: the adapter on it and the number of its attention layer, for each of the models."""
@@ -234,15 +230,3 @@ def _told_apart(units: Sequence[Unit]) -> Iterator[tuple[int, int]]:
             lo = at + 1
     if lo < len(units):
         yield lo, len(units)
-
-
-def _open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:
-    """Append each row's new pages to its table; they are handed out zeroed (see kv.pool)."""
-    new: list[int] = []
-    for row in plan.rows:
-        if row.new_pages:
-            model = models[row.model]
-            model.tables.append(model.sequences[row.seq], row.new_pages)
-            new.extend(page for group in row.new_pages for page in group)
-    if new:
-        pool.clear(new)

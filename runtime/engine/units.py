@@ -20,6 +20,7 @@ from runtime.engine.linear import SharedEmbedding, SharedLinear, share_linears_
 from surgery.build import build, build_stitch
 from surgery.chains import Link
 from surgery.components import ResidualHalf
+from surgery.families import FAMILIES
 from surgery.skeleton import Skeleton
 from surgery.skeletons import Skeletons
 from surgery.tensors import TensorPool
@@ -30,6 +31,7 @@ from zoo.manifest import Component, ComponentKind
 class Unit:
     """A loaded component. `targets`: adapter module path -> shared layer. `private_bytes`: memory beyond the pooled tensors.
 
+    `masked`: its layer attends by itself, with an explicit mask, and wants its rows as a batch.
     `prefixes`: adapter -> K and V [virtual tokens, kv width] of this layer (prefix tuning). `side`: where bottleneck adapters stand,
     in halves that can have them.
     """
@@ -41,6 +43,7 @@ class Unit:
     targets: dict[str, SharedLinear | SharedEmbedding]
     tensors: tuple[str, ...]
     private_bytes: int
+    masked: bool = False
     users: int = 0
     prefixes: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     side: Bottlenecks | None = None
@@ -110,7 +113,8 @@ class UnitStore:
             module.side = side
         if self.fused:
             module = fuse(component, module)
-        return Unit(component.base_digest, component.kind, module.to(self.device), rotary, targets, tuple(held), private, side=side)
+        module = module.to(self.device)
+        return Unit(component.base_digest, component.kind, module, rotary, targets, tuple(held), private, _is_masked(component), side=side)
 
     def _rotary(self, component: Component, module: nn.Module) -> str:
         """One rotary module for all components with the same rotary settings."""
@@ -141,6 +145,10 @@ def _cut(component: Component, link: Link, skeleton: Skeleton, tensors: Mapping[
     paths[id(skeleton.model.lm_head)] = "lm_head"
     module = build(skeleton, component, link.layer, tensors)
     return _Made(module, paths, skeleton.rotary if component.kind in ("attention", "layer") else None)
+
+
+def _is_masked(component: Component) -> bool:
+    return component.kind in ("attention", "layer") and component.family in FAMILIES and FAMILIES[component.family].masked
 
 
 def _private_bytes(module: nn.Module, tensors: dict[str, Tensor]) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -63,6 +64,50 @@ class PageView:
         return out[0], out[1]
 
 
+class Pages(Protocol):
+    """How many tokens a device's pages hold, and which page pads tables: what a model must know before it is loaded."""
+
+    @property
+    def padding(self) -> int: ...
+
+    def page_tokens(self, geometry: Geometry) -> int:
+        """Tokens of this geometry in a page. Raises NotServable when not one fits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PageSizes:
+    """Pages that are only counted: a device's memory in pages of `half_bytes` for K and as many for V.
+
+    Raises:
+        ValueError: the memory holds no page.
+    """
+
+    nbytes: int
+    half_bytes: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ValueError(f"a pool of {self.nbytes} bytes holds no page of {2 * self.half_bytes} bytes")
+
+    @property
+    def count(self) -> int:
+        return self.nbytes // (2 * self.half_bytes)
+
+    @property
+    def padding(self) -> int:
+        """Id of the page beyond all others."""
+        return self.count
+
+    def page_tokens(self, geometry: Geometry) -> int:
+        """Tokens of this geometry in a page. Raises NotServable when not one fits."""
+        tokens = self.half_bytes // geometry.token_bytes
+        if tokens < 1:
+            need, have = geometry.token_bytes, self.half_bytes
+            raise NotServable(f"one token's K takes {need} bytes, a page holds {have}; start with larger pages (page_tokens)")
+        return tokens
+
+
 class PagePool:
     """Two byte tensors, one for K and one for V, cut into pages; and the scratch space to gather them.
 
@@ -75,10 +120,9 @@ class PagePool:
     """
 
     def __init__(self, nbytes: int, half_bytes: int, device: str = "cpu") -> None:
+        self._sizes = PageSizes(nbytes, half_bytes)
         self.half_bytes = half_bytes
-        self.pages = nbytes // (2 * half_bytes)
-        if self.pages < 1:
-            raise ValueError(f"a pool of {nbytes} bytes holds no page of {2 * half_bytes} bytes")
+        self.pages = self._sizes.count
         self._k = torch.empty((self.pages + 1, half_bytes), dtype=torch.uint8, device=device)
         self._v = torch.empty((self.pages + 1, half_bytes), dtype=torch.uint8, device=device)
         self._scratch: dict[str, Tensor] = {}
@@ -103,11 +147,7 @@ class PagePool:
 
     def page_tokens(self, geometry: Geometry) -> int:
         """Tokens of this geometry in a page. Raises NotServable when not one fits."""
-        tokens = self.half_bytes // geometry.token_bytes
-        if tokens < 1:
-            need, have = geometry.token_bytes, self.half_bytes
-            raise NotServable(f"one token's K takes {need} bytes, a page holds {have}; start with larger pages (page_tokens)")
-        return tokens
+        return self._sizes.page_tokens(geometry)
 
     def view(self, geometry: Geometry, page_tokens: int) -> PageView:
         """The pool as pages of this geometry with so many tokens each. Raises NotServable when they do not fit."""

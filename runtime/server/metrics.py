@@ -124,6 +124,9 @@ class _DriverCollector(Collector):
         yield CounterMetricFamily("blockzoo:steps", "Steps that the engine ran.", value=counters.steps)
         yield CounterMetricFamily("blockzoo:failed_steps", "Steps in which the engine failed.", value=counters.failed_steps)
         yield CounterMetricFamily("blockzoo:segments", "Segments run, where the engine reports them.", value=counters.segments)
+        yield CounterMetricFamily(
+            "blockzoo:idle_tokens", "Tokens computed for nobody: padding of dense batches.", value=counters.idle_tokens
+        )
         yield CounterMetricFamily("blockzoo:step_seconds", "Time the engine spent in steps.", value=counters.busy / 1e9)
 
     def _blocks(self, state: AgentState) -> Iterator[Metric]:

@@ -88,7 +88,7 @@ def _check_geometry(config: PromptConfig, tensor: OfferedTensor, over: Overlay, 
         raise WrongBase(f"the prefix is for {config.layers} layers, {over.base.name} has {layers}")
     width, heads = config.width, config.heads
     dims = dims_of(over.base.config, over.family)
-    if dims is not None and over.family.unserved is None:
+    if dims is not None and not over.family.masked:
         if heads not in (None, dims.kv_heads) or width not in (None, dims.kv):
             raise WrongBase(f"the prefix has {heads} heads, {width} wide together; {over.base.name} has {dims.kv_heads}, {dims.kv} wide")
         width = dims.kv

@@ -91,12 +91,22 @@ def test_a_model_without_a_tokenizer_takes_token_ids(generate: Run) -> None:
     assert refused.code == 2 and "token ids" in refused.err.splitlines()[-1]
 
 
+def test_both_executors_say_the_same(generate: Run) -> None:
+    options = ("base", PROMPT, "--max-tokens", "8", "--json")
+    paged, dense = (json.loads(generate(*options, "--executor", each).out)["token_ids"] for each in ("paged", "dense"))
+    assert paged == dense and len(paged) == 8
+
+
+def test_what_needs_the_dense_executor_gets_it(generate: Run, store: Path) -> None:
+    document = json.loads(generate("bloom", "--token-ids", "5,6,7", "--max-tokens", "4", "--json").out)
+    assert document["model"] == "org/bloom" and document["token_ids"] == reference(store, "bloom", [5, 6, 7], 4)
+
+
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
         (("nobody", "x"), "nobody"),
-        (("bloom", "x"), "dense executor"),
-        (("base", "x", "--executor", "dense"), "not built yet"),
+        (("bloom", "x", "--executor", "paged"), "dense executor"),
         (("base", ""), "no tokens"),
         (("base",), "--token-ids"),
         (("base", "x", "--token-ids", "1"), "--token-ids"),

@@ -19,8 +19,10 @@ import pytest
 
 import cli.app
 from cli.serve_options import gather, size_of
+from cli.wiring import choose
 from runtime.frontend.served import SamplingDefaults, defaults_from
-from zoo.errors import InputError
+from zoo.api import Zoo
+from zoo.errors import InputError, NotServable
 
 _COMMAND = "import cli.app; cli.app.VERBS = {'serve': 'cli.serve', 'ls': 'cli.ls'}; cli.app.main()"
 
@@ -83,6 +85,26 @@ def test_all_models_are_served_until_the_signal(store: Path, tmp_path: Path) -> 
     assert "POST '/v1/completions' 200" in log and "def hello" not in log and "k3y" not in log
 
 
+def test_the_dense_executor_serves_what_pages_cannot(store: Path, tmp_path: Path) -> None:
+    with serving(store, tmp_path / "log", "--executor", "dense", "--dense-slots", "2") as served, served.client() as client:
+        assert [model.id for model in client.models.list()] == ["org/bare", "org/base", "org/bloom", "org/lora"]
+        for model in ("bloom", "lora"):
+            done = client.completions.create(
+                model=model, prompt=[5, 6, 7], max_tokens=5, temperature=0, n=3, extra_body={"ignore_eos": True}
+            )
+            assert done.usage.completion_tokens == 15 and len({choice.text for choice in done.choices}) == 1
+
+
+def test_a_device_is_dense_only_where_a_named_model_needs_it(store: Path) -> None:
+    with Zoo(store) as zoo:
+        whole = choose(zoo, ())
+        assert (whole.executor, len(whole.names), len(whole.skipped)) == ("paged", 3, 1)
+        assert choose(zoo, ["base"]).executor == "paged" and choose(zoo, ["base", "bloom"]).executor == "dense"
+        assert len(choose(zoo, (), executor="dense").names) == 4
+        with pytest.raises(NotServable, match="--executor dense"):
+            choose(zoo, ["bloom"], executor="paged")
+
+
 @pytest.fixture
 def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setattr(cli.app, "VERBS", {"serve": "cli.serve", "ls": "cli.ls"})
@@ -104,8 +126,9 @@ def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("arguments", "word"),
     [
-        (("--models", "bloom"), "dense executor"),
-        (("base", "bloom"), "dense executor"),
+        (("--models", "bloom", "--executor", "paged"), "dense executor"),
+        (("--executor", "sparse"), "auto, paged or dense"),
+        (("--executor", "dense", "--dense-mode", "relay"), "baton-pd"),
         (("--models", "nobody"), "nobody"),
         (("--agents", "2"), "not built yet"),
         (("--backend", "ray"), "not built yet"),

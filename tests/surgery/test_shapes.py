@@ -20,6 +20,7 @@ SIZES = (
     "vocab_size",
     "hidden_size",
     "n_embd",
+    "d_model",
     "intermediate_size",
     "ffn_dim",
     "num_attention_heads",

@@ -23,10 +23,10 @@ ROUNDING = {torch.float32: 2e-6, torch.bfloat16: 2.0**-6}
 
 
 def reference(folder: Path) -> Any:
-    """The checkpoint in stock transformers. Gemma 2 runs eager: its soft cap is ignored by the fused kernels."""
+    """The checkpoint in stock transformers. Gemma 2 runs eager: its soft cap is ignored by the fused kernels; some have no others."""
     from transformers import AutoConfig
 
-    eager = AutoConfig.from_pretrained(folder).model_type == "gemma2"
+    eager = AutoConfig.from_pretrained(folder).model_type in ("gemma2", "bloom", "gptj", "mpt")
     return AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager" if eager else "sdpa").eval()
 
 

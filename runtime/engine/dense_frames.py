@@ -1,0 +1,128 @@
+"""Frames over dense batches: one slab per model, its window's tokens row by row, one model after the other.
+
+    tokens of a frame:  model a: row 0's window | row 1's window | …   model b: …
+
+Shared layers run once over the tokens of all models; attention runs slab by slab. Knows nothing of who is to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.engine.attention import Tokens
+from runtime.engine.frame import Frame, RowSpan
+from runtime.engine.rows import Piece, Rows, adapter_spans, virtual_spans
+from runtime.engine.slab import Slab
+from runtime.engine.units import UnitStore
+from surgery.components import Where
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One model's rows and the slab whose window they are."""
+
+    rows: Rows
+    slab: Slab
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A slab's part of a frame: tokens [lo, hi), attending in its layer number `layer`."""
+
+    slab: Slab
+    lo: int
+    hi: int
+    layer: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Slabs:
+    """`engine.frame.Dense`."""
+
+    parts: tuple[_Seen, ...]
+
+    def attend(self, now: Tokens) -> Tensor:
+        outs = []
+        for part in self.parts:
+            mine = slice(part.lo, part.hi)
+            outs.append(part.slab.attend(part.layer, Tokens(now.query[mine], now.key[mine], now.value[mine], now.how)))
+        return outs[0] if len(outs) == 1 else torch.cat(outs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cache:
+    """A slab's layer as layers that attend by themselves call a cache. They number it as in their own model, which says nothing here."""
+
+    slab: Slab
+    layer: int
+
+    def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        return self.slab.write(self.layer, key, value)
+
+
+class DenseFrames:
+    """`engine.rows.Frames` over the slabs of these models, whose windows are open."""
+
+    def __init__(self, batches: Mapping[str, Batch], units: UnitStore) -> None:
+        self._batches = batches
+        self._units = units
+        self._frames: dict[tuple[tuple[str, ...], tuple[str | None, ...]], Frame] = {}
+        self._rotaries: dict[tuple[str, str, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> Frame:
+        made = self._frames.get((models, adapters))
+        if made is None:
+            rows = [self._batches[name].rows for name in models]
+            positions = torch.cat([self._positions(name).flatten() for name in models])[None]
+            spans: list[RowSpan] = []
+            base = 0
+            for each in rows:
+                spans.extend(span.moved(base) for span in each.spans)
+                base += each.tokens
+            marked = adapter_spans(adapters, [each.tokens for each in rows])
+            made = self._frames[models, adapters] = Frame(positions, tuple(spans), marked, virtual_spans(rows, adapters))
+        return made
+
+    def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> Frame:
+        frame = self.frame(models, adapters)
+        frame.dense = _Slabs(tuple(self._parts(models, layers)))
+        return frame
+
+    def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        tables = [tuple(table.flatten(0, 1)[None] for table in self._tables(name, key, like)) for name in models]
+        if len(tables) == 1:
+            return tables[0][0], tables[0][1]
+        return torch.cat([cos for cos, _ in tables], dim=1), torch.cat([sin for _, sin in tables], dim=1)
+
+    def pieces(
+        self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...], rotary: str | None, like: Tensor
+    ) -> Iterator[Piece]:
+        for name, adapter, part in zip(models, adapters, self._parts(models, layers), strict=True):
+            slab, tables = part.slab, None if rotary is None else self._tables(name, rotary, like)
+            where = Where(self._positions(name), tables, slab.mask(None, like.dtype), _Cache(slab, part.layer), slab.keys)
+            yield Piece(part.lo, part.hi, slab.columns.rows, self.frame((name,), (adapter,)), where)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _positions(self, name: str) -> Tensor:
+        """[rows, width]; padding stands at 0, which every table has."""
+        return self._batches[name].slab.window.positions.clamp_min(0)
+
+    def _tables(self, name: str, key: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [rows, width, rotary width], made once per model and step."""
+        known = (name, key, like.dtype)
+        if known not in self._rotaries:
+            cos, sin = self._units.rotaries[key](like, self._positions(name))
+            self._rotaries[known] = cos, sin
+        return self._rotaries[known]
+
+    def _parts(self, models: Sequence[str], layers: Sequence[int]) -> Iterator[_Seen]:
+        base = 0
+        for name, layer in zip(models, layers, strict=True):
+            batch = self._batches[name]
+            yield _Seen(batch.slab, base, base + batch.rows.tokens, layer)
+            base += batch.rows.tokens

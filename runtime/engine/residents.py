@@ -1,0 +1,88 @@
+"""The models of one device: loaded from the store, each distinct weight once, and dropped again. What every executor has in common.
+
+Knows nothing of steps or of how K and V are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from runtime.config import EngineConfig
+from runtime.engine.loaded import LoadedModel
+from runtime.engine.loading import load_model, release_units
+from runtime.engine.servable import Executor, servable
+from runtime.engine.units import UnitStore
+from runtime.kv.pool import Pages
+from runtime.types import ModelSpec
+from surgery.tensors import TensorPool
+from zoo.errors import NotFound
+from zoo.store import Store
+
+_PAGE_ALIGNMENT = 64
+
+
+class Residents:
+    """See the top of the file.
+
+    Args:
+        store: where the weights are.
+        config: device, dtype, layers.
+        executor: which one they are loaded for.
+    """
+
+    def __init__(self, store: Store, config: EngineConfig, executor: Executor) -> None:
+        self._store = store
+        self._config = config
+        self._executor = executor
+        self._dtype = None if config.dtype is None else dtype_named(config.dtype)
+        pool = TensorPool(store, config.device, self._dtype)
+        self.units = UnitStore(pool, torch.device(config.device), config.layers == "fused")
+        self.models: dict[str, LoadedModel] = {}
+
+    def specs(self) -> tuple[ModelSpec, ...]:
+        return tuple(model.spec for model in self.models.values())
+
+    def load(self, name: str, pages: Pages) -> LoadedModel:
+        """Make a model ready; one that is loaded already costs nothing.
+
+        Raises NotServable, NotFound, AmbiguousName, DamagedObject.
+        """
+        with self._store.keeping():  # no collection between reading the manifest and mapping its objects
+            with self._store.catalog.reading() as catalog:
+                name = catalog.resolve(name)
+                if name in self.models:
+                    return self.models[name]
+                manifest, chain = catalog.model(name), tuple(catalog.chain(name))
+            model = load_model(self._store, manifest, chain, self.units, pages, self._config, self._dtype, self._executor)
+        self.models[name] = model
+        return model
+
+    def unload(self, name: str) -> None:
+        """Drop a model; what no other model uses is freed. Raises NotFound."""
+        model = self.models.pop(name, None)
+        if model is None:
+            raise NotFound(f"{name} is not loaded")
+        release_units(self.units, model.units, model.adapters)
+
+    def bytes_alone(self) -> int:
+        """What the models would take, each for itself."""
+        return sum(sum(tensor.nbytes for tensor in model.manifest.tensors) for model in self.models.values())
+
+    def half_page(self, names: Sequence[str]) -> int:
+        """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token in a layer."""
+        widest = 1
+        with self._store.catalog.reading() as catalog:
+            for name in names:
+                manifest = catalog.model(catalog.resolve(name))
+                widest = max(widest, servable(self._store, manifest, self._dtype, self._executor).token_bytes)
+        return -(-self._config.page_tokens * widest // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype of a setting. Raises ValueError for one that is not served."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ValueError(f"dtype must be one of {', '.join(known)}, not {name!r}")
+    return known[name]
