@@ -196,7 +196,7 @@ def _own_config(made: Made, reason: str) -> dict[str, Any]:
     """
     used = {link.source for link in made.plan.links if link.source is not None}
     for family in (family_of(made.plan.sources[source]) for source in sorted(used)):
-        if family.unserved is not None:
+        if family.masked:
             raise InputError(f"{family.name} blocks run in plain {family.name} checkpoints only, and this chain is none: {reason}")
     first = made.plan.sources[made.plan.links[0].source or 0]
     tokens = {key: first[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id") if key in first}

@@ -307,7 +307,7 @@ def test_virtual_tokens_belong_to_no_chain(zoo, kind, tmp_path):
 
 def test_blocks_that_run_in_their_own_architecture_only(zoo, tmp_path, monkeypatch):
     zoo.ingest(checkpoints.make("llama", tmp_path / "n", intermediate_size=48), name="n")
-    monkeypatch.setitem(FAMILIES, "llama", dataclasses.replace(FAMILIES["llama"], unserved="for a reason"))
+    monkeypatch.setitem(FAMILIES, "llama", dataclasses.replace(FAMILIES["llama"], masked=True))
     with pytest.raises(InputError, match=r"llama blocks run in plain llama checkpoints only.*different shapes"):
         compose(zoo.store, slices(("a", 0, 2), ("n", 2, 3)), "c")
     compose(zoo.store, slices(("a", 0, 2), ("b", 2, 3)), "plain")
