@@ -153,11 +153,12 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> None:
     axes = figure.subplots(1, len(reports), squeeze=False)[0]
     for axis, report in zip(axes, reports, strict=True):
         for mode, trace in report["trace"].items():
-            axis.plot([at for at, *_ in trace], [pages for _, pages, *_ in trace], label=mode, linewidth=1.0)
+            at, pages = [point[0] for point in trace], [point[1] for point in trace]
+            axis.plot(at, pages, label=mode, linewidth=1.0, color=f"C{MODES.index(mode)}")
         axis.set_title(f"table {report['table']}, batch {report['batch']}")
         axis.set_xlabel("seconds")
     axes[0].set_ylabel("pages in use, padding included")
-    axes[0].legend(fontsize="small")
+    axes[-1].legend(fontsize="small")
     figure.savefig(path, dpi=110)
 
 
