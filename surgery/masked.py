@@ -95,7 +95,10 @@ class FalconLayer(nn.Module):
 
 
 class GptjLayer(nn.Module):
-    """GPT-J rotates by a table in every layer, read at each row's own positions."""
+    """GPT-J rotates by a table in every layer, read at each row's own positions.
+
+    The stock layer copies its whole table once for every row. Where less of it is read than there is, it is given that part instead.
+    """
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -103,11 +106,15 @@ class GptjLayer(nn.Module):
 
         self.layer = layer
         attention = layer.attn
-        if attention.embed_positions.is_meta:  # what is computed on the meta device holds nothing
-            attention.embed_positions = create_sinusoidal_positions(attention.max_positions, attention.pos_embd_dim)
+        self.table = nn.Buffer(create_sinusoidal_positions(attention.max_positions, attention.pos_embd_dim), persistent=False)
+        attention.embed_positions = self.table  # what was computed on the meta device holds nothing
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        positions = where.positions.clamp_min(0)
+        positions, table = where.positions.clamp_min(0), self.table
+        if positions.numel() < table.shape[0]:
+            table = table[positions.flatten()]
+            positions = torch.arange(positions.numel(), device=positions.device).view_as(positions)
+        self.layer.attn.embed_positions = table
         out: Tensor = self.layer(hidden, layer_past=where.cache, attention_mask=where.mask, position_ids=positions)[0]
         return out
 

@@ -27,10 +27,6 @@ class Kept:
     k: list[Tensor]
     v: list[Tensor]
 
-    def to(self, device: torch.device) -> Kept:
-        """The same on another device; itself where it is there."""
-        return Kept(self.tokens, [x.to(device) for x in self.k], [x.to(device) for x in self.v])
-
 
 @dataclass(slots=True)
 class Window:
