@@ -8,9 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from runtime.agent.agent import Agent
 from runtime.config import BatchingConfig, DenseConfig, EngineConfig
+from runtime.engine import step
+from runtime.engine.attention import How, Tokens
 from runtime.engine.dense import DenseEngine
 from runtime.engine.paged import PagedEngine
+from runtime.engine.slab import Slab
 from runtime.types import SamplingParams, SequenceRequest
 from tests import checkpoints
 from tests.adapters import KINDS
@@ -278,9 +282,6 @@ def test_a_failed_step_ends_its_own_and_nothing_stays(bench, monkeypatch):
     name = known(bench, "llama")
     made = dense(bench, name, slots=2)
     drive(made, {0: [ask(name, p, f"{i}") for i, p in enumerate(prompts(1, (5, 9)))]})
-    from runtime.agent.agent import Agent
-    from runtime.engine import step
-
     agent = Agent(made.models(), made.page_capacity, BatchingConfig())
     for i, prompt in enumerate(prompts(2, (5, 9, 7))):
         agent.add(ask(name, prompt, f"x{i}"), 0)
@@ -300,25 +301,24 @@ def test_a_failed_step_ends_its_own_and_nothing_stays(bench, monkeypatch):
         assert same_tokens(model, prompt, greedy(model, prompt, 20), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
 
 
-def test_nan_in_one_row_stays_there(bench):
-    """What lies at placeholders is zero: a sequence whose K and V are no numbers must not reach who sits in its row later (BA-04)."""
-    from runtime.engine.attention import How, Tokens
-    from runtime.engine.slab import Slab
-
+def test_what_is_no_number_stays_where_it_is():
+    """Placeholders are zero: neither what padding computes nor what an earlier sequence left in a row may reach who sits there (BA-04)."""
     slab = Slab(1, torch.device("cpu"))
     slab.shape(2, 8)
-    for values in (float("nan"), 1.0):
-        while slab.columns.rows:
-            slab.leave(0)
-        slab.columns.release()
+    for left_behind in (True, False):
         slab.enter(None)
         slab.enter(None)
         slab.begin([3, 1], [0, 0])
         given = torch.ones(6, 1, 4)
-        given[:3] = values
+        given[3:5] = float("nan")  # the second row's padding
+        if left_behind:
+            given[5] = float("nan")  # its only token
         out = slab.attend(0, Tokens(torch.ones(6, 2, 4), given, given, How()))
-        assert torch.isfinite(out[3:]).all(), "one row's numbers are no affair of another's"
-    assert torch.isfinite(out).all()
+        assert torch.isfinite(out[:3]).all(), "one row's numbers are no affair of another's"
+        assert torch.isfinite(out[5]).all() != left_behind
+        while slab.columns.rows:
+            slab.leave(0)
+        slab.columns.release()
 
 
 def test_what_only_the_dense_executor_runs_is_refused_by_the_paged_one(bench):

@@ -126,7 +126,8 @@ def test_memory_moves_rows_out_above_high_and_takes_them_in_below_low() -> None:
 def test_a_large_one_is_not_overtaken_by_small_ones() -> None:
     config = DenseConfig("baton-pd", 8, high=0.9, low=0.75)
     seated = decode("a", 30, seated=True)
-    lane = view(seated, decode("large", 60), decode("small", 2), capacity=70)
+    assert decide_lane(view(seated, decode("small", 2), others=30, capacity=84), config).window == ("a", "small")
+    lane = view(seated, decode("large", 60), decode("small", 2), capacity=84)
     assert decide_lane(lane, config).window == ("a",)
     prompts = decide_lane(view(seated, prompt("large", 200), prompt("small", 2), capacity=70), config)
     assert prompts.window == ("a",) and not prompts.apart
