@@ -196,6 +196,18 @@ def test_who_is_pushed_out_goes_on_as_if_nothing_had_been(bench):
         assert not any("1" in seqs for seqs in sampled[begun + 1 : begun + 10]) and out.steps[begun + 1].deferred == ("1",)
 
 
+def test_who_is_pushed_out_leaves_its_holes_behind(bench):
+    """With shaping, a row that has been padded to a newcomer's prompt is saved without the padding, and goes on."""
+    name = known(bench, "llama")
+    first, second, urgent = (ask(name, p, seq, ignore_eos=True) for seq, p in zip("abc", prompts(9, (6, 11, 4)), strict=True))
+    arrivals = {0: [replace(first, priority=6)], 3: [replace(second, priority=5)], 7: [urgent]}
+    made = dense(bench, name, mode="baton", slots=2)
+    out = drive(made, arrivals)
+    check(bench, name, by_seq(arrivals), out)
+    assert made.idle.shaping == 10 + 3 and made.idle.useful == 6 + 11 + 4 + 3 * 19
+    assert any(step.deferred == ("a",) for step in out.steps)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_no_trace_exceeds_the_memory(bench, mode):
     """Long and short ones in the worst order, a pool for a fifth of them: never more pages than there are, and each its own tokens."""
