@@ -110,7 +110,8 @@ class GptjLayer(nn.Module):
         attention.embed_positions = self.table  # what was computed on the meta device holds nothing
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
-        positions, table = where.positions.clamp_min(0), self.table
+        positions = where.positions.clamp_min(0)
+        table: Tensor = self.table
         if positions.numel() < table.shape[0]:
             table = table[positions.flatten()]
             positions = torch.arange(positions.numel(), device=positions.device).view_as(positions)
