@@ -150,7 +150,7 @@ class _Lane:
     # -- prompts apart -------------------------------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[tuple[str, ...]]:
-        """Batches of prompts whose lengths round up to one power of two (BA-13), as large as slots and memory allow."""
+        """Batches of prompts whose lengths round up to one power of two (BA-13), as large as memory allows: they need no slots."""
         prompts = [row for row in self._ranked if row.prompt and not row.span]
         alone = self._view.must and not any(row.tokens for row in self._inside)
         if alone and prompts and self._cost(prompts[:1]) > self._free():
@@ -167,7 +167,7 @@ class _Lane:
 
     def _fitting(self, group: Sequence[RowView], alone: bool) -> Sequence[RowView]:
         """As many of the group as fit from its first on; that one in any case if nobody runs else."""
-        most = min(len(group), self._config.slots)
+        most = len(group)
         while most > int(alone) and self._cost(group[:most]) > self._free():
             most -= 1
         return group[:most]

@@ -66,7 +66,7 @@ def test_whatever_comes_the_decision_holds_together(lane: LaneView, mode: DenseM
     else:
         assert not any(rows[seq].prompt and not rows[seq].span for seq in decision.window)
         for batch in decision.apart:
-            assert len({(rows[seq].tokens - 1).bit_length() for seq in batch}) == 1 and len(batch) <= slots
+            assert len({(rows[seq].tokens - 1).bit_length() for seq in batch}) == 1
     if lane.must and any(row.tokens for row in lane.rows):
         assert decision.runs, "somebody runs if anybody has a turn"
     newcomers = [seq for seq in coming if not rows[seq].span]
@@ -92,7 +92,9 @@ def test_prompts_run_in_the_window_or_apart(mode: DenseMode, window: tuple[str, 
 def test_prompts_of_similar_length_share_a_batch() -> None:
     rows = [prompt(f"{n}", n) for n in (9, 100, 16, 2, 70, 15)]
     apart = decide_lane(view(*rows), DenseConfig("baton-pd", 2)).apart
-    assert apart == (("9", "16"), ("15",), ("100", "70"), ("2",))
+    assert apart == (("9", "16", "15"), ("100", "70"), ("2",))
+    tight = decide_lane(view(*rows[:3:2], rows[5], capacity=14 * LAYERS), DenseConfig("baton-pd", 2)).apart
+    assert tight == (("9", "16"),), "two rows of sixteen columns are eight pages a layer of the ten up to low"
 
 
 def test_a_better_priority_takes_the_worst_seat_and_gives_it_back() -> None:
