@@ -115,7 +115,8 @@ def plot_curve(documents: Sequence[Mapping[str, Any]], path: Path, over: Over = 
     axes.plot(at, starts, "^", color="#009E73", label="least-squares start")
     for x, document in zip(at, ordered, strict=True):
         place, name = (x, document["similarity_seen"]), f"{document['a']} to {document['b']}"
-        axes.annotate(name, place, xytext=(6, 6), textcoords="offset points", fontsize=8)
+        side, shift = ("right", -7) if x > (at[0] + at[-1]) / 2 else ("left", 7)
+        axes.annotate(name, place, xytext=(shift, 5), textcoords="offset points", fontsize=8, ha=side)
     axes.set_xlabel(over.label)
     axes.set_ylabel("cosine at the head, mean over places")
     axes.set_title(over.title, loc="left", fontsize=12, fontweight="bold", color=_INK)
