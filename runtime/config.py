@@ -45,6 +45,11 @@ class DenseConfig:
             raise ValueError(f"mode must be one of {', '.join(get_args(DenseMode))}")
 
 
+#: How a CPU holds the weights of linear layers: as stored and mapped (`plain`), in the layout that it multiplies fastest (`packed`), or
+#: whichever is measured to be faster here (`auto`). One copy of each in any case.
+Weights = Literal["auto", "plain", "packed"]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One device's engine.
@@ -52,8 +57,8 @@ class EngineConfig:
     `kv_bytes`: size of the page pool, shared by all models. `page_tokens`: tokens per page for the model with the
     largest KV per token; narrower models get more tokens into the same bytes. `dtype`: None keeps each model's own.
     `max_model_len`: caps every model's context. `layers`: transformers' own (`stock`), or fewer and
-    larger operations where a family has them (`fused`). `trace_segments`: report each segment run (for the trace). `dense`: what the
-    dense executor does beyond; the paged one does not read it.
+    larger operations where a family has them (`fused`). `weights`: see there. `trace_segments`: report each segment run (for the trace).
+    `dense`: what the dense executor does beyond; the paged one does not read it.
     """
 
     device: str = "cpu"
@@ -62,6 +67,7 @@ class EngineConfig:
     dtype: str | None = None
     max_model_len: int | None = None
     layers: Literal["fused", "stock"] = "fused"
+    weights: Weights = "auto"
     trace_segments: bool = False
     dense: DenseConfig = field(default_factory=DenseConfig)
 
@@ -70,6 +76,8 @@ class EngineConfig:
             raise ValueError("kv_bytes, page_tokens and max_model_len must be positive")
         if self.layers not in ("fused", "stock"):
             raise ValueError("layers must be fused or stock")
+        if self.weights not in get_args(Weights):
+            raise ValueError(f"weights must be one of {', '.join(get_args(Weights))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,11 @@ class TensorPool:
             if held.users == 0:
                 del self._held[digest]
 
+    def users(self, digest: str) -> int:
+        """How often a tensor is in use."""
+        held = self._held.get(digest)
+        return 0 if held is None else held.users
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors held, each once."""

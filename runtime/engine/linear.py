@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.engine.frame import Frame, current
+from runtime.engine.packing import multiply
 from runtime.engine.scaling import Scales
 
 
@@ -66,6 +67,23 @@ class Product:
         return out if self.bias is None else out + self.bias
 
 
+@dataclass(frozen=True, slots=True)
+class PackedProduct:
+    """As `Product`, over a weight in oneDNN's layout (`engine.packing`)."""
+
+    packed: Tensor
+    bias: Tensor | None
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in], unpacked anew."""
+        return self.packed.to_dense()
+
+    def of(self, x: Tensor) -> Tensor:
+        """x [1, rows, in] -> [1, rows, out]."""
+        return multiply(x, self.packed, self.bias)
+
+
 def product_of(weight: Tensor, bias: Tensor | None) -> Product:
     """The product for a weight [out, in] where it lies."""
     turned = TURNED.get(weight.dtype) if weight.device.type == "cpu" and weight.is_contiguous() else None
@@ -108,7 +126,12 @@ class SharedLinear(nn.Module):
     def _bind(self, transposed: bool) -> None:
         """Plain references to what every call reads: a module looks its parameters up by name, which costs as much as a small product."""
         weight = self.weight.data.t() if transposed else self.weight.data
-        self.product = product_of(weight, None if self.bias is None else self.bias.data)
+        self.product: Product | PackedProduct = product_of(weight, None if self.bias is None else self.bias.data)
+
+    def pack(self, packed: Tensor) -> None:
+        """Read this packed form of the weight [out, in] from now on; the plain one is let go."""
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.product = PackedProduct(packed, self.product.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._plain:

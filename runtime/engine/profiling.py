@@ -71,7 +71,8 @@ class Workbench:
                     f"{max(extent.batches)} rows of {max(extent.contexts)} tokens take {2 * half * pages:,} bytes of pages, more than "
                     f"{config.kv_bytes:,}: measure smaller batches or contexts, or give --kv-bytes"
                 )
-            self._units = UnitStore(TensorPool(store, config.device), torch.device(config.device), config.layers == "fused")
+            pool, device = TensorPool(store, config.device), torch.device(config.device)
+            self._units = UnitStore(pool, device, config.layers == "fused", config.weights)
             self._pool = PagePool(2 * half * pages, half, config.device)
             self._model: LoadedModel = load_model(store, self.manifest, self.blocks, self._units, self._pool, config, None)
         self.device = config.device

@@ -38,7 +38,7 @@ class Residents:
         self._executor = executor
         self._dtype = None if config.dtype is None else dtype_named(config.dtype)
         pool = TensorPool(store, config.device, self._dtype)
-        self.units = UnitStore(pool, torch.device(config.device), config.layers == "fused")
+        self.units = UnitStore(pool, torch.device(config.device), config.layers == "fused", config.weights)
         self.models: dict[str, LoadedModel] = {}
 
     def specs(self) -> tuple[ModelSpec, ...]:

@@ -8,15 +8,18 @@ Knows how to load and to drop; nothing of steps.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
+from runtime.config import Weights
 from runtime.engine.bottlenecks import Bottlenecks
 from runtime.engine.fused import fuse
 from runtime.engine.linear import SharedEmbedding, SharedLinear, share_linears_
+from runtime.engine.packing import Packs
 from surgery.build import build, build_stitch
 from surgery.chains import Link
 from surgery.components import ResidualHalf
@@ -26,10 +29,14 @@ from surgery.skeletons import Skeletons
 from surgery.tensors import TensorPool
 from zoo.manifest import Component, ComponentKind
 
+#: Marks the packed form of a weight that is stored turned around (transformers' Conv1D).
+_TURNED = "/turned"
+
 
 @dataclass(slots=True)
 class Unit:
-    """A loaded component. `targets`: adapter module path -> shared layer. `private_bytes`: memory beyond the pooled tensors.
+    """A loaded component. `targets`: adapter module path -> shared layer. `tensors`, `packs`: what it holds of the device's plain and
+    packed weights. `private_bytes`: memory beyond the pooled tensors.
 
     `masked`: its layer attends by itself, with an explicit mask, and wants its rows as a batch.
     `prefixes`: adapter -> K and V [virtual tokens, kv width] of this layer (prefix tuning). `side`: where bottleneck adapters stand,
@@ -42,6 +49,7 @@ class Unit:
     rotary: str | None
     targets: dict[str, SharedLinear | SharedEmbedding]
     tensors: tuple[str, ...]
+    packs: tuple[str, ...]
     private_bytes: int
     masked: bool = False
     users: int = 0
@@ -67,8 +75,13 @@ class UnitStore:
     pool: TensorPool
     device: torch.device
     fused: bool = True
+    weights: Weights = "auto"
     units: dict[str, Unit] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
+    packs: Packs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.packs = Packs(self.weights, self.device)
 
     def acquire(self, component: Component, link: Link, skeletons: Skeletons) -> Unit:
         """The unit of a component, loaded on first use and counted. `link`: where in `skeletons` its modules are, if it must be built."""
@@ -84,11 +97,12 @@ class UnitStore:
         if unit.users == 0:
             del self.units[unit.digest]
             self.pool.release(unit.tensors)
+            self.packs.release(unit.packs)
 
     @property
     def nbytes(self) -> int:
         """Resident bytes of all weights, each distinct tensor once, adapters included."""
-        return self.pool.nbytes + sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
+        return self.pool.nbytes + self.packs.nbytes + sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
 
     def _load(self, component: Component, link: Link, skeletons: Skeletons) -> Unit:
         held = [digest for _, digest in component.tensors]
@@ -100,13 +114,21 @@ class UnitStore:
             self.pool.release(held)
             raise
         module = made.module
-        targets = {made.paths[id(pair.old)]: pair.new for pair in share_linears_(module) if id(pair.old) in made.paths}
+        pairs = share_linears_(module)
+        targets = {made.paths[id(pair.old)]: pair.new for pair in pairs if id(pair.old) in made.paths}
         private = _private_bytes(module, tensors)
         if private:  # the pooled originals of converted tensors are not read again
             shared = {tensor.data_ptr() for tensor in module.parameters()}
             kept = [digest for name, digest in component.tensors if tensors[name].data_ptr() in shared]
             self.pool.release([digest for name, digest in component.tensors if tensors[name].data_ptr() not in shared])
             held = kept
+        packs = self._pack_([pair.new for pair in pairs if isinstance(pair.new, SharedLinear)], component, tensors)
+        plain, now_packed = [], {key.partition(_TURNED)[0] for key in packs}
+        for digest in held:
+            if digest in now_packed:
+                self.pool.release([digest])
+            else:
+                plain.append(digest)
         rotary = None if made.rotary is None else self._rotary(component, made.rotary)
         side = Bottlenecks() if isinstance(module, ResidualHalf) else None
         if isinstance(module, ResidualHalf):
@@ -114,7 +136,28 @@ class UnitStore:
         if self.fused:
             module = fuse(component, module)
         module = module.to(self.device)
-        return Unit(component.base_digest, component.kind, module, rotary, targets, tuple(held), private, _is_masked(component), side=side)
+        return Unit(
+            component.base_digest, component.kind, module, rotary, targets, tuple(plain), tuple(packs), private,
+            _is_masked(component), side=side,
+        )  # fmt: skip
+
+    def _pack_(self, linears: Iterable[SharedLinear], component: Component, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Give linear layers the packed form of their weights where that is wanted; the names of what was taken."""
+        digests = {tensors[name].data_ptr(): digest for name, digest in component.tensors}
+        own = Counter(digest for _, digest in component.tensors)
+        taken = []
+        for linear in linears:
+            digest = digests.get(linear.weight.data_ptr())
+            # One copy of each: what another unit reads as it is, such as the table of a tied head, stays as it is.
+            if digest is None or self.pool.users(digest) > own[digest]:
+                continue
+            weight = linear.product.weight
+            key = digest if weight.is_contiguous() else digest + _TURNED
+            packed = self.packs.acquire(key, weight)
+            if packed is not None:
+                linear.pack(packed)
+                taken.append(key)
+        return taken
 
     def _rotary(self, component: Component, module: nn.Module) -> str:
         """One rotary module for all components with the same rotary settings."""
