@@ -35,6 +35,7 @@ class ServeOptions:
     device: str = "cpu"
     dtype: str | None = None
     layers: str = "fused"
+    weights: str = "auto"
     executor: str = "auto"
     dense_mode: str = "baton-pd"
     dense_slots: int = 16
@@ -57,6 +58,7 @@ class ServeOptions:
             device=self.device,
             dtype=self.dtype,
             layers=self.layers,
+            weights=self.weights,
             kv_bytes=size_of(self.kv_bytes),
             max_model_len=self.max_model_len,
             trace_segments=self.trace is not None,

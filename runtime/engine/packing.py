@@ -23,7 +23,7 @@ from runtime.config import Weights
 _WORTH = 1 << 16
 _DTYPES = (torch.float32, torch.bfloat16)
 #: What is measured: so many square matrices, by the rows of decode steps.
-_WIDTH, _MATRICES, _ROWS, _ROUNDS = 1024, 4, (1, 4, 16, 64), 3
+_WIDTH, _MATRICES, _ROWS, _ROUNDS = 1024, 4, (1, 4, 16, 64), 5
 
 
 def pack(weight: Tensor) -> Tensor:

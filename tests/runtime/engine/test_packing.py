@@ -1,0 +1,114 @@
+"""Weights in oneDNN's layout: the same tokens, one copy of each, given back with the last model; what cannot be packed stays plain."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from runtime.config import BatchingConfig, EngineConfig
+from runtime.engine import packing
+from runtime.engine.packing import Packs, multiply, pack
+from runtime.engine.paged import PagedEngine
+from tests.runtime.engine.drive import drive
+from tests.runtime.engine.oracle import greedy, reference, same_tokens
+from tests.runtime.engine.test_equality import COUNT, ask, prompts
+from tests.runtime.engine.test_sharing import fine_tune
+from zoo.manifest import Placed
+
+
+def engine(bench, *names: str, weights: str = "packed") -> PagedEngine:
+    return PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, weights=weights), names)
+
+
+def units(made: PagedEngine):
+    return made._residents.units
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen2", "opt", "mixtral", "phi3"])
+def test_tokens_are_those_of_transformers(bench, family):
+    """Fused and stock layers, biases, Conv1D's turned weights, tied heads, experts; prompts in chunks beside rows that decode."""
+    name = bench.family(family, f"{family}-packed", seed=5)
+    model, made = reference(bench.folders[name]), engine(bench, name)
+    assert units(made).packs.nbytes > 0
+    wanted = prompts(6, (1, 7, 33, 12))
+    out = drive(made, {3 * i: [ask(name, prompt, f"{i}")] for i, prompt in enumerate(wanted)}, BatchingConfig(token_budget=9))
+    for i, prompt in enumerate(wanted):
+        assert same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
+
+
+def test_half_precision(bench):
+    name = bench.family("llama", "packed-bf16", dtype="bfloat16", seed=5)
+    model, made = reference(bench.folders[name]), engine(bench, name)
+    wanted = prompts(7, (4, 9, 17))
+    out = drive(made, {0: [ask(name, prompt, f"{i}") for i, prompt in enumerate(wanted)]})
+    agreed = [same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) for i, prompt in enumerate(wanted)]
+    assert sum(agreed) >= COUNT, "hardly a token agrees"
+
+
+def test_one_copy_of_each_weight_while_it_is_used(bench):
+    base = bench.family("llama", "packed-base", num_hidden_layers=3, seed=9)
+    names = [base, fine_tune(bench, base, "packed-tune", 1), bench.lora(base, "packed-lora")]
+    made, plain = engine(bench, *names), engine(bench, *names, weights="plain")
+    assert made.memory().weights == plain.memory().weights
+    packs, pool = units(made).packs, units(made).pool
+    assert packs.nbytes + pool.nbytes == units(plain).pool.nbytes and packs.nbytes > pool.nbytes
+    for name in names:
+        made.unload(name)
+    assert packs.nbytes == pool.nbytes == 0
+
+
+def test_a_head_that_is_the_embedding_stays_plain(bench):
+    name = bench.family("qwen2", "packed-tied", seed=2)
+    made = engine(bench, name)
+    placed: list[Placed] = list(made._residents.models[name].manifest.components)
+    ((_, table),) = placed[0].component.tensors
+    assert table in dict(placed[-1].component.tensors).values()
+    assert units(made).pool.users(table) == 2
+
+
+def test_small_weights_stay_plain_where_the_choice_is_measured(bench, monkeypatch):
+    monkeypatch.setattr(packing, "faster", lambda dtype, threads: True)
+    name = bench.family("llama", "packed-small", seed=4)
+    assert units(engine(bench, name, weights="auto")).packs.nbytes == 0
+    assert units(engine(bench, name, weights="plain")).packs.nbytes == 0
+
+
+@pytest.fixture
+def measured() -> Iterator[None]:
+    """The choice is made anew, and forgotten."""
+    packing.faster.cache_clear()
+    yield
+    packing.faster.cache_clear()
+
+
+@pytest.mark.parametrize(("ratio", "packed"), [(0.7, True), (1.2, False)])
+def test_the_faster_of_both_is_taken(monkeypatch, measured, ratio, packed):
+    monkeypatch.setattr(packing, "_measured", lambda dtype: ratio)
+    packs = Packs("auto", torch.device("cpu"))
+    assert (packs.acquire("a", torch.ones(512, 512)) is not None) == packed
+
+
+def test_a_build_without_the_layout_stays_plain(monkeypatch, measured):
+    def missing(weight: torch.Tensor) -> torch.Tensor:
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(packing, "pack", missing)
+    for wanted in ("auto", "packed"):
+        assert Packs(wanted, torch.device("cpu")).acquire("a", torch.ones(512, 512)) is None
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (130, 70)])
+def test_a_product_is_that_of_the_plain_weight(shape):
+    weight, bias = torch.randn(shape), torch.randn(shape[0])
+    packed = pack(weight)
+    assert torch.equal(packed.to_dense(), weight)
+    for rows in (1, 2, 17, 300):
+        x = torch.randn(1, rows, shape[1])
+        torch.testing.assert_close(multiply(x, packed, bias), torch.nn.functional.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+
+
+def test_a_way_that_is_not_offered_is_refused():
+    with pytest.raises(ValueError, match="auto, plain, packed"):
+        EngineConfig(weights="folded")
