@@ -1,0 +1,98 @@
+"""Sends a workload through anything that answers, open or closed loop, and notes when. Knows neither HTTP nor engines.
+
+Open loop: each request is sent when it is due, whatever became of those before. Closed loop: `clients` take requests one after the other;
+a request is due when its client takes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
+from typing import Protocol
+
+from runtime.bench.answers import Answer, Heard
+from runtime.bench.workload import Ask, Workload
+
+
+class Clock(Protocol):
+    """Time as the loop and the clients see it, in seconds."""
+
+    def now(self) -> float: ...
+
+    async def until(self, moment: float) -> None: ...
+
+
+class WallClock:
+    """The machine's own."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    async def until(self, moment: float) -> None:
+        """Sleeps; a moment that has passed costs nothing."""
+        if (left := moment - self.now()) > 0:
+            await asyncio.sleep(left)
+
+
+class Client(Protocol):
+    """Whoever answers. What goes wrong with a request is told in `Heard`; an exception ends the whole run."""
+
+    async def ask(self, ask: Ask) -> Heard: ...
+
+
+Done = Callable[[int, int], None]
+
+
+async def drive(workload: Workload, client: Client, clock: Clock, done: Done | None = None) -> list[Answer]:
+    """All answers, in the order of the requests. Times count from the call. `done(answered, all)` after each."""
+    run = _Run(client, clock, len(workload.asks), done)
+    if workload.clients is None:
+        await _together([run.at(ask, run.begin + ask.at) for ask in workload.asks])
+    else:
+        waiting = iter(workload.asks)
+        await _together([run.one_by_one(waiting) for _ in range(min(workload.clients, len(workload.asks)))])
+    return sorted(run.answers, key=lambda answer: answer.number)
+
+
+async def _together(jobs: list[Awaitable[None]]) -> None:
+    """One failing ends the others; its exception comes out as it is."""
+    tasks = [asyncio.ensure_future(job) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Run:
+    """What the tasks of one run share."""
+
+    def __init__(self, client: Client, clock: Clock, count: int, done: Done | None) -> None:
+        self.begin = clock.now()
+        self.answers: list[Answer] = []
+        self._client = client
+        self._clock = clock
+        self._count = count
+        self._done = done
+
+    async def at(self, ask: Ask, due: float) -> None:
+        await self._clock.until(due)
+        sent = self._clock.now()
+        heard = await self._client.ask(ask)
+        ended = heard.stamps[-1] if heard.stamps and heard.error is None else self._clock.now()
+        self.answers.append(
+            Answer(ask.number, ask.model, due - self.begin, sent - self.begin, ended - self.begin, _since(heard, self.begin))
+        )
+        if self._done is not None:
+            self._done(len(self.answers), self._count)
+
+    async def one_by_one(self, waiting: Iterator[Ask]) -> None:
+        for ask in waiting:
+            await self.at(ask, self._clock.now())
+
+
+def _since(heard: Heard, begin: float) -> Heard:
+    return replace(heard, stamps=tuple(stamp - begin for stamp in heard.stamps))

@@ -1,0 +1,42 @@
+"""The same workload straight through a driver in this process: no HTTP, no text. Knows no engine: the driver is passed in."""
+
+from __future__ import annotations
+
+import itertools
+
+from runtime.bench.answers import Heard
+from runtime.bench.drive import Clock
+from runtime.bench.workload import Ask
+from runtime.cluster.local import LocalDriver
+from runtime.types import SamplingParams, SequenceRequest
+from zoo.errors import InputError, ZooError
+
+
+class DriverClient:
+    """Greedy answers of exactly the asked length, where the context allows."""
+
+    def __init__(self, driver: LocalDriver, clock: Clock) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._numbers = itertools.count()
+
+    async def ask(self, ask: Ask) -> Heard:
+        """Raises InputError for a prompt of text."""
+        if isinstance(ask.prompt, str):
+            raise InputError("prompts of text need a tokenizer to be run in this process")
+        name = f"bench-{next(self._numbers)}"
+        request = SequenceRequest(name, name, ask.model, ask.prompt, SamplingParams(max_tokens=ask.answer, ignore_eos=True))
+        stamps: list[float] = []
+        lots: list[int] = []
+        failed: str | None = None
+        try:
+            async with self._driver.open_stream([request]) as stream:
+                async for events in stream:
+                    if tokens := sum(event.token is not None for event in events):
+                        stamps.append(self._clock.now())
+                        lots.append(tokens)
+                    failed = next((event.error or "aborted" for event in events if event.finish in ("error", "abort")), None)
+        except ZooError as error:
+            failed = str(error)
+        kind = None if failed is None else "engine"
+        return Heard(tuple(stamps), tuple(lots), sum(lots), len(ask.prompt), kind, failed)

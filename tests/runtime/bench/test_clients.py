@@ -1,0 +1,201 @@
+"""The clients against the real server and driver with the engine that can be worked out by hand, and against servers that misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from runtime.bench.answers import Answer
+from runtime.bench.drive import WallClock, drive
+from runtime.bench.http import HttpClient, base_of
+from runtime.bench.inside import DriverClient
+from runtime.bench.memory import listener, peak_bytes
+from runtime.bench.summary import Slo, summarize
+from runtime.bench.workload import Ask, Workload, WorkloadSettings, build
+from runtime.cluster.local import LocalDriver
+from runtime.config import BatchingConfig, ServerConfig
+from runtime.engine.fake import FakeEngine
+from runtime.frontend.tokenizer import Tokenizer
+from tests.runtime.server.conftest import tokenizer  # noqa: F401
+from tests.runtime.server.harness import BASE, FINE, running
+from zoo.errors import InputError, Unavailable
+
+SETTINGS = WorkloadSettings(12, vocabulary=256, clients=5)
+
+
+def over_http(address: str, workload: Workload, key: str | None = None, timeout: float = 20.0) -> list[Answer]:
+    async def all_of_it() -> list[Answer]:
+        clock = WallClock()
+        async with HttpClient.connected(address, clock, key, timeout) as client:
+            return await drive(workload, client, clock)
+
+    return asyncio.run(all_of_it())
+
+
+def listed(address: str) -> list[str]:
+    async def models() -> list[str]:
+        async with HttpClient.connected(address, WallClock(), timeout=5) as client:
+            return await client.models()
+
+    return asyncio.run(models())
+
+
+def test_every_token_of_a_server_is_heard(tokenizer: Tokenizer) -> None:  # noqa: F811
+    with running(tokenizer, pace=lambda _: time.sleep(0.002)) as server:
+        assert listed(server.address) == [BASE.name, FINE.name]
+        answers = over_http(server.address, build(SETTINGS, (BASE.name, FINE.name)))
+        assert listener(int(server.address.rpartition(":")[2])) == os.getpid()
+    assert [answer.error for answer in answers] == [None] * 12
+    assert all(answer.tokens == sum(answer.heard.lots) == 32 and answer.heard.prompt_tokens == 32 for answer in answers)
+    assert all(0 < answer.ttft < answer.e2e and answer.tpot > 0 for answer in answers)  # type: ignore[operator]
+    # Each token takes a step and each step 2 ms: the stamps cannot have come in one lot at the end.
+    assert all(len(answer.heard.stamps) > 8 and answer.e2e > 31 * 0.002 for answer in answers)
+    assert summarize(answers, Slo())["tokens"] == 12 * 32
+
+
+def test_texts_can_be_asked_and_are_counted_by_the_server(tokenizer: Tokenizer) -> None:  # noqa: F811
+    with running(tokenizer) as server:
+        (answer,) = over_http(server.address, Workload((Ask(0, 0.0, BASE.name, "hello there", 5),)))
+    assert (answer.error, answer.tokens) == (None, 5) and answer.heard.prompt_tokens > 0
+
+
+def test_refusals_are_counted_by_their_status(tokenizer: Tokenizer) -> None:  # noqa: F811
+    asks = (Ask(0, 0.0, "nobody", (5,), 2), Ask(1, 0.0, BASE.name, (5,) * 400, 2), Ask(2, 0.0, BASE.name, (5,), 2))
+    with running(tokenizer, config=ServerConfig(api_key="k3y")) as server:
+        found = summarize(over_http(server.address, Workload(asks), "k3y"), Slo())
+        locked = summarize(over_http(server.address, Workload(asks)), Slo())
+    assert found["errors"] == {"http 400": 1, "http 404": 1} and found["completed"] == 1
+    assert "nobody" in found["first_error"]
+    assert locked["errors"] == {"http 401": 3}
+
+
+def test_an_engine_that_fails_is_a_server_error_in_the_stream(tokenizer: Tokenizer) -> None:  # noqa: F811
+    with running(tokenizer, fail_at=(4,)) as server:
+        (answer,) = over_http(server.address, Workload((Ask(0, 0.0, BASE.name, (5, 6), 20),)))
+    assert answer.error == "server error" and 0 < len(answer.heard.stamps) < 20 and answer.ttft is not None
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        (answer,) = over_http(address, Workload((Ask(0, 0.0, "m", (5,), 2),)))
+        assert answer.error == "connect"
+        with pytest.raises(Unavailable, match="does not say what it serves"):
+            listed(address)
+
+
+CHUNK = b'data: {"choices": [{"text": "x", "finish_reason": null}]}\n\n'
+LAST = b'data: {"choices": [{"text": "y", "finish_reason": "length"}]}\n\n'
+USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 7}}\n\n'
+
+
+@contextmanager
+def raw_server(*pieces: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n", stall: float = 0.0) -> Iterator[str]:
+    """Sends these bytes to the first who asks, then hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(head + b"Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+                for piece in pieces:
+                    connection.sendall(b"%x\r\n%s\r\n" % (len(piece), piece) if piece else b"0\r\n\r\n")
+                    time.sleep(0.02)
+                time.sleep(stall)
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        thread.join(5)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "error", "lots", "tokens"),
+    [
+        ((CHUNK, CHUNK + LAST, b"data: [DONE]\n\n", b""), None, (1, 2), 3),  # no ids, no usage: one per event with text
+        ((CHUNK, LAST, USAGE, b"data: [DONE]\n\n", b""), None, (1, 1), 7),
+        ((CHUNK[:20], CHUNK[20:], b": a comment\n\n", LAST, b""), None, (1, 1), 2),  # cut in the middle; no [DONE]
+        ((CHUNK, CHUNK), "broken stream", (1, 1), 2),  # died
+        ((CHUNK, b""), "broken stream", (1,), 1),  # ended politely, but too early
+        ((CHUNK, b'data: {"error": {"message": "out of\\nluck"}}\n\n', b""), "server error", (1,), 1),
+        ((CHUNK, b"data: what\n\n", b""), "malformed", (1,), 1),
+        ((b'data: {"object": "other"}\n\n', b""), "malformed", (), 0),
+        ((b"data: " + b"x" * 1_100_000, b""), "malformed", (), 0),
+        ((), "broken stream", (), 0),
+    ],
+)
+def test_streams_of_other_servers(pieces: tuple[bytes, ...], error: str | None, lots: tuple[int, ...], tokens: int) -> None:
+    with raw_server(*pieces) as address:
+        (answer,) = over_http(address, Workload((Ask(0, 0.0, "m", (5,), 2),)))
+    assert (answer.error, answer.heard.lots, answer.tokens) == (error, lots, tokens)
+    assert "\n" not in (answer.heard.detail or "")
+
+
+def test_a_server_that_stalls_times_out() -> None:
+    with raw_server(CHUNK, stall=0.6) as address:
+        (answer,) = over_http(address, Workload((Ask(0, 0.0, "m", (5,), 2),)), timeout=0.3)
+    assert answer.error == "timeout" and answer.heard.lots == (1,)
+
+
+def test_a_refusal_without_json() -> None:
+    with raw_server(b"go\naway", b"", head=b"HTTP/1.1 503 Service Unavailable\r\n") as address:
+        (answer,) = over_http(address, Workload((Ask(0, 0.0, "m", (5,), 2),)))
+    assert (answer.error, answer.heard.detail) == ("http 503", "go away")
+
+
+def test_addresses() -> None:
+    assert base_of("http://h:1") == base_of("http://h:1/") == base_of("http://h:1/v1") == base_of("http://h:1/v1/") == "http://h:1/v1/"
+    assert base_of("https://h/prefix") == "https://h/prefix/v1/"
+    for wrong in ("h:1", "ftp://h", "http://", "http://h:port"):
+        with pytest.raises(InputError, match="no address"):
+            base_of(wrong)
+
+
+def in_driver(engine: FakeEngine, act: Callable[[LocalDriver], Coroutine[Any, Any, list[Answer]]]) -> list[Answer]:
+    with LocalDriver(engine, BatchingConfig()) as driver:
+        return asyncio.run(act(driver))
+
+
+def test_the_same_workload_straight_through_the_driver() -> None:
+    workload = build(SETTINGS, (BASE.name, FINE.name))
+
+    async def act(driver: LocalDriver) -> list[Answer]:
+        return await drive(workload, DriverClient(driver, WallClock()), WallClock())
+
+    answers = in_driver(FakeEngine((BASE, FINE), 512), act)
+    assert [(answer.error, answer.tokens, answer.number) for answer in answers] == [(None, 32, number) for number in range(12)]
+    failing = in_driver(FakeEngine((BASE, FINE), 512, fail_at=(2,)), act)
+    kinds = {answer.error for answer in failing}
+    assert kinds == {"engine", None} and all("FakeFault" in (answer.heard.detail or "FakeFault") for answer in failing)
+
+
+def test_the_driver_takes_no_texts_and_refuses_what_does_not_fit() -> None:
+    async def text(driver: LocalDriver) -> list[Answer]:
+        return await drive(Workload((Ask(0, 0.0, BASE.name, "text", 2),)), DriverClient(driver, WallClock()), WallClock())
+
+    async def long(driver: LocalDriver) -> list[Answer]:
+        return await drive(Workload((Ask(0, 0.0, BASE.name, (5,) * 999, 2),)), DriverClient(driver, WallClock()), WallClock())
+
+    with pytest.raises(InputError, match="tokenizer"):
+        in_driver(FakeEngine((BASE,), 512), text)
+    (answer,) = in_driver(FakeEngine((BASE,), 512), long)
+    assert answer.error == "engine" and answer.tokens == 0
+
+
+def test_peaks_are_of_living_processes() -> None:
+    own = peak_bytes(os.getpid())
+    assert own is not None and own > 10 << 20
+    assert peak_bytes(2**30) is None
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        assert listener(free.getsockname()[1]) is None
