@@ -34,6 +34,7 @@ VERBS: dict[str, str] = {
     "profile": "cli.profile",
     "generate": "cli.generate",
     "serve": "cli.serve",
+    "bench": "cli.bench",
     "demo": "cli.demo",
 }
 

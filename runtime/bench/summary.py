@@ -80,6 +80,13 @@ def summarize(answers: Sequence[Answer], slo: Slo) -> dict[str, Any]:
     }
 
 
+def typical(summaries: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The median over rounds of every figure that all rounds have."""
+    figures = [_figures(summary) for summary in summaries]
+    shared = [name for name in figures[0] if all(name in one for one in figures)] if figures else []
+    return {name: statistics.median(one[name] for one in figures) for name in shared}
+
+
 def ratios(pairs: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, dict[str, float]]:
     """First over second of each alternating pair of summaries, for every figure that both have: median, least, greatest, pairs.
 

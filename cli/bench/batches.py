@@ -1,0 +1,103 @@
+"""Per-model provisioning: an engine that holds a model or a few, and runs batches of one model's requests to their end.
+
+Whoever waits longest says which model is next; all that wait for the same one go along, up to a batch. Requests that come meanwhile wait.
+Tokens count as heard when the engine has made them, so a short answer in a long batch is not held against it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Protocol
+
+from runtime.bench.answers import Heard
+from runtime.bench.workload import Ask
+from zoo.errors import InputError, Unavailable, ZooError
+
+
+class Runner(Protocol):
+    """An engine with its models. Called from one thread."""
+
+    def run(self, model: str, asks: Sequence[Ask]) -> list[tuple[float, ...]]:
+        """When each request's tokens were there, exactly `ask.answer` of them."""
+        ...
+
+    def close(self) -> None:
+        """Give memory and folders back."""
+        ...
+
+
+class _Waiting:
+    """A request until it is answered."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Heard] = self.loop.create_future()
+
+    def resolve(self, heard: Heard) -> None:
+        def set_result() -> None:
+            if not self.future.done():
+                self.future.set_result(heard)
+
+        self.loop.call_soon_threadsafe(set_result)
+
+
+class Batches:
+    """A client in front of a runner. Use it as `with`: leaving waits for the batch that runs."""
+
+    def __init__(self, runner: Runner, most: int) -> None:
+        self._runner = runner
+        self._most = most
+        self._changed = threading.Condition()
+        self._queue: deque[_Waiting] = deque()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="zoo-bench-batches", daemon=True)
+
+    def __enter__(self) -> Batches:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+        self._runner.close()
+
+    async def ask(self, ask: Ask) -> Heard:
+        """Raises InputError for a prompt of text; Unavailable once closed."""
+        if isinstance(ask.prompt, str):
+            raise InputError("prompts of text need a tokenizer to be run in this process")
+        waiting = _Waiting(ask)
+        with self._changed:
+            if self._closed:
+                raise Unavailable("the engine is closed")
+            self._queue.append(waiting)
+            self._changed.notify_all()
+        return await waiting.future
+
+    def _work(self) -> None:
+        while batch := self._next():
+            try:
+                stamps = self._runner.run(batch[0].ask.model, [waiting.ask for waiting in batch])
+                heard = [Heard(own, (1,) * len(own), len(own), len(waiting.ask.prompt)) for waiting, own in zip(batch, stamps, strict=True)]
+            except Exception as error:
+                line = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {error}"
+                heard = [Heard(error="engine", detail=" ".join(line.split())[:200])] * len(batch)
+            for waiting, one in zip(batch, heard, strict=True):
+                waiting.resolve(one)
+
+    def _next(self) -> list[_Waiting]:
+        """The next batch; empty when closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._queue)
+            if self._closed:
+                return []
+            model = self._queue[0].ask.model
+            batch = [waiting for waiting in self._queue if waiting.ask.model == model][: self._most]
+            self._queue = deque(waiting for waiting in self._queue if waiting not in batch)
+            return batch

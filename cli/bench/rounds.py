@@ -1,0 +1,156 @@
+"""The rounds of a benchmark: targets opened, warmed, asked the same workload by turns; everything into one document.
+
+Of two targets every second round begins with the other one, so that a machine that slows down hurts both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cli.bench.targets import Access, Inside, Target, opened
+from cli.progress import counting
+from runtime.bench.answers import Answer
+from runtime.bench.drive import Clock, Done, WallClock, drive
+from runtime.bench.summary import Slo, ratios, summarize, typical
+from runtime.bench.traces import TraceFormat, read_trace
+from runtime.bench.workload import Encode, Workload, WorkloadSettings, build
+from zoo.errors import InputError
+
+#: Tokens of an answer that only warms.
+_WARM_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is asked for. `targets`: one or two, addresses or engines. `warm`: requests per model that are not counted."""
+
+    targets: tuple[str, ...]
+    models: tuple[str, ...]
+    workload: WorkloadSettings
+    trace: tuple[Path, TraceFormat] | None
+    tokenizer: str | None
+    slo: Slo
+    rounds: int
+    warm: int
+    access: Access
+    inside: Inside
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One target's answers to the whole workload."""
+
+    target: int
+    number: int
+    answers: tuple[Answer, ...]
+
+
+def run_bench(bench: Bench, silent: bool) -> dict[str, Any]:
+    """The document. Raises InputError, Unavailable, and as loading models does."""
+    with counting("asking", silent) as progress:
+        return asyncio.run(_run(bench, WallClock(), progress))
+
+
+async def _run(bench: Bench, clock: Clock, progress: Done | None) -> dict[str, Any]:
+    rows = read_trace(*bench.trace, bench.workload.count) if bench.trace else []
+    encode = _encoder(bench)
+    async with contextlib.AsyncExitStack() as stack:
+        targets: list[Target] = []
+        for name in bench.targets:
+            models = targets[0].models if targets else bench.models
+            targets.append(await stack.enter_async_context(opened(name, models, clock, bench.access, bench.inside)))
+        settings = _bounded(bench.workload, targets)
+        workload = build(settings, targets[0].models, rows, encode)
+        for target in targets:
+            await _warm(target, workload, bench.warm, clock)
+        found = await _rounds(bench.rounds, targets, workload, clock, progress)
+        return _document(bench, settings, targets, found)
+
+
+def _encoder(bench: Bench) -> Encode | None:
+    """What turns a trace's texts into ids. Raises as the facade does."""
+    if bench.tokenizer is None:
+        return None
+    from cli.wiring import tokenizer_of
+    from zoo.api import Zoo
+
+    with Zoo(bench.inside.store, bench.inside.database, create=False) as zoo:
+        return tokenizer_of(zoo.model(bench.tokenizer)).encode
+
+
+def _bounded(settings: WorkloadSettings, targets: Sequence[Target]) -> WorkloadSettings:
+    """Within what every target reads."""
+    vocabularies = [target.vocabulary for target in targets if target.vocabulary is not None]
+    lengths = [target.longest for target in targets if target.longest is not None]
+    longest = min([*lengths, *([settings.longest] if settings.longest is not None else [])], default=None)
+    return replace(settings, vocabulary=min([settings.vocabulary, *vocabularies]), longest=longest)
+
+
+async def _warm(target: Target, workload: Workload, times: int, clock: Clock) -> None:
+    """Requests of each model that are not counted. Raises InputError when not one is answered: a benchmark of refusals is none."""
+    first = {ask.model: ask for ask in reversed(workload.asks)}
+    asks = [replace(ask, answer=min(ask.answer, _WARM_TOKENS), at=0.0) for ask in first.values() for _ in range(times)]
+    answers = await drive(Workload(tuple(asks)), target.client, clock)
+    failed = [answer for answer in answers if answer.error is not None]
+    if answers and len(failed) == len(answers):
+        raise InputError(f"{target.name} answers nothing ({failed[0].error}): {failed[0].heard.detail or 'no reason given'}")
+
+
+async def _rounds(count: int, targets: Sequence[Target], workload: Workload, clock: Clock, progress: Done | None) -> list[Round]:
+    found: list[Round] = []
+    for number in range(count):
+        order = list(enumerate(targets))
+        for index, target in order if number % 2 == 0 else reversed(order):
+            before = len(found) * len(workload.asks)
+            done = _counted(progress, before, count * len(targets) * len(workload.asks))
+            found.append(Round(index, number, tuple(await drive(workload, target.client, clock, done))))
+    return sorted(found, key=lambda one: (one.number, one.target))
+
+
+def _counted(progress: Done | None, before: int, total: int) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, _: progress(before + done, total)
+
+
+def _document(bench: Bench, settings: WorkloadSettings, targets: Sequence[Target], found: Sequence[Round]) -> dict[str, Any]:
+    from cli.bench.where import where
+
+    summaries = [summarize(one.answers, bench.slo) for one in found]
+    by_target = [[summary for one, summary in zip(found, summaries, strict=True) if one.target == index] for index in range(len(targets))]
+    document: dict[str, Any] = {
+        "benchmark": "zoo bench",
+        "seed": settings.seed,
+        "workload": asdict(settings),
+        "trace": None if bench.trace is None else {"file": bench.trace[0].name, "format": bench.trace[1]},
+        "tokenizer": bench.tokenizer,
+        "slo_seconds": asdict(bench.slo),
+        "rounds": bench.rounds,
+        "warm": bench.warm,
+        "engines": {**asdict(bench.inside.config), "executor": bench.inside.executor, "batch": bench.inside.batch,
+                    "resident": bench.inside.resident},
+        "where": where(bench.inside.config.device, inside=not all("://" in target.name for target in targets)),
+        "targets": [
+            {"name": target.name, "models": list(target.models), "memory": dict(target.memory()), "typical": typical(own)}
+            for target, own in zip(targets, by_target, strict=True)
+        ],
+        "runs": [
+            {"target": one.target, "round": one.number, **summary, "answers": [_row(answer) for answer in one.answers]}
+            for one, summary in zip(found, summaries, strict=True)
+        ],
+    }  # fmt: skip
+    if len(targets) == 2:
+        document["ratios"] = ratios(list(zip(*by_target, strict=True)))
+    return document
+
+
+def _row(answer: Answer) -> dict[str, Any]:
+    """One request. Times in seconds, from the begin of its round."""
+    return {
+        "number": answer.number, "model": answer.model, "due": answer.due, "sent": answer.sent, "ended": answer.ended,
+        "prompt_tokens": answer.heard.prompt_tokens, "tokens": answer.tokens, "ttft": answer.ttft, "tpot": answer.tpot,
+        "e2e": answer.e2e, "error": answer.error,
+    }  # fmt: skip

@@ -1,0 +1,137 @@
+"""Who is measured: a server behind an address, or an engine in this process, all behind one `Target`.
+
+Our engine takes requests as the server would, one stream each; the others are run in batches, one model after the other (`batches`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from runtime.bench.drive import Client, Clock
+from runtime.bench.memory import listener, peak_bytes
+from runtime.config import EngineConfig
+from zoo.errors import InputError
+
+if TYPE_CHECKING:
+    from cli.bench.batches import Runner
+    from zoo.api import Zoo
+
+_LOCAL = ("localhost", "127.0.0.1", "::1")
+_BATCHED = ("transformers", "vllm")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How servers are reached."""
+
+    api_key: str | None = None
+    timeout: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """How engines are run in this process. `batch`: of the others, requests at once; `resident`: of transformers, models at once."""
+
+    store: Path
+    database: str | None
+    config: EngineConfig
+    executor: Literal["auto", "paged", "dense"] = "auto"
+    batch: int = 16
+    resident: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Somebody that can be asked. `vocabulary` and `longest` (tokens): the least of its models', None where it does not say.
+
+    `memory`: bytes by what holds them, now.
+    """
+
+    name: str
+    client: Client
+    models: tuple[str, ...]
+    memory: Callable[[], Mapping[str, int | None]]
+    vocabulary: int | None = None
+    longest: int | None = None
+
+
+@contextlib.asynccontextmanager
+async def opened(name: str, models: Sequence[str], clock: Clock, access: Access, inside: Inside) -> AsyncIterator[Target]:
+    """A target by its address or its engine's name. Raises InputError, Unavailable, and as loading does."""
+    if name.startswith(("http://", "https://")):
+        async with _server(name, models, clock, access) as target:
+            yield target
+        return
+    if name != "zoo" and name not in _BATCHED:
+        raise InputError(f"{name!r} is neither an address (http://…) nor one of zoo, {', '.join(_BATCHED)}")
+    from zoo.api import Zoo
+
+    with contextlib.ExitStack() as stack:
+        zoo = stack.enter_context(Zoo(inside.store, inside.database, create=False))
+        yield stack.enter_context(_engine(zoo, models, clock, inside) if name == "zoo" else _batched(zoo, name, models, clock, inside))
+
+
+@contextlib.asynccontextmanager
+async def _server(url: str, models: Sequence[str], clock: Clock, access: Access) -> AsyncIterator[Target]:
+    import httpx
+
+    from runtime.bench.http import HttpClient
+
+    async with HttpClient.connected(url, clock, access.api_key, access.timeout) as client:
+        known = tuple(models) or tuple(await client.models())
+        address = httpx.URL(url)
+        process = listener(address.port or 80) if address.host in _LOCAL else None
+        yield Target(url, client, known, lambda: {} if process is None else {"server_peak": peak_bytes(process)})
+
+
+@contextlib.contextmanager
+def _engine(zoo: Zoo, models: Sequence[str], clock: Clock, inside: Inside) -> Iterator[Target]:
+    from cli.wiring import choose, start_engine
+    from runtime.bench.inside import DriverClient
+    from runtime.cluster.local import LocalDriver
+    from runtime.config import BatchingConfig
+
+    chosen = choose(zoo, models, inside.config.dtype, inside.executor)
+    engine = start_engine(zoo, inside.config, chosen.names, chosen.executor)
+    with LocalDriver(engine, BatchingConfig()) as driver:
+        specs = driver.models()
+        yield Target(
+            "zoo", DriverClient(driver, clock), chosen.names, lambda: {**asdict(driver.memory()), **_process()},
+            min(spec.vocab_size for spec in specs), min(spec.max_model_len for spec in specs),
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _batched(zoo: Zoo, name: str, models: Sequence[str], clock: Clock, inside: Inside) -> Iterator[Target]:
+    from cli.bench.batches import Batches
+
+    names = tuple(zoo.model(model).name for model in models) or tuple(one.name for one in zoo.models() if one.kind != "stitch")
+    configs = [zoo.model(model).config for model in names]
+    with Batches(_runner(zoo, name, clock, inside), inside.batch) as client:
+        yield Target(name, client, names, _process, _least(configs, "vocab_size"), _least(configs, "max_position_embeddings"))
+
+
+def _runner(zoo: Zoo, name: str, clock: Clock, inside: Inside) -> Runner:
+    if name == "vllm":
+        from cli.bench.vllm import VllmRunner
+
+        return VllmRunner(zoo, clock, inside.config.dtype)
+    from cli.bench.baseline import TransformersRunner
+
+    return TransformersRunner(zoo, clock, inside.config.device, inside.config.dtype, inside.resident)
+
+
+def _least(configs: Sequence[Mapping[str, Any]], key: str) -> int | None:
+    """Of what all configs say; None where one does not."""
+    values = [config.get(key) for config in configs]
+    return min(values) if all(isinstance(value, int) for value in values) else None  # type: ignore[type-var]
+
+
+def _process() -> dict[str, int | None]:
+    """Two engines in one process share this figure."""
+    return {"process_peak": peak_bytes(os.getpid())}

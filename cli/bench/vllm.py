@@ -1,0 +1,101 @@
+"""vLLM's offline engine, one base model in memory at a time, its LoRAs beside it, all exported from the zoo into a folder that goes away.
+
+Its V1 engine is stepped from here, so that every token has its time. vLLM is imported when the runner is made. Knows nothing of batches'
+order; a batch is one model's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from runtime.bench.drive import Clock
+from runtime.bench.workload import Ask
+from zoo.errors import InputError, NotServable
+
+if TYPE_CHECKING:
+    from zoo.api import Zoo
+
+#: vLLM takes ranks up to this where it is told so.
+_MOST_RANK = 64
+
+
+class VllmRunner:
+    """See `cli.bench.batches.Runner`."""
+
+    def __init__(self, zoo: Zoo, clock: Clock, dtype: str | None) -> None:
+        """Raises InputError where vLLM is not installed."""
+        try:
+            self._vllm: Any = importlib.import_module("vllm")
+        except ImportError:
+            raise InputError("the engine vllm needs the package vllm: pip install 'blockzoo[vllm]'") from None
+        self._zoo = zoo
+        self._clock = clock
+        self._dtype = dtype
+        self._folder = tempfile.TemporaryDirectory(prefix="zoo-bench-")
+        self._loaded: tuple[str, Any] | None = None
+        self._adapters: dict[str, int] = {}
+        self._asked = 0
+
+    def run(self, model: str, asks: Sequence[Ask]) -> list[tuple[float, ...]]:
+        """Loading counts: the requests wait for it. Raises NotServable for adapters that are no LoRAs."""
+        handle = self._zoo.model(model)
+        if handle.kind not in ("foundation", "full", "lora") and handle.base is not None:
+            raise NotServable(f"{model}: vLLM runs whole models and LoRAs, not a {handle.kind}")
+        lora = self._lora(model) if handle.kind == "lora" else None
+        engine = self._engine(handle.base if handle.kind == "lora" and handle.base else model).llm_engine
+        stamps: dict[str, list[float]] = {}
+        for ask in asks:
+            self._asked += 1
+            name = str(self._asked)
+            stamps[name] = []
+            params = self._vllm.SamplingParams(temperature=0.0, max_tokens=ask.answer, ignore_eos=True)
+            engine.add_request(name, {"prompt_token_ids": list(ask.prompt)}, params, lora_request=lora)
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            now = self._clock.now()
+            for output in outputs:
+                own = stamps[output.request_id]
+                own += [now] * (len(output.outputs[0].token_ids) - len(own))
+        return [tuple(own) for own in stamps.values()]
+
+    def close(self) -> None:
+        self._drop()
+        self._folder.cleanup()
+
+    def _engine(self, name: str) -> Any:
+        if self._loaded is None or self._loaded[0] != name:
+            self._drop()
+            folder = self._exported(name)
+            made = self._vllm.LLM(
+                model=str(folder), dtype=self._dtype or "auto", enable_lora=True, max_lora_rank=_MOST_RANK, skip_tokenizer_init=True
+            )
+            self._loaded = (name, made)
+        return self._loaded[1]
+
+    def _lora(self, name: str) -> Any:
+        number = self._adapters.setdefault(name, len(self._adapters) + 1)
+        return importlib.import_module("vllm.lora.request").LoRARequest(name, number, str(self._exported(name)))
+
+    def _exported(self, name: str) -> Path:
+        """Its files, written once."""
+        folder = Path(self._folder.name) / name.replace("/", "--")
+        if not folder.exists():
+            self._zoo.model(name).export(folder)
+        return folder
+
+    def _drop(self) -> None:
+        """Its engine core is a process of its own, which must go before the next one takes the memory."""
+        if self._loaded is None:
+            return
+        engine = self._loaded[1].llm_engine
+        self._loaded = None
+        with contextlib.suppress(AttributeError):
+            engine.engine_core.shutdown()
+        del engine
+        gc.collect()

@@ -1,0 +1,27 @@
+"""What figures hold for: machine and versions."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import platform
+from typing import Any
+
+_PACKAGES = ("blockzoo", "torch", "transformers", "peft", "vllm", "httpx", "numpy")
+
+
+def where(device: str, inside: bool) -> dict[str, Any]:
+    """`inside`: an engine ran here, on `device`; else only the client did, and the servers' machine and versions are not known."""
+    from runtime.engine.profile import hardware_of
+
+    versions = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[package] = importlib.metadata.version(package)
+    return {
+        "of": "engine and client" if inside else "client",
+        "hardware": hardware_of(device if inside else "cpu"),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
