@@ -24,7 +24,7 @@ def deliver(document: Mapping[str, Any], as_json: bool, output: Path | None, plo
     if as_json:
         print_json({**document, "runs": [{key: value for key, value in run.items() if key != "answers"} for run in document["runs"]]})
     else:
-        _print(document)
+        show(document)
     if any(not _completed(document, index) for index in range(len(document["targets"]))):
         raise typer.Exit(1)
 
@@ -46,7 +46,8 @@ def _completed(document: Mapping[str, Any], target: int) -> int:
     return sum(run["completed"] for run in document["runs"] if run["target"] == target)
 
 
-def _print(document: Mapping[str, Any]) -> None:
+def show(document: Mapping[str, Any]) -> None:
+    """A table for people: a line per target, notes of what failed, the ratios of a pair."""
     headings = ("TARGET", "REQ/S", "TOK/S", "GOODPUT/S", "TTFT ms 50/95/99", "TPOT ms 50/95/99", "E2E ms 50/95/99", "ERRORS", "MEMORY")
     print_table(headings, [_line(document, index) for index in range(len(document["targets"]))])
     for run in document["runs"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,7 +55,7 @@ def bench(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 def test_a_server_under_open_load(bench: Run, tokenizer: Tokenizer, tmp_path: Path) -> None:  # noqa: F811
     out, plot = tmp_path / "deep" / "bench.json", tmp_path / "bench.png"
-    with running(tokenizer) as server:
+    with running(tokenizer, pace=lambda _: time.sleep(0.002)) as server:
         result = bench(
             "--url", server.address, "--requests", "20", "--rate", "500", "--arrivals", "gamma", "--cv", "3", "--vocabulary", "256",
             "--prompt-tokens", "uniform:3-9", "--answer-tokens", "6", "--slo-ttft", "60000", "--slo-e2e", "0.000001",
