@@ -23,7 +23,9 @@ def bench(
         list[str] | None, typer.Option(help="A model to ask, the most popular first; may be given again.", show_default="all")
     ] = None,
     requests: Annotated[int, typer.Option(help="Requests per round; of a trace at most as many as it has.")] = 100,
-    rate: Annotated[float | None, typer.Option(help="Open loop: requests per second.", show_default="all at once")] = None,
+    rate: Annotated[
+        float | None, typer.Option(help="Open loop: requests per second.", show_default="all at once, or the trace's times")
+    ] = None,
     arrivals: Annotated[Literal["poisson", "gamma", "fixed"], typer.Option(help="Open loop: how they come.")] = "poisson",
     cv: Annotated[float, typer.Option(help="gamma: coefficient of variation of the gaps; above 1 is bursts.")] = 2.0,
     clients: Annotated[int | None, typer.Option(help="Closed loop: so many ask, each again once it was answered.")] = None,
@@ -39,9 +41,9 @@ def bench(
     vocabulary: Annotated[int, typer.Option(help="Random prompts have ids below this, and below the models' own where known.")] = 1000,
     max_model_len: Annotated[int | None, typer.Option(help="Prompt and answer together; longer ones are cut.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="A stored model whose tokenizer reads a trace's texts.")] = None,
-    slo_ttft: Annotated[float | None, typer.Option(help="Goodput: milliseconds to the first token at most.")] = None,
-    slo_tpot: Annotated[float | None, typer.Option(help="Goodput: milliseconds per further token at most.")] = None,
-    slo_e2e: Annotated[float | None, typer.Option(help="Goodput: milliseconds to the last token at most.")] = None,
+    slo_ttft: Annotated[float | None, typer.Option(min=0.0, help="Goodput: milliseconds to the first token at most.")] = None,
+    slo_tpot: Annotated[float | None, typer.Option(min=0.0, help="Goodput: milliseconds per further token at most.")] = None,
+    slo_e2e: Annotated[float | None, typer.Option(min=0.0, help="Goodput: milliseconds to the last token at most.")] = None,
     rounds: Annotated[int, typer.Option(min=1, max=1000, help="How often the whole workload is run, by turns with --against.")] = 1,
     warm: Annotated[int, typer.Option(min=0, max=1000, help="Requests per model before the first round, not counted.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Of everything drawn.")] = 0,

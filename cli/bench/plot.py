@@ -45,16 +45,19 @@ def _title(document: Mapping[str, Any]) -> str:
     work = document["workload"]
     if work["clients"] is not None:
         load = f"{work['clients']} clients"
-    elif document["trace"] is not None and document["trace"]["format"] != "sharegpt":
+    elif document["trace"] is not None and work["arrivals"]["rate"] is None and document["trace"]["format"] != "sharegpt":
         load = f"trace {document['trace']['file']} at {work['speed']:g} x"
     else:
         rate = work["arrivals"]["rate"]
-        load = "all at once" if rate is None else f"{work['arrivals']['kind']} arrivals, {rate:g} a second"
+        load = "all at once" if rate is None else f"{work['arrivals']['kind'].capitalize()} arrivals, {rate:g} a second"
     models = len(document["targets"][0]["models"])
-    return f"{document['runs'][0]['requests']:,} requests to {models} model{'s' * (models != 1)}, {work['popularity']}; {load}"
+    rounds = f" ({document['rounds']} rounds)" * (document["rounds"] > 1)
+    return f"{document['runs'][0]['requests']:,} requests to {models} model{'s' * (models != 1)}, {work['popularity']}; {load}{rounds}"
 
 
 def _draw(axes: Axes, document: Mapping[str, Any], measure: str) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
     for index, target in enumerate(document["targets"]):
         colour, stroke = _LOOKS[index % len(_LOOKS)]
         values = sorted(
@@ -73,8 +76,11 @@ def _draw(axes: Axes, document: Mapping[str, Any], measure: str) -> None:
         axes.annotate("bound", (bound * 1000, 0.02), xytext=(3, 0), textcoords="offset points", fontsize=8, color=_GREY)
     for share, name in ((0.5, "median"), (0.95, "p95")):
         axes.axhline(share, color="#E5E5E5", linewidth=0.9, zorder=0)
-        axes.annotate(name, (1.0, share), xycoords="axes fraction", ha="right", va="bottom", fontsize=7.5, color=_GREY)
+        axes.annotate(name, (0.01, share), xycoords=("axes fraction", "data"), va="bottom", fontsize=7.5, color=_GREY)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_ylim(0.0, 1.02)
     axes.set_xlabel(f"{_MEASURES[measure]}, ms", fontsize=9.5, color=_INK)
     axes.spines[["top", "right"]].set_visible(False)

@@ -67,8 +67,16 @@ def _line(document: Mapping[str, Any], index: int) -> tuple[str, ...]:
     errors = sum(sum(run["errors"].values()) for run in document["runs"] if run["target"] == index)
     rates = (f"{figures[name]:.1f}" for name in ("requests_per_second", "tokens_per_second", "goodput"))
     latencies = (_latency(figures, name) for name in ("ttft", "tpot", "e2e"))
-    memory = max((value for key, value in target["memory"].items() if key.endswith("_peak") and value is not None), default=None)
-    return (target["name"], *rates, *latencies, str(errors), "-" if memory is None else human_bytes(memory))
+    return (target["name"], *rates, *latencies, str(errors), _memory(target["memory"]))
+
+
+def _memory(held: Mapping[str, int | None]) -> str:
+    """A server's peak; of an engine in this process, which others share, what it says that it holds."""
+    if (peak := held.get("server_peak")) is not None:
+        return human_bytes(peak)
+    if (weights := held.get("weights")) is not None:
+        return f"{human_bytes(weights)} + {human_bytes(held.get('kv_pool') or 0)}"
+    return "-"
 
 
 def _latency(figures: Mapping[str, float], name: str) -> str:

@@ -70,7 +70,7 @@ class HttpClient:
     @contextlib.asynccontextmanager
     async def connected(cls, url: str, clock: Clock, api_key: str | None = None, timeout: float = 600.0) -> AsyncIterator[HttpClient]:
         """`timeout`: seconds without a byte. Raises InputError for what is no address."""
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
         waits = httpx.Timeout(timeout, connect=_CONNECT_SECONDS)
         async with httpx.AsyncClient(base_url=base_of(url), headers=headers, timeout=waits, limits=limits, trust_env=False) as http:
@@ -131,6 +131,8 @@ def base_of(url: str) -> str:
         raise InputError(f"{url!r} is no address: {error}") from None
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise InputError(f"{url!r} is no address; write http://host:port")
+    if parsed.userinfo:  # addresses are printed and written into documents
+        raise InputError("an address holds no password here; give a key as ZOO_API_KEY")
     bare = str(parsed).rstrip("/")
     return f"{bare}/" if bare.endswith("/v1") else f"{bare}/v1/"
 
@@ -167,10 +169,11 @@ def _tokens(choice: dict[str, Any]) -> int:
 async def _refusal(answer: httpx.Response) -> str:
     """What the server says about a status, as far as one line goes."""
     raw = b""
-    async for piece in answer.aiter_bytes():
-        raw += piece
-        if len(raw) > _MOST_EVENT:
-            break
+    with contextlib.suppress(httpx.HTTPError):  # the status is known, whatever becomes of the rest
+        async for piece in answer.aiter_bytes():
+            raw += piece
+            if len(raw) > _MOST_EVENT:
+                break
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         return str(json.loads(raw)["error"]["message"])
     return raw.decode(errors="replace")

@@ -70,6 +70,8 @@ class WorkloadSettings:
             raise InputError("a workload has 1 to 1,000,000 requests")
         if self.clients is not None and not 1 <= self.clients <= 65_536:
             raise InputError("a closed loop has 1 to 65,536 clients")
+        if self.clients is not None and self.arrivals.rate is not None:
+            raise InputError("a rate is for an open loop, clients are for a closed one: give one of them")
         if self.vocabulary <= _FIRST_TOKEN or not 0.0 <= self.zipf < 100.0 or not 0.0 < self.speed < 1e9:
             raise InputError(f"the vocabulary must be above {_FIRST_TOKEN}, zipf from 0, the speed of a trace above 0")
         if self.longest is not None and self.longest < 2:
@@ -78,7 +80,7 @@ class WorkloadSettings:
 
 def build(settings: WorkloadSettings, models: Sequence[str], rows: Sequence[TraceRow] = (), encode: Encode | None = None) -> Workload:
     """The workload over `models`, the most popular first. `rows`: of a trace, never repeated; lengths come from it then, and times
-    where it has some.
+    where it has some and no rate is asked for.
     `encode`: token ids of a trace's texts; without it texts stay texts. Raises InputError if there is no model.
     """
     if not models:
@@ -95,10 +97,14 @@ def build(settings: WorkloadSettings, models: Sequence[str], rows: Sequence[Trac
         rows = [TraceRow(None, prompt, answer) for prompt, answer in lengths]
     made = (_made(row, settings, rng["prompts"], encode) for row in rows[:count])
     asks = [
-        Ask(number, drawn[number] if row.at is None else row.at / settings.speed, models[chosen[number]], prompt, answer)
+        Ask(number, _due(row, drawn[number], settings), models[chosen[number]], prompt, answer)
         for number, (row, (prompt, answer)) in enumerate(zip(rows, made, strict=False))
     ]
     return Workload(tuple(asks), settings.clients)
+
+
+def _due(row: TraceRow, drawn: float, settings: WorkloadSettings) -> float:
+    return drawn if row.at is None or settings.arrivals.rate is not None else row.at / settings.speed
 
 
 def _made(row: TraceRow, settings: WorkloadSettings, rng: np.random.Generator, encode: Encode | None) -> tuple[tuple[int, ...] | str, int]:

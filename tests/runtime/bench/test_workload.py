@@ -103,6 +103,8 @@ def test_a_trace_gives_times_and_lengths_and_is_not_repeated() -> None:
     rows = [TraceRow(0.0, 5, 2), TraceRow(8.0, 6, 3)]
     made = build(WorkloadSettings(50, speed=4.0, popularity="distinct"), MODELS, rows)
     assert [(ask.at, ask.model, len(ask.prompt), ask.answer) for ask in made.asks] == [(0.0, "a", 5, 2), (2.0, "b", 6, 3)]
+    paced = build(WorkloadSettings(50, arrivals=Arrivals(2.0, "fixed"), speed=4.0), MODELS, rows)
+    assert [ask.at for ask in paced.asks] == [0.5, 1.0]
 
 
 def test_equal_blocks_of_a_trace_are_equal_tokens() -> None:
@@ -128,7 +130,18 @@ def test_what_is_too_long_is_cut_from_the_front_and_then_the_answer() -> None:
     assert asks[0].prompt == full[0].prompt[-9:]
 
 
-@pytest.mark.parametrize("wrong", [{"count": 0}, {"clients": 0}, {"vocabulary": 3}, {"zipf": -1.0}, {"speed": 0.0}, {"longest": 1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"count": 0},
+        {"clients": 0},
+        {"vocabulary": 3},
+        {"zipf": -1.0},
+        {"speed": 0.0},
+        {"longest": 1},
+        {"clients": 1, "arrivals": Arrivals(1.0)},
+    ],
+)
 def test_settings_that_make_no_workload_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(InputError):
         WorkloadSettings(**wrong)  # type: ignore[arg-type]
