@@ -38,6 +38,9 @@ def stitch(
     batch: Annotated[int, typer.Option(help="Windows of text per step.")] = 4,
     length: Annotated[int, typer.Option(help="Tokens per window.")] = 128,
     places: Annotated[int, typer.Option(help="Places that each step trains at.")] = 2,
+    labels: Annotated[
+        float, typer.Option(help="Weight of the text's own next tokens beside likeness: above 0, likeness is given for accuracy.")
+    ] = 0.0,
     measured: Annotated[int, typer.Option(help="Held-out windows that the figures are taken on.")] = 32,
     seed: Annotated[int, typer.Option(help="Of batches and places.")] = 0,
     controls: Annotated[bool, typer.Option("--controls", help="Also train without the position, to compare with.")] = False,
@@ -59,7 +62,7 @@ def stitch(
     disable_progress_bar()  # of reading weights, which takes no time and would stand between the lines of this command
     settings = StitchSettings(
         points=_points(points, unseen), text=text, steps=steps, rate=rate, batch=batch, length=length, places=places,
-        measured=measured, seed=seed, controls=controls, precision=_precision(precision),
+        labels=labels, measured=measured, seed=seed, controls=controls, precision=_precision(precision),
     )  # fmt: skip
     with Zoo(store, database, create=False) as zoo, _progress() as progress:
         report = train_stitch(zoo, a, b, settings, name=name, device=_device(device), restart=not resume, progress=progress)

@@ -86,5 +86,6 @@ def _mean(by_point: Mapping[Point, PointScore], points: Iterable[Point]) -> floa
 
 
 def _loss(settings: StitchSettings, by_point: Mapping[Point, PointScore], points: Iterable[Point]) -> float:
-    objective = Objective(settings.kl, settings.cosine)
-    return fmean(objective.value(by_point[point].kl, by_point[point].similarity) for point in points)
+    objective = Objective(settings.kl, settings.cosine, settings.labels)
+    scores = [by_point[point] for point in points]
+    return fmean(objective.value(score.kl, score.similarity, score.prediction.nll) for score in scores)

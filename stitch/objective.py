@@ -46,21 +46,26 @@ def chunks(tokens: int, vocabulary: int) -> Iterator[slice]:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """What is made small: weights of the divergence and of one minus the cosine, each a mean over tokens."""
+    """What is made small: weights of the divergence, of one minus the cosine, and of the text's own next tokens' negative log-likelihood,
+    each a mean over tokens.
+    """
 
     kl: float
     cosine: float
+    labels: float = 0.0
 
-    def value(self, kl: float, cosine: float) -> float:
+    def value(self, kl: float, cosine: float, nll: float) -> float:
         """Of means that were taken already."""
-        return self.kl * kl + self.cosine * (1.0 - cosine)
+        return self.kl * kl + self.cosine * (1.0 - cosine) + self.labels * nll
 
-    def gradient(self, head: Head, vocabulary: int, hidden: Tensor, wanted: Tensor) -> tuple[float, Tensor]:
+    def gradient(self, head: Head, vocabulary: int, hidden: Tensor, wanted: Tensor, following: Tensor) -> tuple[float, Tensor]:
         """The loss of hidden states before the head against B's own, and its gradient with respect to them.
 
         Args:
             hidden, wanted: [n, d_b]; no gradient goes into either.
+            following: [n], the text's next tokens; -1 where they are not known.
         """
+        known = max(1, int((following >= 0).sum()))
         grown = torch.zeros_like(hidden, dtype=torch.float32)
         total = 0.0
         for part in chunks(len(hidden), vocabulary):
@@ -68,8 +73,12 @@ class Objective:
             with torch.no_grad():
                 target = head(wanted[part])
             with torch.enable_grad():
-                alike = likeness(head(leaf), target)
+                logits = head(leaf)
+                alike = likeness(logits, target)
                 loss = (self.kl * alike.kl.sum() + self.cosine * (1.0 - alike.cosine).sum()) / len(hidden)
+                if self.labels:
+                    missed = F.cross_entropy(logits.float(), following[part], ignore_index=-1, reduction="sum")
+                    loss = loss + self.labels * missed / known
             (grown[part],) = torch.autograd.grad(loss, leaf)
             total += float(loss.detach())
         return total, grown

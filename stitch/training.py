@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from stitch.block import Folded, Learner, Ruler
@@ -73,7 +74,7 @@ class Trainer:
 
         settings, device = course.settings, course.pair.b.device
         self._course = course
-        self._objective = Objective(settings.kl, settings.cosine)
+        self._objective = Objective(settings.kl, settings.cosine, settings.labels)
         # Where the models lie is their caller's choice.
         self._accelerator = Accelerator(mixed_precision=settings.precision, device_placement=False)
         ruler = Ruler.of([point.position for point in course.points])
@@ -122,7 +123,8 @@ class Trainer:
         stitched = self._stitch(hidden, point.position)
         ended = self._course.pair.tail(stitched, ids, point.b_layer).flatten(0, 1)
         vocabulary = head(ended[:1].detach()).shape[-1]
-        value, gradient = self._objective.gradient(head, vocabulary, ended, wanted.flatten(0, 1))
+        following = F.pad(ids[:, 1:], (0, 1), value=-1).flatten()
+        value, gradient = self._objective.gradient(head, vocabulary, ended, wanted.flatten(0, 1), following)
         # The head's part of the backward pass is done, in pieces; a product with its gradient carries on from there.
         loss = (ended.float() * gradient).sum()
         if entry is not None:

@@ -86,18 +86,22 @@ def test_folding_gives_the_served_stitch():
 def test_the_gradient_in_pieces_is_autograds(monkeypatch):
     head = torch.nn.Linear(8, 50).requires_grad_(False)
     hidden, wanted = torch.randn(11, 8), torch.randn(11, 8)
-    objective = Objective(kl=0.7, cosine=1.3)
-    whole, expected = objective.gradient(head, 50, hidden, wanted)
+    following = torch.tensor([3, 0, 49, -1, 7, 7, 1, 30, -1, 2, 5])
+    objective = Objective(kl=0.7, cosine=1.3, labels=0.4)
+    whole, expected = objective.gradient(head, 50, hidden, wanted, following)
     monkeypatch.setattr("stitch.objective._BUDGET", 10 * 4 * 50 * 3)
-    pieces, gradient = objective.gradient(head, 50, hidden, wanted)
+    pieces, gradient = objective.gradient(head, 50, hidden, wanted, following)
     assert pieces == pytest.approx(whole)
     torch.testing.assert_close(gradient, expected)
     leaf = hidden.clone().requires_grad_(True)
     given, share = head(leaf).softmax(-1), head(wanted).softmax(-1)
     kl = (share * (share.log() - given.log())).sum(-1).mean()
     cosine = torch.nn.functional.cosine_similarity(given, share, dim=-1).mean()
-    (0.7 * kl + 1.3 * (1 - cosine)).backward()
+    known = following >= 0
+    nll = -given[known].log().gather(-1, following[known].unsqueeze(-1)).mean()
+    (0.7 * kl + 1.3 * (1 - cosine) + 0.4 * nll).backward()
     torch.testing.assert_close(gradient, leaf.grad, atol=1e-6, rtol=1e-4)
+    assert whole == pytest.approx(objective.value(kl.item(), cosine.item(), nll.item()), rel=1e-5)
 
 
 def test_only_the_stitch_has_gradients_and_only_it_changes(pair, start):
@@ -133,7 +137,8 @@ def _loss(pair: Pair, stitch: Folded) -> float:
     for layer, hidden in pair.heads(WINDOWS, {point.a_layer for point in POINTS}):
         point = next(point for point in POINTS if point.a_layer == layer)
         ended = pair.tail(stitch(hidden, point.position), WINDOWS, point.b_layer)
-        total += Objective(1.0, 1.0).gradient(pair.b.head, VOCAB, ended.flatten(0, 1), final.flatten(0, 1))[0]
+        unknown = torch.full((WINDOWS.numel(),), -1)
+        total += Objective(1.0, 1.0).gradient(pair.b.head, VOCAB, ended.flatten(0, 1), final.flatten(0, 1), unknown)[0]
     return total / len(POINTS)
 
 
