@@ -78,7 +78,7 @@ def test_refusals_are_counted_by_their_status(tokenizer: Tokenizer) -> None:  # 
 
 
 def test_an_engine_that_fails_is_a_server_error_in_the_stream(tokenizer: Tokenizer) -> None:  # noqa: F811
-    with running(tokenizer, fail_at=(4,)) as server:
+    with running(tokenizer, fail_at=(6,), pace=lambda _: time.sleep(0.02)) as server:
         (answer,) = over_http(server.address, Workload((Ask(0, 0.0, BASE.name, (5, 6), 20),)))
     assert answer.error == "server error" and 0 < len(answer.heard.stamps) < 20 and answer.ttft is not None
 
