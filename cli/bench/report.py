@@ -14,7 +14,10 @@ from zoo.errors import InputError
 
 
 def deliver(document: Mapping[str, Any], as_json: bool, output: Path | None, plot: Path | None) -> None:
-    """Write and print. Exit code 1 when a target answered nothing. Raises InputError when a file cannot be written."""
+    """Write and print. Exit code 1 when a target answered nothing, or not all rounds were run.
+
+    Raises InputError when a file cannot be written.
+    """
     if output is not None:
         _write(output, json.dumps(document, indent=1, allow_nan=False) + "\n")
     if plot is not None:
@@ -25,7 +28,7 @@ def deliver(document: Mapping[str, Any], as_json: bool, output: Path | None, plo
         print_json({**document, "runs": [{key: value for key, value in run.items() if key != "answers"} for run in document["runs"]]})
     else:
         show(document)
-    if any(not _completed(document, index) for index in range(len(document["targets"]))):
+    if document["interrupted"] or any(not _completed(document, index) for index in range(len(document["targets"]))):
         raise typer.Exit(1)
 
 

@@ -68,8 +68,13 @@ async def _run(bench: Bench, clock: Clock, progress: Done | None) -> dict[str, A
         workload = build(settings, targets[0].models, rows, encode)
         for target in targets:
             await _warm(target, workload, bench.warm, clock)
-        found = await _rounds(bench.rounds, targets, workload, clock, progress)
-        return _document(bench, settings, targets, found)
+        found: list[Round] = []
+        try:
+            await _rounds(found, bench.rounds, targets, workload, clock, progress)
+        except asyncio.CancelledError:  # Ctrl-C: what was measured before is not lost
+            if len(found) < len(targets):
+                raise
+        return _document(bench, settings, targets, found[: len(found) // len(targets) * len(targets)])
 
 
 def _encoder(bench: Bench) -> Encode | None:
@@ -101,15 +106,16 @@ async def _warm(target: Target, workload: Workload, times: int, clock: Clock) ->
         raise InputError(f"{target.name} answers nothing ({failed[0].error}): {failed[0].heard.detail or 'no reason given'}")
 
 
-async def _rounds(count: int, targets: Sequence[Target], workload: Workload, clock: Clock, progress: Done | None) -> list[Round]:
-    found: list[Round] = []
+async def _rounds(
+    found: list[Round], count: int, targets: Sequence[Target], workload: Workload, clock: Clock, progress: Done | None
+) -> None:
+    """Puts rounds into `found` as they end."""
     for number in range(count):
         order = list(enumerate(targets))
         for index, target in order if number % 2 == 0 else reversed(order):
             before = len(found) * len(workload.asks)
             done = _counted(progress, before, count * len(targets) * len(workload.asks))
             found.append(Round(index, number, tuple(await drive(workload, target.client, clock, done))))
-    return sorted(found, key=lambda one: (one.number, one.target))
 
 
 def _counted(progress: Done | None, before: int, total: int) -> Callable[[int, int], None] | None:
@@ -119,6 +125,7 @@ def _counted(progress: Done | None, before: int, total: int) -> Callable[[int, i
 def _document(bench: Bench, settings: WorkloadSettings, targets: Sequence[Target], found: Sequence[Round]) -> dict[str, Any]:
     from cli.bench.where import where
 
+    found = sorted(found, key=lambda one: (one.number, one.target))
     summaries = [summarize(one.answers, bench.slo) for one in found]
     by_target = [[summary for one, summary in zip(found, summaries, strict=True) if one.target == index] for index in range(len(targets))]
     document: dict[str, Any] = {
@@ -128,7 +135,8 @@ def _document(bench: Bench, settings: WorkloadSettings, targets: Sequence[Target
         "trace": None if bench.trace is None else {"file": bench.trace[0].name, "format": bench.trace[1]},
         "tokenizer": bench.tokenizer,
         "slo_seconds": asdict(bench.slo),
-        "rounds": bench.rounds,
+        "rounds": len(found) // len(targets),
+        "interrupted": len(found) < bench.rounds * len(targets),
         "warm": bench.warm,
         "engines": {**asdict(bench.inside.config), "executor": bench.inside.executor, "batch": bench.inside.batch,
                     "resident": bench.inside.resident},

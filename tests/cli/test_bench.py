@@ -111,6 +111,32 @@ def test_the_table_names_both_and_the_ratios(bench: Run, tokenizer: Tokenizer) -
     assert "; the first: the engine failed: FakeFault" in result.err
 
 
+def test_rounds_that_ended_before_an_interrupt_are_reported(
+    bench: Run,
+    tokenizer: Tokenizer,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    import cli.bench.rounds
+
+    calls: list[None] = []
+
+    async def interrupted(*given: Any) -> Any:
+        calls.append(None)
+        if len(calls) == 6:  # two to warm, a pair, half a pair
+            raise asyncio.CancelledError
+        return await drive(*given)
+
+    out = tmp_path / "bench.json"
+    with running(tokenizer) as server:
+        monkeypatch.setattr(cli.bench.rounds, "drive", interrupted)
+        common = ["--url", server.address, "--against", server.address, "--requests", "2", "--vocabulary", "256", "--warm", "0"]
+        result = bench(*common, "--rounds", "3", "--output", str(out))
+    document = json.loads(out.read_text())
+    assert result.code == 1 and document["interrupted"] and document["rounds"] == 1
+    assert [run["target"] for run in document["runs"]] == [0, 1] and document["ratios"]["tokens_per_second"]["pairs"] == 1
+
+
 def test_a_trace_with_texts(bench: Run, tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "def hello(world):"}, {"from": "gpt", "value": "return world"}]
     trace = tmp_path / "share.json"
