@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,11 +44,12 @@ class Bench:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One target's answers to the whole workload."""
+    """One target's answers to the whole workload. `seconds`: processor time that this process took meanwhile."""
 
     target: int
     number: int
     answers: tuple[Answer, ...]
+    seconds: float
 
 
 def run_bench(bench: Bench, silent: bool) -> dict[str, Any]:
@@ -115,7 +117,9 @@ async def _rounds(
         for index, target in order if number % 2 == 0 else reversed(order):
             before = len(found) * len(workload.asks)
             done = _counted(progress, before, count * len(targets) * len(workload.asks))
-            found.append(Round(index, number, tuple(await drive(workload, target.client, clock, done))))
+            spent = time.process_time()
+            answers = await drive(workload, target.client, clock, done)
+            found.append(Round(index, number, tuple(answers), time.process_time() - spent))
 
 
 def _counted(progress: Done | None, before: int, total: int) -> Callable[[int, int], None] | None:
@@ -146,13 +150,19 @@ def _document(bench: Bench, settings: WorkloadSettings, targets: Sequence[Target
             for target, own in zip(targets, by_target, strict=True)
         ],
         "runs": [
-            {"target": one.target, "round": one.number, **summary, "answers": [_row(answer) for answer in one.answers]}
+            {"target": one.target, "round": one.number, **summary, "client_cpu_seconds": _client(one, targets),
+             "answers": [_row(answer) for answer in one.answers]}
             for one, summary in zip(found, summaries, strict=True)
         ],
     }  # fmt: skip
     if len(targets) == 2:
         document["ratios"] = ratios(list(zip(*by_target, strict=True)))
     return document
+
+
+def _client(one: Round, targets: Sequence[Target]) -> float | None:
+    """What asking a server cost, which a server on the same cores does without; None where the engine is in this process too."""
+    return one.seconds if "://" in targets[one.target].name else None
 
 
 def _row(answer: Answer) -> dict[str, Any]:

@@ -69,6 +69,7 @@ def test_a_server_under_open_load(bench: Run, tokenizer: Tokenizer, tmp_path: Pa
     assert printed["targets"][0]["memory"]["server_peak"] > 0
     assert printed["seed"] == 4 and printed["workload"]["arrivals"] == {"rate": 500.0, "kind": "gamma", "cv": 3.0}
     assert printed["where"]["versions"]["transformers"] and printed["where"]["hardware"]["name"] and printed["where"]["of"] == "client"
+    assert run["client_cpu_seconds"] > 0
     assert "answers" not in run and len(written["runs"][0]["answers"]) == 20
     assert [answer["due"] for answer in written["runs"][0]["answers"]] == sorted(answer["due"] for answer in written["runs"][0]["answers"])
     assert plot.read_bytes().startswith(b"\x89PNG")
@@ -99,6 +100,7 @@ def test_our_engine_beside_transformers_on_the_same_requests(bench: Run) -> None
     assert document["targets"][0]["memory"]["weights"] < document["targets"][0]["memory"]["weights_unshared"]
     assert {run["completed"] for run in document["runs"]} == {6}
     assert len({(run["tokens"], run["prompt_tokens"]) for run in document["runs"]}) == 1
+    assert {run["client_cpu_seconds"] for run in document["runs"]} == {None}
     assert document["ratios"]["tokens_per_second"]["pairs"] == 2 and document["where"]["of"] == "engine and client"
 
 
@@ -119,10 +121,10 @@ def test_rounds_that_ended_before_an_interrupt_are_reported(
 ) -> None:
     import cli.bench.rounds
 
-    calls: list[None] = []
+    calls: list[Any] = []
 
     async def interrupted(*given: Any) -> Any:
-        calls.append(None)
+        calls.append(given[1])
         if len(calls) == 6:  # two to warm, a pair, half a pair
             raise asyncio.CancelledError
         return await drive(*given)
@@ -134,6 +136,8 @@ def test_rounds_that_ended_before_an_interrupt_are_reported(
         result = bench(*common, "--rounds", "3", "--output", str(out))
     document = json.loads(out.read_text())
     assert result.code == 1 and document["interrupted"] and document["rounds"] == 1
+    first, second = calls[:2]
+    assert calls[2:] == [first, second, second, first]  # every second pair begins with the other one
     assert [run["target"] for run in document["runs"]] == [0, 1] and document["ratios"]["tokens_per_second"]["pairs"] == 1
 
 
