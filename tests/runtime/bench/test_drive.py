@@ -64,9 +64,16 @@ class OneServer:
         return Heard(tuple(stamps), (1, 1), 2, len(ask.prompt))
 
 
-def run(workload: Workload, seconds: float) -> tuple[list[Answer], OneServer]:
+class LateClock(VirtualClock):
+    """Wakes half a second late."""
+
+    async def until(self, moment: float) -> None:
+        await super().until(moment + 0.5)
+
+
+def run(workload: Workload, seconds: float, kind: type[VirtualClock] = VirtualClock) -> tuple[list[Answer], OneServer]:
     async def all_of_it() -> tuple[list[Answer], OneServer]:
-        clock = VirtualClock()
+        clock = kind()
         server = OneServer(clock, seconds)
         passing = asyncio.ensure_future(clock.pass_time())
         try:
@@ -93,6 +100,12 @@ def test_a_closed_loop_never_has_more_requests_than_clients() -> None:
     assert server.most == 2 and len(answers) == 7
     assert [answer.due for answer in answers] == [0.0, 0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
     assert all(answer.sent == answer.due for answer in answers)
+
+
+def test_a_client_that_is_late_hides_no_delay() -> None:
+    (answer,), _ = run(Workload(asks(1.0)), seconds=4.0, kind=LateClock)
+    assert (answer.due, answer.sent, answer.ended) == (1.0, 1.5, 6.5)
+    assert (answer.ttft, answer.e2e) == (3.0, 5.5)
 
 
 def test_poisson_arrivals_are_sent_at_their_times() -> None:

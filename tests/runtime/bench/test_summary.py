@@ -26,6 +26,8 @@ def test_one_answer() -> None:
     assert (in_lots.tpot, in_lots.tokens) == (0.5, 6)
     assert answer(0.0, (1.0,)).tpot is None
     assert answer(0.0, (1.0,), lots=(8,)).tpot is None
+    late = answer(0.0, (1.0, 2.0), sent=0.75)
+    assert (late.ttft, late.e2e) == (1.0, 2.0)  # from when it was due
     silent = answer(0.0, (), error="broken stream")
     assert silent.ttft is None and silent.tpot is None and silent.e2e == 9.0
 
