@@ -20,7 +20,7 @@ from torch import Tensor
 from runtime.config import Weights
 
 #: Elements below which a call costs more than the product: such weights stay plain where the choice is measured.
-_WORTH = 1 << 16
+_WORTH = 1 << 18
 _DTYPES = (torch.float32, torch.bfloat16)
 #: What is measured: so many square matrices, by the rows of decode steps.
 _WIDTH, _MATRICES, _ROWS, _ROUNDS = 1024, 4, (1, 4, 16, 64), 5

@@ -87,7 +87,7 @@ def measured() -> Iterator[None]:
 def test_the_faster_of_both_is_taken(monkeypatch, measured, ratio, packed):
     monkeypatch.setattr(packing, "_measured", lambda dtype: ratio)
     packs = Packs("auto", torch.device("cpu"))
-    assert (packs.acquire("a", torch.ones(512, 512)) is not None) == packed
+    assert (packs.acquire("a", torch.ones(1024, 512)) is not None) == packed
 
 
 def test_a_build_without_the_layout_stays_plain(monkeypatch, measured):
@@ -96,7 +96,7 @@ def test_a_build_without_the_layout_stays_plain(monkeypatch, measured):
 
     monkeypatch.setattr(packing, "pack", missing)
     for wanted in ("auto", "packed"):
-        assert Packs(wanted, torch.device("cpu")).acquire("a", torch.ones(512, 512)) is None
+        assert Packs(wanted, torch.device("cpu")).acquire("a", torch.ones(1024, 512)) is None
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (130, 70)])
