@@ -145,7 +145,7 @@ def test_what_is_not_offered_is_refused(out, model, tmp_path):
         AutoModelForCausalLM.from_pretrained(out, dtype="nn")
     with pytest.raises(ValueError, match="input_ids"):
         model(inputs_embeds=torch.zeros(1, 2, 64))
-    with pytest.raises(ValueError, match="(gradient|activation) checkpointing"):
+    with pytest.raises(ValueError, match=r"(gradient|activation) checkpointing"):
         model.gradient_checkpointing_enable()
     with pytest.raises(MalformedCheckpoint, match="no folder"):
         type(model).from_pretrained("someone/chain")
