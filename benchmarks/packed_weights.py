@@ -9,7 +9,6 @@ greedy. Ratios are packed over plain, pair by pair: median and spread. Also says
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.reports import deliver
 from benchmarks.shared_family import SHAPES, spread
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, EngineConfig
@@ -87,10 +87,7 @@ def main() -> None:
                 "auto_packs": faster(dtype, args.threads),
                 "batches": [measure(engines, batch, args.tokens, args.pairs) for batch in args.batch],
             }  # fmt: skip
-    text = json.dumps(report, indent=2)
-    print(text)
-    if args.output:
-        args.output.write_text(text + "\n")
+    deliver(report, args.output)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.reports import deliver
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.paged import PagedEngine
@@ -258,10 +259,7 @@ def main() -> None:
         "versions": {name: version(name) for name in ("torch", "transformers", "peft")},
         "reports": reports,
     }
-    text = json.dumps(document, indent=2)
-    print(text)
-    if args.output:
-        args.output.write_text(text + "\n")
+    deliver(document, args.output)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ where they would come from in a step; best and median of several rounds, millise
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from benchmarks.reports import deliver
 from benchmarks.shared_family import SHAPES
 
 ROWS = (1, 2, 4, 8, 12, 16, 32, 48, 64)
@@ -62,10 +62,7 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     products = {f"{size} {name}": measure(size, getattr(torch, name)) for size in SHAPES for name in ("float32", "bfloat16")}
     report = {"benchmark": "skinny", "threads": args.threads, "torch": version("torch"), "products": products}
-    text = json.dumps(report, indent=2)
-    print(text)
-    if args.output:
-        args.output.write_text(text + "\n")
+    deliver(report, args.output)
 
 
 if __name__ == "__main__":

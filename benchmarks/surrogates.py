@@ -12,7 +12,6 @@ with quartiles. The paper's speed-ups of 18 to 37 are not possible for half of a
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.reports import deliver
 from surgery.settings import config_of
 from surrogates.agreement import agree
 from surrogates.block import open_subject
@@ -161,10 +161,7 @@ def main() -> None:
         "rows": [] if args.only == "random" else list(trained_rows(args.model, args)),
         "random": [] if args.only == "trained" else list(random_rows(args)),
     }
-    text = json.dumps(report, indent=2)
-    print(text)
-    if args.output:
-        args.output.write_text(text + "\n")
+    deliver(report, args.output)
 
 
 if __name__ == "__main__":

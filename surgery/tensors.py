@@ -110,6 +110,44 @@ class _Held:
     users: int
 
 
+class Counted:
+    """Tensors by name, each once and with the number of its users; one without users is dropped."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Held] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._held
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Hold a tensor that nobody uses yet."""
+        self._held[name] = _Held(tensor, 0)
+
+    def take(self, name: str) -> torch.Tensor:
+        """A held tensor, counted once more."""
+        held = self._held[name]
+        held.users += 1
+        return held.tensor
+
+    def release(self, names: Iterable[str]) -> None:
+        """Count down."""
+        for name in names:
+            held = self._held[name]
+            held.users -= 1
+            if held.users == 0:
+                del self._held[name]
+
+    def users(self, name: str) -> int:
+        """How often a tensor is in use."""
+        held = self._held.get(name)
+        return 0 if held is None else held.users
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors held."""
+        return sum(held.tensor.numel() * held.tensor.element_size() for held in self._held.values())
+
+
 class TensorPool:
     """Every distinct tensor at most once on a device. `acquire` and `release` go in pairs.
 
@@ -121,7 +159,7 @@ class TensorPool:
         self._store = store
         self._device = torch.device(device)
         self._dtype = dtype
-        self._held: dict[str, _Held] = {}
+        self._counted = Counted()
 
     def acquire(self, digest: str) -> torch.Tensor:
         """The tensor of a digest on this device, counted once more. Raises zoo.errors.DamagedObject."""
@@ -129,30 +167,24 @@ class TensorPool:
 
     def acquire_all(self, digests: Sequence[str]) -> list[torch.Tensor]:
         """The tensors of digests, in order, each counted once more for each time it is named; none is counted on an error."""
-        new = [digest for digest in dict.fromkeys(digests) if digest not in self._held]
+        new = [digest for digest in dict.fromkeys(digests) if digest not in self._counted]
         read = [self._placed(tensor) for tensor in stored_tensors(self._store, new)]
-        self._held |= {digest: _Held(tensor, 0) for digest, tensor in zip(new, read, strict=True)}
-        for digest in digests:
-            self._held[digest].users += 1
-        return [self._held[digest].tensor for digest in digests]
+        for digest, tensor in zip(new, read, strict=True):
+            self._counted.put(digest, tensor)
+        return [self._counted.take(digest) for digest in digests]
 
     def release(self, digests: Iterable[str]) -> None:
         """Count down; a tensor without users is dropped."""
-        for digest in digests:
-            held = self._held[digest]
-            held.users -= 1
-            if held.users == 0:
-                del self._held[digest]
+        self._counted.release(digests)
 
     def users(self, digest: str) -> int:
         """How often a tensor is in use."""
-        held = self._held.get(digest)
-        return 0 if held is None else held.users
+        return self._counted.users(digest)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors held, each once."""
-        return sum(held.tensor.numel() * held.tensor.element_size() for held in self._held.values())
+        return self._counted.nbytes
 
     def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else None

@@ -79,12 +79,12 @@ class HttpClient:
     async def models(self) -> list[str]:
         """What it serves. Raises Unavailable."""
         try:
-            answer = await self._http.get("models")
-            answer.raise_for_status()
-            return [str(model["id"]) for model in answer.json()["data"]]
+            async with self._http.stream("GET", "models") as answer:
+                answer.raise_for_status()
+                return [str(model["id"]) for model in json.loads(await _bounded(answer, bytearray()))["data"]]
         except httpx.HTTPError as error:
             raise Unavailable(f"{self._http.base_url} does not say what it serves: {_line(str(error)) or type(error).__name__}") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise Unavailable(f"{self._http.base_url} does not list its models as OpenAI does") from None
 
     async def ask(self, ask: Ask) -> Heard:
@@ -168,15 +168,21 @@ def _tokens(choice: dict[str, Any]) -> int:
 
 async def _refusal(answer: httpx.Response) -> str:
     """What the server says about a status, as far as one line goes."""
-    raw = b""
+    raw = bytearray()
     with contextlib.suppress(httpx.HTTPError):  # the status is known, whatever becomes of the rest
-        async for piece in answer.aiter_bytes():
-            raw += piece
-            if len(raw) > _MOST_EVENT:
-                break
+        await _bounded(answer, raw)
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         return str(json.loads(raw)["error"]["message"])
     return raw.decode(errors="replace")
+
+
+async def _bounded(answer: httpx.Response, into: bytearray) -> bytearray:
+    """Read a body, as far as bodies are read; what came stays in `into` whatever happens."""
+    async for piece in answer.aiter_bytes():
+        into += piece
+        if len(into) > _MOST_EVENT:
+            break
+    return into
 
 
 def _line(text: str) -> str:

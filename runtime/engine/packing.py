@@ -10,14 +10,17 @@ nothing of layers or models.
 from __future__ import annotations
 
 import functools
+import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from runtime.config import Weights
+from surgery.tensors import Counted
+
+_log = logging.getLogger(__name__)
 
 #: Elements below which a call costs more than the product: such weights stay plain where the choice is measured.
 _WORTH = 1 << 18
@@ -46,9 +49,11 @@ def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
 def faster(dtype: torch.dtype, threads: int) -> bool:
     """Whether this processor multiplies packed weights faster with so many threads, over all of `_ROWS` (takes a fraction of a second)."""
     try:
-        return _measured(dtype) < 1.0
+        ratio = _measured(dtype)
     except (RuntimeError, AttributeError):
         return False
+    _log.info("packed %s weights take %.2f times as long as plain ones with %d threads", dtype, ratio, threads)
+    return ratio < 1.0
 
 
 @torch.inference_mode()
@@ -56,12 +61,13 @@ def _measured(dtype: torch.dtype) -> float:
     """Time of packed products over that of the plain ones: geometric mean over rows. Both alternate."""
     from runtime.engine.linear import product_of
 
-    plain = [torch.randn(_WIDTH, _WIDTH).to(dtype) for _ in range(_MATRICES)]
+    chance = torch.Generator().manual_seed(0)  # the process's own randomness is its user's
+    plain = [torch.randn(_WIDTH, _WIDTH, generator=chance).to(dtype) for _ in range(_MATRICES)]
     packed = [pack(weight) for weight in plain]
     products = [product_of(weight, None) for weight in plain]
     ratio = 1.0
     for rows in _ROWS:
-        x = torch.randn(1, rows, _WIDTH).to(dtype)
+        x = torch.randn(1, rows, _WIDTH, generator=chance).to(dtype)
         sides: tuple[Callable[[], object], ...] = (
             lambda x=x: [multiply(x, weight, None) for weight in packed],  # type: ignore[misc]
             lambda x=x: [product.of(x) for product in products],  # type: ignore[misc]
@@ -76,12 +82,6 @@ def _measured(dtype: torch.dtype) -> float:
     return ratio
 
 
-@dataclass(slots=True)
-class _Held:
-    weight: Tensor
-    users: int
-
-
 class Packs:
     """The packed weights of a device. `acquire` and `release` go in pairs.
 
@@ -91,31 +91,25 @@ class Packs:
 
     def __init__(self, wanted: Weights, device: torch.device) -> None:
         self._wanted = wanted if device.type == "cpu" else "plain"
-        self._held: dict[str, _Held] = {}
+        self._counted = Counted()
 
     def acquire(self, digest: str, weight: Tensor) -> Tensor | None:
         """The packed form of a weight [out, in], counted once more; None where the plain one is to be used."""
-        held = self._held.get(digest)
-        if held is None:
+        if digest not in self._counted:
             packed = self._packed(weight)
             if packed is None:
                 return None
-            held = self._held[digest] = _Held(packed, 0)
-        held.users += 1
-        return held.weight
+            self._counted.put(digest, packed)
+        return self._counted.take(digest)
 
     def release(self, digests: Iterable[str]) -> None:
         """Count down; a weight without users is dropped."""
-        for digest in digests:
-            held = self._held[digest]
-            held.users -= 1
-            if held.users == 0:
-                del self._held[digest]
+        self._counted.release(digests)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all weights held, each once (without what the layout pads)."""
-        return sum(held.weight.numel() * held.weight.element_size() for held in self._held.values())
+        return self._counted.nbytes
 
     def _packed(self, weight: Tensor) -> Tensor | None:
         if self._wanted == "plain" or weight.dtype not in _DTYPES or weight.dim() != 2:

@@ -42,7 +42,11 @@ def options(folder: Path, *more: str) -> list[str]:
 
 def test_the_contract_and_the_verbs_around_it(folder, capsys):
     code, out, err = run(
-        capsys, folder, *options(folder, "--points", "0:1,2:2", "--unseen", "1:2", "--name", "s", "--plot", str(folder / "s.png"), "--json")
+        capsys,
+        folder,
+        *options(
+            folder, "--points", "0:1,2:2", "--unseen", "1:2", "--name", "s", "--plot", str(folder / "s.png"), "--labels", "0.5", "--json"
+        ),
     )
     assert code == 0, err
     document = json.loads(out)
@@ -51,8 +55,10 @@ def test_the_contract_and_the_verbs_around_it(folder, capsys):
     assert [(p["a_layer"], p["b_layer"], p["seen"]) for p in document["points"]] == [(0, 1, True), (1, 2, False), (2, 2, True)]
     assert all(0 <= p["similarity"] <= 1 for p in document["points"])
     assert (folder / "s.png").is_file()
+    assert document["settings"]["labels"] == 0.5
 
-    code, out, err = run(capsys, folder, *options(folder, "--points", "0:1,2:2", "--unseen", "1:2", "--name", "s"))
+    again = options(folder, "--points", "0:1,2:2", "--unseen", "1:2", "--name", "s", "--labels", "0.5")
+    code, out, err = run(capsys, folder, *again)
     assert code == 0 and "mean similarity" in out and "trained before" in err
 
     code, out, _ = run(capsys, folder, "ls", "--json")
