@@ -129,6 +129,23 @@ def test_the_loss_falls(pair, start):
     assert len(losses) == 40
 
 
+def test_labels_are_the_next_tokens(pair, start):
+    """In text that alternates, the token that stands there and the one that comes are never the same."""
+    text = torch.tensor([[7, 11] * 6] * 4)
+    settings = replace(SETTINGS, steps=40, kl=0.0, cosine=0.0, labels=1.0)
+    trained = train(Course(pair, text, POINTS, settings), start, None, drop)
+    before, after = (_share_of_next(pair, stitch, text) for stitch in (start, trained))
+    assert after > 20 * before
+
+
+@torch.no_grad()
+def _share_of_next(pair: Pair, stitch: Folded, text: torch.Tensor) -> float:
+    """The mean probability of the text's next tokens at the first place."""
+    ((_, hidden),) = pair.heads(text, {POINTS[0].a_layer})
+    logits = pair.b.head(pair.tail(stitch(hidden, POINTS[0].position), text, POINTS[0].b_layer))
+    return float(logits[:, :-1].softmax(-1).gather(-1, text[:, 1:, None]).mean())
+
+
 @torch.no_grad()
 def _loss(pair: Pair, stitch: Folded) -> float:
     """The mean divergence over all windows and places."""
