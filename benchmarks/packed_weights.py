@@ -23,7 +23,8 @@ from benchmarks.reports import deliver
 from benchmarks.shared_family import SHAPES, spread
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.packing import faster
+from runtime.engine.packing import best
+from runtime.engine.products import OneDnn
 from runtime.engine.paged import PagedEngine
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.ingest import ingest
@@ -84,7 +85,7 @@ def main() -> None:
             report = {
                 "benchmark": "packed_weights", "size": args.size, "dtype": args.dtype, "threads": args.threads, "torch": version("torch"),
                 "resident": {name: engine.memory().weights for name, engine in engines.items()},
-                "auto_packs": faster(dtype, args.threads),
+                "auto_packs": best(dtype, args.threads, (OneDnn(),)) is not None,
                 "batches": [measure(engines, batch, args.tokens, args.pairs) for batch in args.batch],
             }  # fmt: skip
     deliver(report, args.output)

@@ -50,6 +50,11 @@ class DenseConfig:
 Weights = Literal["auto", "plain", "packed"]
 
 
+#: What a CPU computes with: torch's own operations (`stock`), kernels of ours that are compiled on first use (`native`), or these where
+#: a compiler is there (`auto`).
+KernelChoice = Literal["auto", "stock", "native"]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One device's engine.
@@ -57,7 +62,8 @@ class EngineConfig:
     `kv_bytes`: size of the page pool, shared by all models. `page_tokens`: tokens per page for the model with the
     largest KV per token; narrower models get more tokens into the same bytes. `dtype`: None keeps each model's own.
     `max_model_len`: caps every model's context. `layers`: transformers' own (`stock`), or fewer and
-    larger operations where a family has them (`fused`). `weights`: see there. `trace_segments`: report each segment run (for the trace).
+    larger operations where a family has them (`fused`). `weights`, `kernels`: see there.
+    `trace_segments`: report each segment run (for the trace).
     `dense`: what the dense executor does beyond; the paged one does not read it.
     """
 
@@ -68,6 +74,7 @@ class EngineConfig:
     max_model_len: int | None = None
     layers: Literal["fused", "stock"] = "fused"
     weights: Weights = "auto"
+    kernels: KernelChoice = "auto"
     trace_segments: bool = False
     dense: DenseConfig = field(default_factory=DenseConfig)
 
@@ -78,6 +85,8 @@ class EngineConfig:
             raise ValueError("layers must be fused or stock")
         if self.weights not in get_args(Weights):
             raise ValueError(f"weights must be one of {', '.join(get_args(Weights))}")
+        if self.kernels not in get_args(KernelChoice):
+            raise ValueError(f"kernels must be one of {', '.join(get_args(KernelChoice))}")
 
 
 @dataclass(frozen=True, slots=True)

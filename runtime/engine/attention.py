@@ -1,8 +1,8 @@
 """The engine's attention behind transformers' attention interface: write this step's K and V into pages, attend through the tables.
 
 Registered under a name of its own and with no mask function, so that no mask is built outside; everything it needs is in the current
-frame; where that has dense batches instead of pages, they do it (`engine.slab`). Decodes are gathered into scratch and attended in few
-calls; a prompt's chunk attends alone, to its earlier pages and itself.
+frame; where that has dense batches instead of pages, they do it (`engine.slab`). Decodes attend as the device does it best
+(`engine.gathered`, `engine.native.paged`); a prompt's chunk attends alone, to its earlier pages and itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.engine.frame import DecodeGroup, Frame, Paging, RowSpan, current
+from runtime.engine.frame import Frame, Paging, RowSpan, current
 
 NAME = "blockzoo_paged"
 
@@ -84,17 +84,14 @@ def attend(frame: Frame, query: Tensor, key: Tensor, value: Tensor, how: How) ->
         return frame.dense.attend(now)
     if not frame.paging:
         raise RuntimeError("this segment was given no pages")
-    layer, first = frame.layer, frame.paging[0]
-    for paging in frame.paging:
-        paging.write(layer, key, value)
-    if len(first.groups) == 1 and first.groups[0].tokens is None:
-        return _decode(first, layer, first.groups[0], now)
-    out = query.new_empty(query.shape)
-    for paging in frame.paging:
-        for group in paging.groups:
-            out[group.tokens] = _decode(paging, layer, group, now)
-        for row, span in paging.chunks:
-            out[span.lo : span.hi] = _chunk(paging, paging.tables[row, layer], span, now)
+    layer = frame.layer
+    for pages in frame.paging:
+        pages.keep(layer, key, value)
+    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    for pages in frame.paging:
+        pages.decode(layer, now, out)
+        for row, span in pages.paging.chunks:
+            out[span.lo : span.hi] = _chunk(pages.paging, pages.paging.tables[row, layer], span, now)
     return out
 
 
@@ -109,20 +106,6 @@ def _prefixed(frame: Frame, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
     return key, value
 
 
-def _decode(paging: Paging, layer: int, group: DecodeGroup, now: Tokens) -> Tensor:
-    """One token per row against its pages. Returns [rows, heads, head_dim]."""
-    query = now.query if group.tokens is None else now.query[group.tokens]
-    heads, (kv_heads, head_dim) = query.shape[1], now.key.shape[1:]
-    k, v = paging.gather(group.pages[layer], now.key)
-    shape = (group.rows, group.width, kv_heads, head_dim)
-    k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
-    # Query heads that share a KV head stand as that head's queries: grouped attention without repeating K and V.
-    grouped = query.reshape(group.rows, kv_heads, heads // kv_heads, head_dim)
-    mask = group.mask(now.how.window, query.dtype)
-    out = softmax_attention(grouped, k, v, mask.expand(-1, -1, grouped.shape[2], -1), now.how)
-    return out.reshape(group.rows, heads, head_dim)
-
-
 def _chunk(paging: Paging, table: Tensor, span: RowSpan, now: Tokens) -> Tensor:
     """A chunk of one prompt, whose pages are `table`. Returns [tokens of the chunk, heads, head_dim]."""
     how = now.how
@@ -133,7 +116,7 @@ def _chunk(paging: Paging, table: Tensor, span: RowSpan, now: Tokens) -> Tensor:
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scaling, enable_gqa=q.shape[1] != k.shape[1])
         return out[0].transpose(0, 1)
     pages = table[: -(-span.length // paging.page_tokens)].contiguous()
-    k, v = (x[: span.length].transpose(0, 1)[None] for x in paging.gather(pages, now.key))
+    k, v = (x[: span.length].transpose(0, 1)[None] for x in paging.view(now.key).gather(pages, paging.pool))
     mask = _chunk_mask(span, how.window, now.query)
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:

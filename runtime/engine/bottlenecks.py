@@ -71,6 +71,10 @@ class Bottlenecks:
         self._parts.pop(adapter, None)
         self._active = None
 
+    def __bool__(self) -> bool:
+        """Whether there is any adapter."""
+        return bool(self._parts)
+
     def __call__(self, output: Tensor, residual: Tensor) -> Tensor:
         """output, residual [1, tokens, width] -> what is to be added to the residual."""
         if not self._parts:

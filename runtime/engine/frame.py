@@ -9,7 +9,7 @@ function; facts, "Cutting transformers models"). `runtime.engine.layout` makes f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -66,67 +66,51 @@ class VirtualSpan:
         return slice(self.start, self.start + self.hi - self.lo)
 
 
-@dataclass(slots=True)
-class DecodeGroup:
-    """Rows of one token each and of similar length, attended in one call, padded to `width` tokens.
-
-    `tokens` None: all tokens of the frame, in order. `pages`: [layers, rows * groups]. `lengths`: [rows].
-    """
-
-    tokens: Tensor | None
-    rows: int
-    width: int
-    pages: Tensor
-    lengths: Tensor
-    _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
-
-    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """Additive [rows, 1, 1, width]: 0 where a row may look, minus infinity behind its end and before its window."""
-        key = (window, dtype)
-        if key not in self._masks:
-            at = torch.arange(self.width, device=self.lengths.device)
-            hidden = at >= self.lengths[:, None]
-            if window is not None:
-                hidden |= at < self.lengths[:, None] - window
-            mask = torch.zeros(hidden.shape, dtype=dtype, device=self.lengths.device)
-            self._masks[key] = mask.masked_fill_(hidden, float("-inf"))[:, None, None, :]
-        return self._masks[key]
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Paging:
     """Where tokens of a frame are kept and found: those of its models that put as many tokens into a page.
 
-    `tokens`: which of the frame's they are, None for all. `chunks`: (row of the tables, span) of rows with more than one token.
+    `tokens`: which of the frame's they are, None for all. `spans`: its rows, in the order of `tables` and `lengths` [rows], the tokens of
+    each once this step has run. `tables` [rows, layers, page groups]; `token_pages` [layers, tokens]; `token_offsets` [tokens].
     """
 
     pool: PagePool
     page_tokens: int
     tokens: Tensor | None
+    spans: tuple[RowSpan, ...]
     tables: Tensor
+    lengths: Tensor
     token_pages: Tensor
     token_offsets: Tensor
-    groups: tuple[DecodeGroup, ...]
-    chunks: tuple[tuple[int, RowSpan], ...]
-    _views: dict[tuple[int, int, torch.dtype], PageView] = field(default_factory=dict)
 
-    def write(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Keep K and V of the frame's tokens [tokens, kv_heads, head_dim] in a layer's pages."""
-        if self.tokens is not None:
-            key, value = key[self.tokens], value[self.tokens]
-        self._view(key).write(self.token_pages[layer], self.token_offsets, key, value)
+    @property
+    def chunks(self) -> Iterator[tuple[int, RowSpan]]:
+        """Rows with more than one token: (row of the tables, span)."""
+        return ((row, span) for row, span in enumerate(self.spans) if span.hi - span.lo > 1)
 
-    def gather(self, pages: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """K and V that lie in `pages`, which hold what is shaped `like` a layer's K; valid until the next call."""
-        return self._view(like).gather(pages, self.pool)
-
-    def _view(self, like: Tensor) -> PageView:
-        """The pages through the geometry of the layer that asks: layers of one model may differ in it."""
+    def view(self, like: Tensor) -> PageView:
+        """The pages through the geometry of what is shaped `like` a layer's K: layers of one model may differ in it."""
         _, heads, width = like.shape
-        view = self._views.get((heads, width, like.dtype))
-        if view is None:
-            view = self._views[heads, width, like.dtype] = self.pool.view(Geometry(heads, width, like.dtype), self.page_tokens)
-        return view
+        return self.pool.view(Geometry(heads, width, like.dtype), self.page_tokens)
+
+
+class Paged(Protocol):
+    """One way to attend over pages, made for one paging (`engine.gathered` is the one that runs anywhere)."""
+
+    @property
+    def paging(self) -> Paging: ...
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Keep K and V of the paging's tokens [tokens, kv_heads, head_dim] in a layer's pages."""
+        ...
+
+    def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
+        """Attend with every row of one token, into its place of `out` [the frame's tokens, heads, head_dim]."""
+        ...
+
+
+#: How a device attends over pages.
+PagedMaker = Callable[[Paging], Paged]
 
 
 class Dense(Protocol):
@@ -148,7 +132,7 @@ class Frame:
     spans: tuple[RowSpan, ...]
     adapters: tuple[AdapterSpan, ...] = ()
     virtual: tuple[VirtualSpan, ...] = ()
-    paging: tuple[Paging, ...] = ()
+    paging: tuple[Paged, ...] = ()
     layer: int = 0
     dense: Dense | None = None
     prefixes: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)

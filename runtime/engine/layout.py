@@ -15,14 +15,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.engine.frame import DecodeGroup, Frame, Paging, RowSpan
+from runtime.engine.frame import Frame, Paged, PagedMaker, Paging, RowSpan
 from runtime.engine.rows import Piece, Rows, adapter_spans, virtual_spans
 from runtime.engine.units import UnitStore
 from runtime.kv.pool import PagePool
-
-#: Decode rows are attended in at most this many groups of similar length; a group is padded to its longest row.
-MAX_GROUPS = 4
-_GROUP_RATIO = 0.6
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +86,15 @@ class FrameMaker:
     or None.
     """
 
-    def __init__(self, batches: Mapping[str, Rows], units: UnitStore, pool: PagePool) -> None:
+    def __init__(self, batches: Mapping[str, Rows], units: UnitStore, pool: PagePool, attention: PagedMaker) -> None:
         self._batches = batches
         self._units = units
         self._pool = pool
+        self._attention = attention
         self._layouts = lay_out(batches, units.device)
         self._home = {name: layout for layout in self._layouts for name in layout.members}
         self._frames: dict[tuple[tuple[str, ...], tuple[str | None, ...]], Frame] = {}
-        self._pagings: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[Paging, ...]] = {}
+        self._pagings: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[Paged, ...]] = {}
         self._rotaries: dict[tuple[tuple[str, ...], str, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> Frame:
@@ -118,7 +115,7 @@ class FrameMaker:
         shifts = (0,) * len(layers) if frame.layer == max(layers) else tuple(layer - frame.layer for layer in layers)
         paging = self._pagings.get((models, shifts))
         if paging is None:
-            paging = self._pagings[models, shifts] = tuple(self._page(frame, models, shifts))
+            paging = self._pagings[models, shifts] = tuple(self._attention(paging) for paging in self._page(frame, models, shifts))
         frame.paging = paging
         return frame
 
@@ -199,11 +196,11 @@ class FrameMaker:
             pool=self._pool,
             page_tokens=page_tokens,
             tokens=None if everything else torch.tensor(tokens, device=tables.device),
+            spans=tuple(spans),
             tables=tables,
+            lengths=lengths,
             token_pages=_joined([run.layout.token_pages[some, run.tokens] for run, some in zip(runs, layers, strict=True)], 1),
             token_offsets=_joined([run.layout.token_offsets[run.tokens] for run in runs], 0),
-            groups=tuple(_groups(spans, tables, lengths, page_tokens, everything)),
-            chunks=tuple((row, span) for row, span in enumerate(spans) if span.hi - span.lo > 1),
         )
 
 
@@ -215,35 +212,3 @@ def _padded(tables: Sequence[Tensor], padding: int) -> list[Tensor]:
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)
-
-
-def _groups(spans: Sequence[RowSpan], tables: Tensor, lengths: Tensor, page_tokens: int, alone: bool) -> Iterator[DecodeGroup]:
-    """Decode rows by similar length, so that padding to the longest wastes little. `alone`: these are all rows of the frame."""
-    decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]
-    for rows in _split(decodes, [spans[row].length for row in decodes]):
-        groups = -(-max(spans[row].length for row in rows) // page_tokens)
-        everything = len(rows) == len(spans)
-        index = None if everything else torch.tensor(rows, device=tables.device)
-        whole = everything and alone
-        chosen = tables if index is None else tables[index]
-        yield DecodeGroup(
-            tokens=None if whole else torch.tensor([spans[row].lo for row in rows], device=tables.device),
-            rows=len(rows),
-            width=groups * page_tokens,
-            pages=chosen[:, :, :groups].transpose(0, 1).reshape(tables.shape[1], -1),
-            lengths=lengths if index is None else lengths[index],
-        )
-
-
-def _split(rows: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Cut rows, longest first, wherever a row falls below a share of its group's longest; keep the given order inside a group."""
-    order = sorted(range(len(rows)), key=lambda i: -lengths[i])
-    made = 0
-    group: list[int] = []
-    for i in order:
-        if group and lengths[i] < _GROUP_RATIO * lengths[group[0]] and made < MAX_GROUPS - 1:
-            yield [rows[j] for j in sorted(group)]
-            group, made = [], made + 1
-        group.append(i)
-    if group:
-        yield [rows[j] for j in sorted(group)]

@@ -7,7 +7,6 @@ and one mask, not a loop over rows (design, section 7; S-LoRA's and Punica's gro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.engine.frame import Frame, current
-from runtime.engine.packing import multiply
+from runtime.engine.packing import Packed
+from runtime.engine.products import Product, plain_product
 from runtime.engine.scaling import Scales
 
 
@@ -33,63 +33,6 @@ class LowRank:
     @property
     def nbytes(self) -> int:
         return sum(x.numel() * x.element_size() for x in (self.a, self.b, self.bias) if x is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class Turned:
-    """From which to which number of rows a product is better turned around (W X^T instead of X W^T), for small and large matrices."""
-
-    first_small: int
-    first_large: int
-    last: int
-
-
-#: On a CPU, where stock products are far from the speed of memory at few rows; measured by `benchmarks/skinny.py`.
-TURNED: Mapping[torch.dtype, Turned] = {torch.float32: Turned(12, 6, 48), torch.bfloat16: Turned(2, 2, 256)}
-#: Elements from which a matrix counts as large.
-LARGE = 1 << 19
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """What a call of a linear layer reads: weight [out, in], bias, and from `first` to `last` rows it is turned around."""
-
-    weight: Tensor
-    bias: Tensor | None
-    first: int
-    last: int
-
-    def of(self, x: Tensor) -> Tensor:
-        """x [1, rows, in] -> [1, rows, out]."""
-        if not (self.first <= x.shape[-2] <= self.last and x.dim() == 3 and x.shape[0] == 1):
-            return F.linear(x, self.weight, self.bias)
-        out = torch.mm(self.weight, x[0].t()).t()[None]
-        return out if self.bias is None else out + self.bias
-
-
-@dataclass(frozen=True, slots=True)
-class PackedProduct:
-    """As `Product`, over a weight in oneDNN's layout (`engine.packing`)."""
-
-    packed: Tensor
-    bias: Tensor | None
-
-    @property
-    def weight(self) -> Tensor:
-        """[out, in], unpacked anew."""
-        return self.packed.to_dense()
-
-    def of(self, x: Tensor) -> Tensor:
-        """x [1, rows, in] -> [1, rows, out]."""
-        return multiply(x, self.packed, self.bias)
-
-
-def product_of(weight: Tensor, bias: Tensor | None) -> Product:
-    """The product for a weight [out, in] where it lies."""
-    turned = TURNED.get(weight.dtype) if weight.device.type == "cpu" and weight.is_contiguous() else None
-    if turned is None:
-        return Product(weight, bias, 1, 0)
-    return Product(weight, bias, turned.first_large if weight.numel() >= LARGE else turned.first_small, turned.last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,12 +69,16 @@ class SharedLinear(nn.Module):
     def _bind(self, transposed: bool) -> None:
         """Plain references to what every call reads: a module looks its parameters up by name, which costs as much as a small product."""
         weight = self.weight.data.t() if transposed else self.weight.data
-        self.product: Product | PackedProduct = product_of(weight, None if self.bias is None else self.bias.data)
+        self.product: Product = plain_product(weight, None if self.bias is None else self.bias.data)
 
-    def pack(self, packed: Tensor) -> None:
+    def pack(self, packed: Packed) -> None:
         """Read this packed form of the weight [out, in] from now on; the plain one is let go."""
-        self.weight = nn.Parameter(packed, requires_grad=False)
-        self.product = PackedProduct(packed, self.product.bias)
+        self.weight = nn.Parameter(packed.data, requires_grad=False)
+        self.product = packed.layout.product(packed.data, self.product.outputs, self.product.bias)
+
+    def untouched(self, frame: Frame) -> bool:
+        """Whether no adapter of a frame can change anything here."""
+        return self._plain or not frame.adapters
 
     def forward(self, x: Tensor) -> Tensor:
         if self._plain:
@@ -141,7 +88,12 @@ class SharedLinear(nn.Module):
             return self.product.of(x)
         if self.inputs:
             x = self.inputs.of(x, frame).to(x.dtype)
-        out = self.product.of(x)
+        return self.after(self.product.of(x), x, frame)
+
+    def after(self, out: Tensor, x: Tensor, frame: Frame) -> Tensor:
+        """What adapters make of the base's product `out` of x [1, tokens, in]."""
+        if self._plain:
+            return out
         if self.outputs:
             out = self.outputs.of(out, frame)
         if self.adapters:

@@ -1,84 +1,79 @@
-"""Weights of linear layers in the layout that oneDNN multiplies fastest, each distinct weight once on a device, instead of the plain one.
+"""Weights of linear layers in the layout that this processor multiplies fastest, each distinct weight once on a device, instead of the
+plain one.
 
-    packs.acquire(digest, weight) -> the packed weight, or None where the plain one stays
+    packs.acquire(digest, weight) -> (layout, packed weight), or None where the plain one stays
 
-One layout serves any number of rows. Whether it is the faster one depends on the processor (on one with AVX-512 of AMD it takes half to
-two thirds of the time of stock products at 4 to 64 rows; on an older one of Intel it is behind), so a first use measures both. Knows
-nothing of layers or models.
+One layout serves any number of rows. Which is the fastest depends on the processor, so a first use measures them. Knows nothing of layers
+or models.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from runtime.config import Weights
+from runtime.engine.native.calls import Kernels
+from runtime.engine.products import Layout, OneDnn, Panels, plain_product
 from surgery.tensors import Counted
 
 _log = logging.getLogger(__name__)
 
-#: Elements below which a call costs more than the product: such weights stay plain where the choice is measured.
-_WORTH = 1 << 18
-_DTYPES = (torch.float32, torch.bfloat16)
 #: What is measured: so many square matrices, by the rows of decode steps.
 _WIDTH, _MATRICES, _ROWS, _ROUNDS = 1024, 4, (1, 4, 16, 64), 5
 
 
-def pack(weight: Tensor) -> Tensor:
-    """A weight [out, in] in oneDNN's layout: still [out, in] to its readers, but opaque. `to_dense` undoes it.
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A packed weight and what reads it."""
 
-    Raises:
-        RuntimeError, AttributeError: this build of torch has no such layout for this dtype and processor.
-    """
-    packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 16)
-    return packed
-
-
-def multiply(x: Tensor, packed: Tensor, bias: Tensor | None) -> Tensor:
-    """x [.., in] times a packed weight -> [.., out]."""
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
-    return out
+    layout: Layout
+    data: Tensor
 
 
 @functools.cache
-def faster(dtype: torch.dtype, threads: int) -> bool:
-    """Whether this processor multiplies packed weights faster with so many threads, over all of `_ROWS` (takes a fraction of a second)."""
-    try:
-        ratio = _measured(dtype)
-    except (RuntimeError, AttributeError):
-        return False
-    _log.info("packed %s weights take %.2f times as long as plain ones with %d threads", dtype, ratio, threads)
-    return ratio < 1.0
+def best(dtype: torch.dtype, threads: int, layouts: tuple[Layout, ...]) -> Layout | None:
+    """The layout whose products take the least time here with so many threads, over all of `_ROWS`; None when the plain one does."""
+    found, least = None, 1.0
+    for layout in layouts:
+        ratio = _measured(layout, dtype)
+        _log.info("%s weights in %s take %.2f times as long as plain ones with %d threads", dtype, layout.name, ratio, threads)
+        if ratio < least:
+            found, least = layout, ratio
+    return found
 
 
 @torch.inference_mode()
-def _measured(dtype: torch.dtype) -> float:
-    """Time of packed products over that of the plain ones: geometric mean over rows. Both alternate."""
-    from runtime.engine.linear import product_of
-
+def _measured(layout: Layout, dtype: torch.dtype) -> float:
+    """Time of packed products over that of the plain ones: geometric mean over rows; infinite where it cannot pack. Both alternate."""
     chance = torch.Generator().manual_seed(0)  # the process's own randomness is its user's
-    plain = [torch.randn(_WIDTH, _WIDTH, generator=chance).to(dtype) for _ in range(_MATRICES)]
-    packed = [pack(weight) for weight in plain]
-    products = [product_of(weight, None) for weight in plain]
+    weights = [torch.randn(_WIDTH, _WIDTH, generator=chance).to(dtype) for _ in range(_MATRICES)]
+    try:
+        packed = [layout.product(layout.pack(weight), _WIDTH, None) for weight in weights]
+    except (RuntimeError, AttributeError):
+        return math.inf
+    plain = [plain_product(weight, None) for weight in weights]
     ratio = 1.0
     for rows in _ROWS:
         x = torch.randn(1, rows, _WIDTH, generator=chance).to(dtype)
         sides: tuple[Callable[[], object], ...] = (
-            lambda x=x: [multiply(x, weight, None) for weight in packed],  # type: ignore[misc]
-            lambda x=x: [product.of(x) for product in products],  # type: ignore[misc]
+            lambda x=x: [product.of(x) for product in packed],  # type: ignore[misc]
+            lambda x=x: [product.of(x) for product in plain],  # type: ignore[misc]
         )
-        best = [float("inf"), float("inf")]
+        fastest = [math.inf, math.inf]
         for _ in range(_ROUNDS):
             for side, run in enumerate(sides):
                 begin = time.perf_counter()
                 run()
-                best[side] = min(best[side], time.perf_counter() - begin)
-        ratio *= (best[0] / best[1]) ** (1 / len(_ROWS))
+                fastest[side] = min(fastest[side], time.perf_counter() - begin)
+        ratio *= (fastest[0] / fastest[1]) ** (1 / len(_ROWS))
     return ratio
 
 
@@ -87,20 +82,24 @@ class Packs:
 
     Args:
         wanted: `plain` packs nothing, `packed` everything that can be, `auto` what is large enough where that is faster.
+        kernels: our own, where there are any; their layout goes before others.
     """
 
-    def __init__(self, wanted: Weights, device: torch.device) -> None:
+    def __init__(self, wanted: Weights, device: torch.device, kernels: Kernels | None = None) -> None:
         self._wanted = wanted if device.type == "cpu" else "plain"
+        self._layouts: tuple[Layout, ...] = (OneDnn(),) if kernels is None else (Panels(kernels), OneDnn())
         self._counted = Counted()
+        self._layout_of: dict[str, Layout] = {}
 
-    def acquire(self, digest: str, weight: Tensor) -> Tensor | None:
+    def acquire(self, digest: str, weight: Tensor) -> Packed | None:
         """The packed form of a weight [out, in], counted once more; None where the plain one is to be used."""
         if digest not in self._counted:
-            packed = self._packed(weight)
-            if packed is None:
+            made = self._packed(weight)
+            if made is None:
                 return None
-            self._counted.put(digest, packed)
-        return self._counted.take(digest)
+            self._counted.put(digest, made.data)
+            self._layout_of[digest] = made.layout
+        return Packed(self._layout_of[digest], self._counted.take(digest))
 
     def release(self, digests: Iterable[str]) -> None:
         """Count down; a weight without users is dropped."""
@@ -108,15 +107,23 @@ class Packs:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all weights held, each once (without what the layout pads)."""
+        """Bytes of all weights held, each once (without what oneDNN's layout pads)."""
         return self._counted.nbytes
 
-    def _packed(self, weight: Tensor) -> Tensor | None:
-        if self._wanted == "plain" or weight.dtype not in _DTYPES or weight.dim() != 2:
-            return None
-        if self._wanted == "auto" and (weight.numel() < _WORTH or not faster(weight.dtype, torch.get_num_threads())):
+    def _packed(self, weight: Tensor) -> Packed | None:
+        layout = self._layout_for(weight)
+        if layout is None:
             return None
         try:
-            return pack(weight)
+            return Packed(layout, layout.pack(weight))
         except (RuntimeError, AttributeError):
             return None
+
+    def _layout_for(self, weight: Tensor) -> Layout | None:
+        fit = tuple(layout for layout in self._layouts if layout.takes(weight.dtype))
+        if self._wanted == "plain" or weight.dim() != 2 or not fit:
+            return None
+        if self._wanted == "packed":
+            return fit[0]
+        layout = best(weight.dtype, torch.get_num_threads(), fit)
+        return layout if layout is not None and weight.numel() >= layout.smallest else None

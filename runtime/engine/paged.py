@@ -86,7 +86,7 @@ def paged_run(models: Mapping[str, LoadedModel], units: UnitStore, pool: PagePoo
         by_model.setdefault(row.model, []).append(row)
     _open_pages(models, pool, plan)
     batches = {name: _rows_of(model, by_model[name]) for name, model in models.items() if name in by_model}
-    return StepRun(batches, FrameMaker(batches, units, pool), units.device, trace)
+    return StepRun(batches, FrameMaker(batches, units, pool, units.attention), units.device, trace)
 
 
 def _rows_of(model: LoadedModel, rows: Sequence[Row]) -> Rows:

@@ -12,12 +12,15 @@ import torch
 from runtime.config import EngineConfig
 from runtime.engine.loaded import LoadedModel
 from runtime.engine.loading import load_model, release_units
+from runtime.engine.native.build import NoKernels
+from runtime.engine.native.calls import Kernels
 from runtime.engine.servable import Executor, servable
+from runtime.engine.threads import give_back
 from runtime.engine.units import UnitStore
 from runtime.kv.pool import Pages
 from runtime.types import ModelSpec
 from surgery.tensors import TensorPool
-from zoo.errors import NotFound
+from zoo.errors import InputError, NotFound
 from zoo.store import Store
 
 _PAGE_ALIGNMENT = 64
@@ -38,7 +41,7 @@ class Residents:
         self._executor = executor
         self._dtype = None if config.dtype is None else dtype_named(config.dtype)
         pool = TensorPool(store, config.device, self._dtype)
-        self.units = UnitStore(pool, torch.device(config.device), config.layers == "fused", config.weights)
+        self.units = UnitStore(pool, torch.device(config.device), config.layers == "fused", config.weights, kernels_for(config))
         self.models: dict[str, LoadedModel] = {}
 
     def specs(self) -> tuple[ModelSpec, ...]:
@@ -57,6 +60,7 @@ class Residents:
                 manifest, chain = catalog.model(name), tuple(catalog.chain(name))
             model = load_model(self._store, manifest, chain, self.units, pages, self._config, self._dtype, self._executor)
         self.models[name] = model
+        give_back()
         return model
 
     def unload(self, name: str) -> None:
@@ -78,6 +82,18 @@ class Residents:
                 manifest = catalog.model(catalog.resolve(name))
                 widest = max(widest, servable(self._store, manifest, self._dtype, self._executor).token_bytes)
         return -(-self._config.page_tokens * widest // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
+
+
+def kernels_for(config: EngineConfig) -> Kernels | None:
+    """Our own kernels, where the device is a CPU and they are wanted and can be had. Raises InputError when they must be, and cannot."""
+    if config.kernels == "stock" or torch.device(config.device).type != "cpu":
+        return None
+    try:
+        return Kernels()
+    except NoKernels as why:
+        if config.kernels == "native":
+            raise InputError(f"the kernels cannot be had: {why}") from None
+        return None
 
 
 def dtype_named(name: str) -> torch.dtype:

@@ -17,8 +17,13 @@ from torch import Tensor, nn
 
 from runtime.config import Weights
 from runtime.engine.bottlenecks import Bottlenecks
+from runtime.engine.frame import PagedMaker
 from runtime.engine.fused import fuse
+from runtime.engine.gathered import GatheredAttention
 from runtime.engine.linear import SharedEmbedding, SharedLinear, share_linears_
+from runtime.engine.native.calls import Kernels
+from runtime.engine.native.paged import native_attention
+from runtime.engine.operations import NativeOperations, Operations, StockOperations
 from runtime.engine.packing import Packs
 from surgery.build import build, build_stitch
 from surgery.chains import Link
@@ -76,12 +81,19 @@ class UnitStore:
     device: torch.device
     fused: bool = True
     weights: Weights = "auto"
+    kernels: Kernels | None = None
     units: dict[str, Unit] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
     packs: Packs = field(init=False)
+    operations: Operations = field(init=False)
+    attention: PagedMaker = field(init=False)
 
     def __post_init__(self) -> None:
-        self.packs = Packs(self.weights, self.device)
+        self.packs = Packs(self.weights, self.device, self.kernels)
+        if self.kernels is None:
+            self.operations, self.attention = StockOperations(), GatheredAttention
+        else:
+            self.operations, self.attention = NativeOperations(self.kernels), native_attention(self.kernels)
 
     def acquire(self, component: Component, link: Link, skeletons: Skeletons) -> Unit:
         """The unit of a component, loaded on first use and counted. `link`: where in `skeletons` its modules are, if it must be built."""
@@ -134,7 +146,7 @@ class UnitStore:
         if isinstance(module, ResidualHalf):
             module.side = side
         if self.fused:
-            module = fuse(component, module)
+            module = fuse(component, module, self.operations)
         module = module.to(self.device)
         return Unit(
             component.base_digest, component.kind, module, rotary, targets, tuple(plain), tuple(packs), private,

@@ -1,0 +1,109 @@
+"""From `kernels.c` to a library in this process: compiled once per machine and version, kept in the user's cache.
+
+    library() -> the loaded library, or the reason why there is none
+
+A C compiler with OpenMP is enough (about a second). The file's name is a hash of the source, the flags, the compiler and the processor,
+for it is compiled for this very one. A cache that others could write to is not used: what lies there would run in this process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from blake3 import blake3
+
+_log = logging.getLogger(__name__)
+
+SOURCE = Path(__file__).with_name("kernels.c")
+_FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", "-std=gnu11")
+_SECONDS = 120
+
+
+class NoKernels(Exception):
+    """Why there are no compiled kernels here."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL | NoKernels:
+    """The kernels, compiled on first use; once per process. What goes wrong is an answer, for everything runs without them too."""
+    try:
+        import torch  # noqa: F401  its OpenMP runtime must be the one that the kernels find: two pools would fight for the cores
+
+        return ctypes.CDLL(str(compiled(_cache())))
+    except NoKernels as why:
+        _log.info("no kernels of our own: %s", why)
+        return why
+    except OSError as error:
+        _log.warning("the compiled kernels do not load: %s", error)
+        return NoKernels(f"the compiled kernels do not load: {error}")
+
+
+def compiled(folder: Path) -> Path:
+    """The library's file in a folder, compiled if it is not there. Raises NoKernels."""
+    compiler = _compiler()
+    file = folder / f"kernels-{_fingerprint(compiler)}.so"
+    if file.exists():
+        return file
+    with tempfile.TemporaryDirectory(dir=folder, prefix="building-") as scratch:
+        made = Path(scratch) / file.name
+        _run([compiler, *_FLAGS, "-o", str(made), str(SOURCE), "-lm"])
+        made.replace(file)  # whole or not at all, whoever else compiles it now
+    return file
+
+
+def _compiler() -> str:
+    names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]
+    found = next((path for path in map(shutil.which, names) if path), None)
+    if found is None:
+        raise NoKernels(f"there is no C compiler ({', '.join(names)})")
+    return found
+
+
+def _fingerprint(compiler: str) -> str:
+    version = _run([compiler, "--version"])
+    return blake3("\0".join([*_FLAGS, compiler, version, _processor(), SOURCE.read_text()]).encode()).hexdigest()[:24]
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: the kind of processor and what it can do."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() + platform.machine()
+    return "\n".join(sorted({line for line in lines if line.split(":")[0].strip() in ("model name", "flags", "Features", "CPU part")}))
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoKernels(f"{command[0]} does not run: {error}") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines()
+        raise NoKernels(f"{command[0]} does not compile them: {said[0] if said else f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def _cache() -> Path:
+    """Where compiled files stay. Raises NoKernels when that is not this user's alone."""
+    try:
+        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "blockzoo"
+        folder = Path(os.environ.get("BLOCKZOO_CACHE") or base) / "kernels"
+    except RuntimeError as error:  # this user has no home
+        raise NoKernels(str(error)) from None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        seen = folder.stat()
+    except OSError as error:
+        raise NoKernels(f"{folder} cannot be used: {error}") from None
+    if seen.st_uid != os.getuid() or seen.st_mode & 0o022:
+        raise NoKernels(f"{folder} is writable by others, or belongs to another user")
+    return folder

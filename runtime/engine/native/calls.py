@@ -1,0 +1,201 @@
+"""The compiled kernels as functions of tensors: shapes and strides in, addresses out. All tensors are float32 on a CPU.
+
+One `Kernels` per device. It keeps nothing between calls; what a call writes is a fresh tensor, or the one that its name says.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import c_float, c_int, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.engine.native.build import NoKernels, library
+
+
+class _Part(ctypes.Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("n", c_int64))
+
+
+class _Pages(ctypes.Structure):
+    _fields_ = (
+        ("k", c_void_p), ("v", c_void_p), ("page_stride", c_int64), ("page_tokens", c_int64), ("tables", c_void_p),
+        ("table_stride", c_int64),
+    )  # fmt: skip
+
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "zoo_panel": (),
+    "zoo_pack": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
+    "zoo_unpack": (c_void_p, c_int64, c_int64, c_void_p, c_int),
+    "zoo_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int),
+    "zoo_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int),
+    "zoo_rotate": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int),
+    "zoo_keep": (c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int),
+    "zoo_decode": (
+        c_void_p, c_int64, c_void_p, c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_float, c_void_p, c_int,
+    ),
+    "zoo_argmax": (c_void_p, c_int64, c_int64, c_void_p, c_int),
+}  # fmt: skip
+_RETURNS: dict[str, Any] = {"zoo_panel": c_int64, "zoo_decode": c_int}
+
+_PLAIN, _GATED_SILU = 0, 1
+
+
+class Parts:
+    """Packed weights that are multiplied in one call, side by side. Keeps them alive.
+
+    Args:
+        packed: each [panels, in, panel]; sizes: how many outputs each has; biases: [out] or None.
+    """
+
+    def __init__(self, packed: Sequence[Tensor], sizes: Sequence[int], biases: Sequence[Tensor | None]) -> None:
+        self._alive = (tuple(packed), tuple(biases))
+        parts = [
+            _Part(weight.data_ptr(), None if bias is None else bias.data_ptr(), size)
+            for weight, size, bias in zip(packed, sizes, biases, strict=True)
+        ]
+        self.array = (_Part * len(parts))(*parts)
+        self.address = ctypes.addressof(self.array)
+        self.count = len(parts)
+        self.inputs = packed[0].shape[1]
+        self.sizes = tuple(sizes)
+        self.outputs = sum(sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Pages of one geometry. k, v: [pages, page_tokens, kv_heads, head_dim]; page ids in `tables` [rows, groups] of one layer."""
+
+    k: Tensor
+    v: Tensor
+    tables: Tensor
+
+
+class Kernels:
+    """See the top of the file. Raises NoKernels where they cannot be compiled or loaded.
+
+    Args:
+        threads: None takes as many as torch does, at every call.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        found = library()
+        if isinstance(found, NoKernels):
+            raise found
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(found, name)
+            function.argtypes, function.restype = arguments, _RETURNS.get(name)
+        self._lib = found
+        self._threads = threads
+        self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
+        self._keep, self._decode, self._argmax = found.zoo_keep, found.zoo_decode, found.zoo_argmax
+        self.panel = int(found.zoo_panel())
+
+    @property
+    def threads(self) -> int:
+        return self._threads or torch.get_num_threads()
+
+    # -- products ------------------------------------------------------------------------------------------------------
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """A weight [out, in] of any strides -> [panels, in, panel], zeros behind the last output."""
+        out, inputs = weight.shape
+        packed = torch.empty(-(-out // self.panel), inputs, self.panel)
+        self._lib.zoo_pack(weight.data_ptr(), out, inputs, weight.stride(0), weight.stride(1), packed.data_ptr(), self.threads)
+        return packed
+
+    def unpack(self, packed: Tensor, out: int) -> Tensor:
+        """The weight [out, in] again."""
+        weight = torch.empty(out, packed.shape[1])
+        self._lib.zoo_unpack(packed.data_ptr(), out, packed.shape[1], weight.data_ptr(), self.threads)
+        return weight
+
+    def linear(self, x: Tensor, parts: Parts, add: Tensor | None = None) -> Tensor:
+        """x [.., in] -> [.., sum of outputs], each weight's beside the last one's; plus `add` of that shape."""
+        x = x.contiguous()
+        out = torch.empty((*x.shape[:-1], parts.outputs))
+        extra = None if add is None else add.contiguous()
+        self._linear(
+            x.data_ptr(), x.numel() // parts.inputs, parts.inputs, parts.address, parts.count, _PLAIN,
+            None if extra is None else extra.data_ptr(), out.data_ptr(), self.threads,
+        )  # fmt: skip
+        return out
+
+    def gated(self, x: Tensor, parts: Parts) -> Tensor:
+        """x [.., in] -> silu(x W0^T) * (x W1^T), [.., outputs of one]."""
+        x = x.contiguous()
+        out = torch.empty((*x.shape[:-1], parts.sizes[0]))
+        self._linear(
+            x.data_ptr(), x.numel() // parts.inputs, parts.inputs, parts.address, parts.count, _GATED_SILU, None, out.data_ptr(),
+            self.threads,
+        )  # fmt: skip
+        return out
+
+    # -- small things --------------------------------------------------------------------------------------------------
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMSNorm over the last dimension."""
+        x = x.contiguous()
+        out, width = torch.empty_like(x), x.shape[-1]
+        rows = x.numel() // width
+        self._norm(x.data_ptr(), rows, 1, width, width, weight.data_ptr(), eps, out.data_ptr(), width, self.threads)
+        return out
+
+    def norm_heads_(self, x: Tensor, weight: Tensor, eps: float) -> None:
+        """RMSNorm of each head of x [tokens, heads, head_dim], heads back to back, in place."""
+        tokens, heads, width = x.shape
+        stride = x.stride(0)
+        self._norm(x.data_ptr(), tokens, heads, width, stride, weight.data_ptr(), eps, x.data_ptr(), stride, self.threads)
+
+    def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Rotary positions on x [tokens, heads, head_dim], heads back to back, in place; cos, sin [tokens, head_dim]."""
+        tokens, heads, width = x.shape
+        self._rotate(x.data_ptr(), tokens, x.stride(0), heads, width, cos.data_ptr(), sin.data_ptr(), self.threads)
+
+    # -- pages ---------------------------------------------------------------------------------------------------------
+
+    def keep(self, pool: Pool, pages: Tensor, offsets: Tensor, key: Tensor, value: Tensor) -> None:
+        """K and V [tokens, kv_heads, head_dim], heads back to back, to (pages[i], offsets[i])."""
+        tokens, heads, width = key.shape
+        self._keep(
+            key.data_ptr(), value.data_ptr(), key.stride(0), value.stride(0), tokens, heads * width, pool.k.data_ptr(), pool.v.data_ptr(),
+            pool.k.stride(0), pages.data_ptr(), offsets.data_ptr(), self.threads,
+        )  # fmt: skip
+
+    def decode(
+        self, query: Tensor, pool: Pool, lengths: Tensor, out: Tensor, scale: float, tokens: Tensor | None = None,
+        rows: Tensor | None = None, window: int = 0, cap: float = 0.0,
+    ) -> None:  # fmt: skip
+        """One query token per row against its pages, into its place of `out`.
+
+        Args:
+            query, out: [all tokens, heads, head_dim], heads back to back; out contiguous.
+            lengths: [rows], this token included; tokens, rows: where a row's token and its table are, None for one after the other.
+            window: the last so many tokens, 0 for all; cap: soft cap on the scores, 0 for none.
+
+        Raises:
+            MemoryError: there was none for what the parts make.
+        """
+        heads, (_, page_tokens, kv_heads, width) = query.shape[1], pool.k.shape
+        pages = _Pages(
+            pool.k.data_ptr(), pool.v.data_ptr(), pool.k.stride(0), page_tokens, pool.tables.data_ptr(), pool.tables.stride(0)
+        )  # fmt: skip
+        failed = self._decode(
+            query.data_ptr(), query.stride(0), None if tokens is None else tokens.data_ptr(), None if rows is None else rows.data_ptr(),
+            lengths.data_ptr(), lengths.numel(), heads, kv_heads, width, ctypes.addressof(pages), window, scale, cap, out.data_ptr(),
+            self.threads,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for attention's parts")
+
+    def argmax(self, x: Tensor) -> Tensor:
+        """x [rows, width] -> [rows], the first of the largest."""
+        x = x.contiguous()
+        out = torch.empty(x.shape[0], dtype=torch.int64)
+        self._argmax(x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), self.threads)
+        return out

@@ -1,0 +1,456 @@
+/* The engine's inner loops for CPUs in float32: products with packed weights, norms, rotary positions, pages, paged attention.
+ *
+ * Plain C with vector extensions and OpenMP; compiled once on the machine that runs it (build.py) and called through ctypes (calls.py).
+ * Every function shares its work among `threads` threads of the OpenMP pool that torch uses too. A row's result does not depend on which
+ * other rows are there: products sum over k in one order, and attention is cut at fixed places, so tokens are the same in any batch.
+ *
+ *     packed weight [out, in]  ->  panels [ceil(out / NR)][in][NR], zeros behind the last output: read once, front to back, per MR rows
+ *     page pool                ->  token t of a page at page * page_stride + t * kv_heads * dim, K and V apart
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* VL floats in a vector, NV vectors in a panel, MR rows at once: MR * NV accumulators, NV weights and one broadcast fill the registers. */
+#if defined(__AVX512F__)
+#define VL 16
+#define NV 2
+#define MR 12
+#elif defined(__AVX2__)
+#define VL 8
+#define NV 2
+#define MR 6
+#else
+#define VL 4
+#define NV 4
+#define MR 4
+#endif
+#define NR (VL * NV)
+
+#define ALIGNED __attribute__((aligned(64)))
+#define INLINE static inline __attribute__((always_inline))
+typedef float vec __attribute__((vector_size(VL * 4), aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(VL * 4), aligned(4)));
+
+/* From so many rows on, x is laid out for the tiles first; its blocks then stay in the second-level cache. */
+#define PACK_ROWS 96
+#define PACK_BYTES (256 << 10)
+/* Weights are fetched this far ahead of their use, in floats. */
+#define AHEAD 2048
+/* Attention over more tokens than this is cut into parts of as many. */
+#define SPLIT 512
+#define BLOCK 32
+
+struct part {
+    const float *weight; /* packed */
+    const float *bias;   /* [n] or NULL */
+    int64_t n;
+};
+
+int64_t zoo_panel(void) { return NR; }
+
+/* ---------------------------------------------------------------------------------------------------------------- products */
+
+void zoo_pack(const float *w, int64_t n, int64_t k, int64_t stride_n, int64_t stride_k, float *out, int threads)
+{
+    int64_t panels = (n + NR - 1) / NR;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t p = 0; p < panels; p++)
+        for (int64_t i = 0; i < k; i++)
+            for (int64_t j = 0; j < NR; j++) {
+                int64_t o = p * NR + j;
+                out[(p * k + i) * NR + j] = o < n ? w[o * stride_n + i * stride_k] : 0.0f;
+            }
+}
+
+void zoo_unpack(const float *packed, int64_t n, int64_t k, float *out, int threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t o = 0; o < n; o++)
+        for (int64_t i = 0; i < k; i++) out[o * k + i] = packed[((o / NR) * k + i) * NR + o % NR];
+}
+
+/* m rows times one panel. Element p of row i is x[i * step + p * ahead]: rows as they are (ldx, 1) or laid out (1, MR). */
+INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_t next, const float *restrict w, float *restrict out)
+{
+    vec acc[MR][NV];
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < NV; j++) acc[i][j] = (vec){0};
+    for (int64_t p = 0; p < k; p++) {
+        vec b[NV];
+        for (int j = 0; j < NV; j++) {
+            b[j] = *(const vec *)(w + p * NR + j * VL);
+            __builtin_prefetch(w + p * NR + j * VL + AHEAD);
+        }
+        for (int i = 0; i < m; i++) {
+            float s = x[i * step + p * next];
+            for (int j = 0; j < NV; j++) acc[i][j] += b[j] * s;
+        }
+    }
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < NV; j++) *(vec *)(out + i * NR + j * VL) = acc[i][j];
+}
+
+#define ROWS(m) case m: tile(m, k, x, k, 1, w, out); break;
+static void rows_tile(int64_t m, int64_t k, const float *x, const float *w, float *out)
+{
+    switch (m) {
+        ROWS(1) ROWS(2) ROWS(3) ROWS(4)
+#if MR > 4
+        ROWS(5) ROWS(6)
+#endif
+#if MR > 6
+        ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11) ROWS(12)
+#endif
+    }
+}
+
+static void laid_tile(int64_t k, const float *x, const float *w, float *out) { tile(MR, k, x, 1, MR, w, out); }
+
+/* x [rows, k] as [blocks][k][MR], zeros behind the last row; in a parallel region. */
+static void lay_out(const float *x, int64_t rows, int64_t k, int64_t blocks, float *out)
+{
+#pragma omp for schedule(static)
+    for (int64_t b = 0; b < blocks; b++)
+        for (int64_t p = 0; p < k; p++)
+            for (int64_t i = 0; i < MR; i++) out[(b * k + p) * MR + i] = b * MR + i < rows ? x[(b * MR + i) * k + p] : 0.0f;
+}
+
+/* a where the mask is set, else b. */
+INLINE vec pick(ivec mask, vec a, vec b)
+{
+    return (vec)(((ivec)a & mask) | ((ivec)b & ~mask));
+}
+
+/* exp(x) for x <= 0, to about one unit in the last place: 2^n * e^r with |r| <= ln 2 / 2 (Cephes). Below -87, and for NaN, it is 0. */
+INLINE vec exp_of(vec x)
+{
+    const float magic = 12582912.0f; /* adding and taking it away rounds */
+    ivec kept = (ivec)(x > -87.0f);
+    x = pick(kept, x, (vec){0});
+    vec n = x * 1.44269504088896341f + magic - magic;
+    x = x - n * 0.693359375f - n * -2.12194440e-4f;
+    vec y = x * 1.9875691500e-4f + 1.3981999507e-3f;
+    y = y * x + 8.3334519073e-3f;
+    y = y * x + 4.1665795894e-2f;
+    y = y * x + 1.6666665459e-1f;
+    y = y * x + 5.0000001201e-1f;
+    y = y * x * x + x + 1.0f;
+    ivec power = (__builtin_convertvector(n, ivec) + 127) << 23;
+    return pick(kept, y * (vec)power, (vec){0});
+}
+
+/* silu(g) = g / (1 + exp(-g)), through exp of what is not positive. */
+INLINE vec silu(vec g)
+{
+    ivec negative = (ivec)(g < 0.0f);
+    vec e = exp_of(pick(negative, g, -g));
+    return g * pick(negative, e, (vec){0} + 1.0f) / (1.0f + e);
+}
+
+enum { PLAIN = 0, GATED_SILU = 1 };
+
+/* x [rows, k] times `count` weights side by side -> out [rows, sum of n]; `add` [rows, sum of n] is added where it is given.
+ * `how` GATED_SILU: two weights of one size, out [rows, n] = silu(x W0) * (x W1). */
+void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *parts, int count, int how, const float *add, float *out,
+                int threads)
+{
+    int64_t total = 0, panels = 0, blocks = (rows + MR - 1) / MR;
+    int used = how == GATED_SILU ? 1 : count;
+    for (int c = 0; c < used; c++) {
+        total += parts[c].n;
+        panels += (parts[c].n + NR - 1) / NR;
+    }
+    float *laid = NULL;
+    if (rows >= PACK_ROWS) laid = aligned_alloc(64, (size_t)((blocks * MR * k * 4 + 63) / 64 * 64));
+    int64_t chunk = laid == NULL ? blocks : PACK_BYTES / (MR * k * 4) + 1;
+#pragma omp parallel num_threads(threads)
+    {
+        float buffer[2][MR * NR] ALIGNED;
+        if (laid != NULL) lay_out(x, rows, k, blocks, laid);
+        for (int64_t from = 0; from < blocks; from += chunk)
+#pragma omp for schedule(static) nowait
+            for (int64_t panel = 0; panel < panels; panel++) {
+                int which = 0;
+                int64_t p = panel, left = 0;
+                while (p >= (parts[which].n + NR - 1) / NR) {
+                    p -= (parts[which].n + NR - 1) / NR;
+                    left += parts[which].n;
+                    which++;
+                }
+                const struct part *part = &parts[which];
+                int64_t width = part->n - p * NR < NR ? part->n - p * NR : NR;
+                int64_t end = from + chunk < blocks ? from + chunk : blocks;
+                for (int64_t b = from; b < end; b++) {
+                    int64_t lo = laid != NULL ? b * MR : rows * b / blocks;
+                    int64_t hi = laid == NULL ? rows * (b + 1) / blocks : (lo + MR < rows ? lo + MR : rows);
+                    for (int g = 0; g < (how == GATED_SILU ? 2 : 1); g++) {
+                        const float *w = parts[which + g].weight + p * k * NR;
+                        if (laid != NULL)
+                            laid_tile(k, laid + b * k * MR, w, buffer[g]);
+                        else
+                            rows_tile(hi - lo, k, x + lo * k, w, buffer[g]);
+                        const float *bias = parts[which + g].bias;
+                        if (bias != NULL)
+                            for (int64_t i = 0; i < hi - lo; i++)
+                                for (int64_t j = 0; j < width; j++) buffer[g][i * NR + j] += bias[p * NR + j];
+                    }
+                    for (int64_t i = 0; i < hi - lo; i++) {
+                        float *s = buffer[0] + i * NR;
+                        if (how == GATED_SILU)
+                            for (int64_t j = 0; j < NR; j += VL) *(vec *)(s + j) = silu(*(vec *)(s + j)) * *(vec *)(buffer[1] + i * NR + j);
+                        int64_t at = (lo + i) * total + left + p * NR;
+                        if (add != NULL)
+                            for (int64_t j = 0; j < width; j++) out[at + j] = add[at + j] + s[j];
+                        else
+                            memcpy(out + at, s, (size_t)width * 4);
+                    }
+                }
+            }
+    }
+    free(laid);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ small things */
+
+/* RMSNorm of `inner` neighbours of `width` in each of `rows` rows of x, `stride` apart -> out, alike. `weight` [width]. */
+void zoo_norm(const float *x, int64_t rows, int64_t inner, int64_t width, int64_t stride, const float *weight, float eps, float *out,
+              int64_t out_stride, int threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * inner * width > 4096)
+    for (int64_t each = 0; each < rows * inner; each++) {
+        int64_t row = each / inner, at = each % inner * width;
+        const float *in = x + row * stride + at;
+        float *o = out + row * out_stride + at;
+        vec sums = {0};
+        float sum = 0.0f;
+        int64_t i = 0;
+        for (; i + VL <= width; i += VL) sums += *(const vec *)(in + i) * *(const vec *)(in + i);
+        for (; i < width; i++) sum += in[i] * in[i];
+        for (int j = 0; j < VL; j++) sum += sums[j];
+        float scale = 1.0f / sqrtf(sum / (float)width + eps);
+        for (i = 0; i + VL <= width; i += VL) *(vec *)(o + i) = *(const vec *)(in + i) * scale * *(const vec *)(weight + i);
+        for (; i < width; i++) o[i] = in[i] * scale * weight[i];
+    }
+}
+
+/* Rotary positions on the first `heads` heads of each token of x, in place: halves against each other. cos, sin [tokens, dim]. */
+void zoo_rotate(float *x, int64_t tokens, int64_t stride, int64_t heads, int64_t dim, const float *cosine, const float *sine, int threads)
+{
+    int64_t half = dim / 2;
+#pragma omp parallel for schedule(static) num_threads(threads) if (tokens * heads * dim > 8192)
+    for (int64_t t = 0; t < tokens; t++)
+        for (int64_t h = 0; h < heads; h++) {
+            float *restrict a = x + t * stride + h * dim, *restrict b = a + half;
+            const float *c = cosine + t * dim, *s = sine + t * dim;
+            for (int64_t i = 0; i < half; i++) {
+                float first = a[i], second = b[i];
+                a[i] = first * c[i] - second * s[i];
+                b[i] = second * c[half + i] + first * s[half + i];
+            }
+        }
+}
+
+/* Keep K and V of tokens [tokens, width], `stride` apart, at (pages[i], offsets[i]) of the pools. */
+void zoo_keep(const float *k, const float *v, int64_t k_stride, int64_t v_stride, int64_t tokens, int64_t width, float *k_pool,
+              float *v_pool, int64_t page_stride, const int64_t *pages, const int64_t *offsets, int threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads) if (tokens * width > 16384)
+    for (int64_t t = 0; t < tokens; t++) {
+        int64_t at = pages[t] * page_stride + offsets[t] * width;
+        memcpy(k_pool + at, k + t * k_stride, (size_t)width * 4);
+        memcpy(v_pool + at, v + t * v_stride, (size_t)width * 4);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------------- attention */
+
+struct pages {
+    const float *k, *v;      /* pools */
+    int64_t page_stride;     /* floats from page to page */
+    int64_t page_tokens;
+    const int64_t *tables;   /* page ids of this layer, `table_stride` apart from row to row */
+    int64_t table_stride;
+};
+
+INLINE float dot(const float *a, const float *b, int64_t dim)
+{
+    vec sums = {0};
+    float sum = 0.0f;
+    int64_t i = 0;
+    for (; i + VL <= dim; i += VL) sums += *(const vec *)(a + i) * *(const vec *)(b + i);
+    for (; i < dim; i++) sum += a[i] * b[i];
+    for (int j = 0; j < VL; j++) sum += sums[j];
+    return sum;
+}
+
+INLINE void add_scaled(float *out, const float *v, float s, int64_t dim)
+{
+    int64_t i = 0;
+    for (; i + VL <= dim; i += VL) *(vec *)(out + i) += *(const vec *)(v + i) * s;
+    for (; i < dim; i++) out[i] += v[i] * s;
+}
+
+INLINE void scale_by(float *out, float s, int64_t dim)
+{
+    for (int64_t i = 0; i < dim; i++) out[i] *= s;
+}
+
+/* Query heads q[0..group) against tokens [lo, hi) of one row and one KV head. out [group, dim] unnormalised, with each head's maximum
+ * and sum: softmax(q K^T) V = out / sum. */
+INLINE void attend_part(int64_t group, int64_t dim, const float *q, const struct pages *pages, const int64_t *table, int64_t head,
+                        int64_t kv_heads, int64_t lo, int64_t hi, float scale, float cap, float *out, float *maxima, float *sums)
+{
+    const float *ks[BLOCK], *vs[BLOCK];
+    float scores[BLOCK] ALIGNED;
+    for (int64_t g = 0; g < group; g++) {
+        maxima[g] = -INFINITY;
+        sums[g] = 0.0f;
+        memset(out + g * dim, 0, (size_t)dim * 4);
+    }
+    for (int64_t from = lo; from < hi; from += BLOCK) {
+        int64_t count = hi - from < BLOCK ? hi - from : BLOCK;
+        for (int64_t t = 0; t < count; t++) {
+            int64_t at = from + t;
+            int64_t place = table[at / pages->page_tokens] * pages->page_stride + (at % pages->page_tokens * kv_heads + head) * dim;
+            ks[t] = pages->k + place;
+            vs[t] = pages->v + place;
+        }
+        for (int64_t g = 0; g < group; g++) {
+            float most = -INFINITY;
+            for (int64_t t = 0; t < count; t++) {
+                float score = dot(q + g * dim, ks[t], dim) * scale;
+                if (cap > 0.0f) score = tanhf(score / cap) * cap;
+                scores[t] = score;
+                most = score > most ? score : most;
+            }
+            if (most == -INFINITY) continue; /* every score is: nothing to add, and exp(-inf + inf) is no number */
+            if (most > maxima[g]) {
+                float shrink = expf(maxima[g] - most);
+                sums[g] *= shrink;
+                scale_by(out + g * dim, shrink, dim);
+                maxima[g] = most;
+            }
+            for (int64_t t = count; t < BLOCK; t++) scores[t] = -INFINITY;
+            vec total = {0};
+            for (int64_t t = 0; t < BLOCK; t += VL) {
+                vec p = exp_of(*(vec *)(scores + t) - maxima[g]);
+                *(vec *)(scores + t) = p;
+                total += p;
+            }
+            for (int j = 0; j < VL; j++) sums[g] += total[j];
+            for (int64_t t = 0; t < count; t++) add_scaled(out + g * dim, vs[t], scores[t], dim);
+        }
+    }
+}
+
+static void attend_any(int64_t group, int64_t dim, const float *q, const struct pages *pages, const int64_t *table, int64_t head,
+                       int64_t kv_heads, int64_t lo, int64_t hi, float scale, float cap, float *out, float *maxima, float *sums)
+{
+    switch (dim) { /* known sizes let the compiler keep heads in registers */
+        case 64: attend_part(group, 64, q, pages, table, head, kv_heads, lo, hi, scale, cap, out, maxima, sums); break;
+        case 128: attend_part(group, 128, q, pages, table, head, kv_heads, lo, hi, scale, cap, out, maxima, sums); break;
+        default: attend_part(group, dim, q, pages, table, head, kv_heads, lo, hi, scale, cap, out, maxima, sums);
+    }
+}
+
+/* One query token per row against its pages.
+ *
+ * q: token tokens[r] (r where NULL) at q + token * q_stride, [heads, dim]; out likewise, heads * dim apart. lengths [rows]: tokens of the row
+ * with this one. rows_of [rows]: its row in the tables (r where NULL). window: the last so many tokens, or 0. cap: soft cap, or 0.
+ * Returns 0, or 1 when there was no memory. */
+int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const int64_t *rows_of, const int64_t *lengths, int64_t rows,
+               int64_t heads, int64_t kv_heads, int64_t dim, const struct pages *pages, int64_t window, float scale, float cap,
+               float *out, int threads)
+{
+    int64_t group = heads / kv_heads, longest = 0;
+    for (int64_t r = 0; r < rows; r++) longest = lengths[r] > longest ? lengths[r] : longest;
+    int64_t splits = (longest + SPLIT - 1) / SPLIT, items = rows * kv_heads;
+    int64_t width = group * (dim + 2);
+    float *parts = malloc((size_t)(items * splits * width) * 4);
+    if (parts == NULL) return 1;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t each = 0; each < items * splits; each++) {
+            int64_t r = each / splits / kv_heads, head = each / splits % kv_heads, split = each % splits;
+            int64_t first = window > 0 && lengths[r] > window ? lengths[r] - window : 0;
+            int64_t lo = split * SPLIT, hi = lo + SPLIT < lengths[r] ? lo + SPLIT : lengths[r];
+            if (lo < first) lo = first;
+            float *o = parts + each * width, *maxima = o + group * dim, *sums = maxima + group;
+            if (lo >= hi) {
+                for (int64_t g = 0; g < group; g++) maxima[g] = -INFINITY, sums[g] = 0.0f;
+                continue;
+            }
+            const float *mine = q + (tokens == NULL ? r : tokens[r]) * q_stride + head * group * dim;
+            const int64_t *table = pages->tables + (rows_of == NULL ? r : rows_of[r]) * pages->table_stride;
+            attend_any(group, dim, mine, pages, table, head, kv_heads, lo, hi, scale, cap, o, maxima, sums);
+        }
+#pragma omp for schedule(static)
+        for (int64_t each = 0; each < items; each++) {
+            int64_t r = each / kv_heads, head = each % kv_heads;
+            for (int64_t g = 0; g < group; g++) {
+                float *o = out + ((tokens == NULL ? r : tokens[r]) * heads + head * group + g) * dim;
+                float most = -INFINITY, sum = 0.0f;
+                for (int64_t s = 0; s < splits; s++) {
+                    float m = parts[(each * splits + s) * width + group * dim + g];
+                    most = m > most ? m : most;
+                }
+                memset(o, 0, (size_t)dim * 4);
+                for (int64_t s = 0; s < splits; s++) {
+                    const float *part = parts + (each * splits + s) * width;
+                    float m = part[group * dim + g];
+                    if (m == -INFINITY) continue;
+                    float weight = expf(m - most);
+                    sum += part[group * (dim + 1) + g] * weight;
+                    add_scaled(o, part + g * dim, weight, dim);
+                }
+                scale_by(o, sum > 0.0f ? 1.0f / sum : 0.0f, dim);
+            }
+        }
+    }
+    free(parts);
+    return 0;
+}
+
+/* The first index of the largest element of each row [rows, width]; of a row with NaN, the first NaN's, as torch's argmax does. */
+void zoo_argmax(const float *x, int64_t rows, int64_t width, int64_t *out, int threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * width > 16384)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = x + r * width;
+        vec best = {0}, odd = {0};
+        best += -INFINITY;
+        int64_t i = 0;
+        for (; i + VL <= width; i += VL) {
+            vec v = *(const vec *)(row + i);
+            best = pick((ivec)(v > best), v, best);
+            odd += v - v; /* NaN where v is NaN or infinite */
+        }
+        float most = -INFINITY;
+        int strange = 0;
+        for (int j = 0; j < VL; j++) {
+            most = best[j] > most ? best[j] : most;
+            strange |= odd[j] != odd[j];
+        }
+        for (; i < width; i++) {
+            most = row[i] > most ? row[i] : most;
+            strange |= row[i] - row[i] != 0.0f;
+        }
+        out[r] = 0;
+        if (strange)
+            for (i = 0; i < width; i++)
+                if (row[i] != row[i]) break;
+        if (strange && i < width) {
+            out[r] = i;
+            continue;
+        }
+        for (i = 0; i < width; i++)
+            if (row[i] == most) {
+                out[r] = i;
+                break;
+            }
+    }
+}
