@@ -1,8 +1,8 @@
 """The threads that share a step's work: one team, of the engine's thread.
 
-OpenMP keeps a team of threads for every thread that ever asked for one. While there are more of them than cores, GNU's runtime lets waiting
-threads sleep at once instead of spinning for a while, and each product of a decode step begins with waking them: loading models on one thread
-and running them on another makes a small model's step half as slow again. So whoever loads gives its team back.
+OpenMP keeps a team of threads for every thread that ever asked for one. While there are more of them than cores, GNU's runtime lets
+waiting threads sleep at once instead of spinning for a while, and each product of a decode step begins with waking them: loading models on
+one thread and running them on another makes a small model's step half as slow again. So whoever loads gives its team back.
 """
 
 from __future__ import annotations

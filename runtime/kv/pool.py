@@ -142,8 +142,8 @@ class PagePool:
     def clear(self, pages: Sequence[int]) -> None:
         """Zero these pages."""
         index = torch.tensor(pages, device=self._k.device)
-        self._k.index_fill_(0, index, 0)
-        self._v.index_fill_(0, index, 0)
+        for half in (self._k, self._v):
+            half.view(torch.int64).index_fill_(0, index, 0)  # eight bytes at a time
 
     def page_tokens(self, geometry: Geometry) -> int:
         """Tokens of this geometry in a page. Raises NotServable when not one fits."""

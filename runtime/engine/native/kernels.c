@@ -34,6 +34,29 @@
 typedef float vec __attribute__((vector_size(VL * 4), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(VL * 4), aligned(4)));
 
+/* The sum of a vector, halves upon halves: the order is fixed, and no element waits for all before it. */
+#if VL == 16
+#define SWAP(v, w) __builtin_shufflevector(v, v, 0 ^ w, 1 ^ w, 2 ^ w, 3 ^ w, 4 ^ w, 5 ^ w, 6 ^ w, 7 ^ w, 8 ^ w, 9 ^ w, 10 ^ w, 11 ^ w, \
+                                           12 ^ w, 13 ^ w, 14 ^ w, 15 ^ w)
+#elif VL == 8
+#define SWAP(v, w) __builtin_shufflevector(v, v, 0 ^ w, 1 ^ w, 2 ^ w, 3 ^ w, 4 ^ w, 5 ^ w, 6 ^ w, 7 ^ w)
+#else
+#define SWAP(v, w) __builtin_shufflevector(v, v, 0 ^ w, 1 ^ w, 2 ^ w, 3 ^ w)
+#endif
+
+INLINE float sum_of(vec v)
+{
+#if VL >= 16
+    v += SWAP(v, 8);
+#endif
+#if VL >= 8
+    v += SWAP(v, 4);
+#endif
+    v += SWAP(v, 2);
+    v += SWAP(v, 1);
+    return v[0];
+}
+
 /* From so many rows on, x is laid out for the tiles first; its blocks then stay in the second-level cache. */
 #define PACK_ROWS 96
 #define PACK_BYTES (256 << 10)
@@ -41,7 +64,9 @@ typedef int32_t ivec __attribute__((vector_size(VL * 4), aligned(4)));
 #define AHEAD 2048
 /* Attention over more tokens than this is cut into parts of as many. */
 #define SPLIT 512
-#define BLOCK 32
+#define BLOCK 16
+/* Bytes of a page of the processor's. */
+#define PAGE 4096
 
 struct part {
     const float *weight; /* packed */
@@ -229,7 +254,7 @@ void zoo_norm(const float *x, int64_t rows, int64_t inner, int64_t width, int64_
         int64_t i = 0;
         for (; i + VL <= width; i += VL) sums += *(const vec *)(in + i) * *(const vec *)(in + i);
         for (; i < width; i++) sum += in[i] * in[i];
-        for (int j = 0; j < VL; j++) sum += sums[j];
+        sum += sum_of(sums);
         float scale = 1.0f / sqrtf(sum / (float)width + eps);
         for (i = 0; i + VL <= width; i += VL) *(vec *)(o + i) = *(const vec *)(in + i) * scale * *(const vec *)(weight + i);
         for (; i < width; i++) o[i] = in[i] * scale * weight[i];
@@ -282,8 +307,7 @@ INLINE float dot(const float *a, const float *b, int64_t dim)
     int64_t i = 0;
     for (; i + VL <= dim; i += VL) sums += *(const vec *)(a + i) * *(const vec *)(b + i);
     for (; i < dim; i++) sum += a[i] * b[i];
-    for (int j = 0; j < VL; j++) sum += sums[j];
-    return sum;
+    return sum + sum_of(sums);
 }
 
 INLINE void add_scaled(float *out, const float *v, float s, int64_t dim)
@@ -298,61 +322,78 @@ INLINE void scale_by(float *out, float s, int64_t dim)
     for (int64_t i = 0; i < dim; i++) out[i] *= s;
 }
 
-/* Query heads q[0..group) against tokens [lo, hi) of one row and one KV head. out [group, dim] unnormalised, with each head's maximum
- * and sum: softmax(q K^T) V = out / sum. */
-INLINE void attend_part(int64_t group, int64_t dim, const float *q, const struct pages *pages, const int64_t *table, int64_t head,
-                        int64_t kv_heads, int64_t lo, int64_t hi, float scale, float cap, float *out, float *maxima, float *sums)
+/* Scores of `group` query heads against one token's K of each of `heads` KV heads: scores[(head * group + g) * BLOCK]. */
+INLINE void score(int64_t heads, int64_t group, int64_t dim, const float *q, const float *k, float scale, float *scores)
+{
+    for (int64_t h = 0; h < heads; h++)
+        for (int64_t g = 0; g < group; g++) scores[(h * group + g) * BLOCK] = dot(q + (h * group + g) * dim, k + h * dim, dim) * scale;
+}
+
+/* Query heads of KV heads [first, first + heads) against tokens [lo, hi) of one row. q, out [heads * group, dim], out unnormalised, with
+ * each query head's maximum and sum: softmax(q K^T) V = out / sum. A token's heads lie side by side and are read together, front to back,
+ * so that memory is read as a stream. `scores` [heads * group, BLOCK] is room to work in. */
+INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const int64_t *table,
+                        int64_t first, int64_t kv_heads, int64_t lo, int64_t hi, float scale, float cap, float *scores, float *out,
+                        float *maxima, float *sums)
 {
     const float *ks[BLOCK], *vs[BLOCK];
-    float scores[BLOCK] ALIGNED;
-    for (int64_t g = 0; g < group; g++) {
+    int64_t all = heads * group;
+    for (int64_t g = 0; g < all; g++) {
         maxima[g] = -INFINITY;
         sums[g] = 0.0f;
-        memset(out + g * dim, 0, (size_t)dim * 4);
+    }
+    memset(out, 0, (size_t)(all * dim) * 4);
+    int64_t step = PAGE / (kv_heads * dim * 4) + 1; /* finding out where pages lie takes as long as reading them: begin with all of them */
+    for (int64_t at = lo; at < hi; at += step) {
+        int64_t place = table[at / pages->page_tokens] * pages->page_stride + at % pages->page_tokens * kv_heads * dim;
+        __builtin_prefetch(pages->k + place);
+        __builtin_prefetch(pages->v + place);
     }
     for (int64_t from = lo; from < hi; from += BLOCK) {
         int64_t count = hi - from < BLOCK ? hi - from : BLOCK;
         for (int64_t t = 0; t < count; t++) {
             int64_t at = from + t;
-            int64_t place = table[at / pages->page_tokens] * pages->page_stride + (at % pages->page_tokens * kv_heads + head) * dim;
+            int64_t place = table[at / pages->page_tokens] * pages->page_stride + (at % pages->page_tokens * kv_heads + first) * dim;
             ks[t] = pages->k + place;
             vs[t] = pages->v + place;
         }
-        for (int64_t g = 0; g < group; g++) {
-            float most = -INFINITY;
+        for (int64_t t = 0; t < count; t++) score(heads, group, dim, q, ks[t], scale, scores + t);
+        for (int64_t g = 0; g < all; g++) {
+            float *mine = scores + g * BLOCK, most = -INFINITY;
             for (int64_t t = 0; t < count; t++) {
-                float score = dot(q + g * dim, ks[t], dim) * scale;
-                if (cap > 0.0f) score = tanhf(score / cap) * cap;
-                scores[t] = score;
-                most = score > most ? score : most;
+                if (cap > 0.0f) mine[t] = tanhf(mine[t] / cap) * cap;
+                most = mine[t] > most ? mine[t] : most;
             }
-            if (most == -INFINITY) continue; /* every score is: nothing to add, and exp(-inf + inf) is no number */
+            for (int64_t t = count; t < BLOCK; t++) mine[t] = -INFINITY;
             if (most > maxima[g]) {
                 float shrink = expf(maxima[g] - most);
                 sums[g] *= shrink;
                 scale_by(out + g * dim, shrink, dim);
                 maxima[g] = most;
             }
-            for (int64_t t = count; t < BLOCK; t++) scores[t] = -INFINITY;
-            vec total = {0};
+            vec total = {0}, base = (vec){0} + (maxima[g] == -INFINITY ? 0.0f : maxima[g]); /* all of them -inf: no number otherwise */
             for (int64_t t = 0; t < BLOCK; t += VL) {
-                vec p = exp_of(*(vec *)(scores + t) - maxima[g]);
-                *(vec *)(scores + t) = p;
+                vec p = exp_of(*(vec *)(mine + t) - base);
+                *(vec *)(mine + t) = p;
                 total += p;
             }
-            for (int j = 0; j < VL; j++) sums[g] += total[j];
-            for (int64_t t = 0; t < count; t++) add_scaled(out + g * dim, vs[t], scores[t], dim);
+            sums[g] += sum_of(total);
         }
+        for (int64_t t = 0; t < count; t++)
+            for (int64_t g = 0; g < all; g++) add_scaled(out + g * dim, vs[t] + g / group * dim, scores[g * BLOCK + t], dim);
     }
 }
 
-static void attend_any(int64_t group, int64_t dim, const float *q, const struct pages *pages, const int64_t *table, int64_t head,
-                       int64_t kv_heads, int64_t lo, int64_t hi, float scale, float cap, float *out, float *maxima, float *sums)
+#define ATTEND(D) attend_part(heads, group, D, q, pages, table, first, kv_heads, lo, hi, scale, cap, scores, out, maxima, sums)
+/* Known sizes let the compiler unroll. */
+static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const int64_t *table,
+                       int64_t first, int64_t kv_heads, int64_t lo, int64_t hi, float scale, float cap, float *scores, float *out,
+                       float *maxima, float *sums)
 {
-    switch (dim) { /* known sizes let the compiler keep heads in registers */
-        case 64: attend_part(group, 64, q, pages, table, head, kv_heads, lo, hi, scale, cap, out, maxima, sums); break;
-        case 128: attend_part(group, 128, q, pages, table, head, kv_heads, lo, hi, scale, cap, out, maxima, sums); break;
-        default: attend_part(group, dim, q, pages, table, head, kv_heads, lo, hi, scale, cap, out, maxima, sums);
+    switch (dim) {
+        case 64: ATTEND(64); break;
+        case 128: ATTEND(128); break;
+        default: ATTEND(dim);
     }
 }
 
@@ -367,48 +408,44 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
 {
     int64_t group = heads / kv_heads, longest = 0;
     for (int64_t r = 0; r < rows; r++) longest = lengths[r] > longest ? lengths[r] : longest;
-    int64_t splits = (longest + SPLIT - 1) / SPLIT, items = rows * kv_heads;
-    int64_t width = group * (dim + 2);
-    float *parts = malloc((size_t)(items * splits * width) * 4);
+    int64_t splits = (longest + SPLIT - 1) / SPLIT;
+    int64_t at_once = rows * splits >= 2 * threads ? kv_heads : 1; /* few rows share their heads among the threads */
+    int64_t shares = kv_heads / at_once, width = heads * (dim + 2);
+    float *parts = malloc((size_t)(rows * splits * width) * 4); /* [rows, splits]: out [heads, dim], maxima [heads], sums [heads] */
     if (parts == NULL) return 1;
 #pragma omp parallel num_threads(threads)
     {
+        float scores[at_once * group * BLOCK] ALIGNED;
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t each = 0; each < items * splits; each++) {
-            int64_t r = each / splits / kv_heads, head = each / splits % kv_heads, split = each % splits;
+        for (int64_t each = 0; each < rows * splits * shares; each++) {
+            int64_t r = each / shares / splits, split = each / shares % splits, head = each % shares * at_once;
             int64_t first = window > 0 && lengths[r] > window ? lengths[r] - window : 0;
             int64_t lo = split * SPLIT, hi = lo + SPLIT < lengths[r] ? lo + SPLIT : lengths[r];
             if (lo < first) lo = first;
-            float *o = parts + each * width, *maxima = o + group * dim, *sums = maxima + group;
+            float *o = parts + each / shares * width, *maxima = o + heads * dim + head * group, *sums = maxima + heads;
             if (lo >= hi) {
-                for (int64_t g = 0; g < group; g++) maxima[g] = -INFINITY, sums[g] = 0.0f;
+                for (int64_t g = 0; g < at_once * group; g++) maxima[g] = -INFINITY;
                 continue;
             }
             const float *mine = q + (tokens == NULL ? r : tokens[r]) * q_stride + head * group * dim;
             const int64_t *table = pages->tables + (rows_of == NULL ? r : rows_of[r]) * pages->table_stride;
-            attend_any(group, dim, mine, pages, table, head, kv_heads, lo, hi, scale, cap, o, maxima, sums);
+            attend_any(at_once, group, dim, mine, pages, table, head, kv_heads, lo, hi, scale, cap, scores, o + head * group * dim, maxima, sums);
         }
 #pragma omp for schedule(static)
-        for (int64_t each = 0; each < items; each++) {
-            int64_t r = each / kv_heads, head = each % kv_heads;
-            for (int64_t g = 0; g < group; g++) {
-                float *o = out + ((tokens == NULL ? r : tokens[r]) * heads + head * group + g) * dim;
-                float most = -INFINITY, sum = 0.0f;
-                for (int64_t s = 0; s < splits; s++) {
-                    float m = parts[(each * splits + s) * width + group * dim + g];
-                    most = m > most ? m : most;
-                }
-                memset(o, 0, (size_t)dim * 4);
-                for (int64_t s = 0; s < splits; s++) {
-                    const float *part = parts + (each * splits + s) * width;
-                    float m = part[group * dim + g];
-                    if (m == -INFINITY) continue;
-                    float weight = expf(m - most);
-                    sum += part[group * (dim + 1) + g] * weight;
-                    add_scaled(o, part + g * dim, weight, dim);
-                }
-                scale_by(o, sum > 0.0f ? 1.0f / sum : 0.0f, dim);
+        for (int64_t each = 0; each < rows * heads; each++) {
+            int64_t r = each / heads, head = each % heads;
+            float *o = out + ((tokens == NULL ? r : tokens[r]) * heads + head) * dim;
+            const float *part = parts + r * splits * width;
+            float most = -INFINITY, sum = 0.0f;
+            for (int64_t s = 0; s < splits; s++) most = part[s * width + heads * dim + head] > most ? part[s * width + heads * dim + head] : most;
+            memset(o, 0, (size_t)dim * 4);
+            for (int64_t s = 0; s < splits; s++, part += width) {
+                if (part[heads * dim + head] == -INFINITY) continue;
+                float weight = expf(part[heads * dim + head] - most);
+                sum += part[heads * (dim + 1) + head] * weight;
+                add_scaled(o, part + head * dim, weight, dim);
             }
+            scale_by(o, sum > 0.0f ? 1.0f / sum : 0.0f, dim);
         }
     }
     free(parts);
