@@ -112,15 +112,15 @@ def _batched(zoo: Zoo, name: str, models: Sequence[str], clock: Clock, inside: I
 
     names = tuple(zoo.model(model).name for model in models) or tuple(one.name for one in zoo.models() if one.kind != "stitch")
     configs = [zoo.model(model).config for model in names]
-    with Batches(_runner(zoo, name, clock, inside), inside.batch) as client:
+    with Batches(_runner(zoo, name, names, clock, inside), inside.batch) as client:
         yield Target(name, client, names, _process, _least(configs, "vocab_size"), _least(configs, "max_position_embeddings"))
 
 
-def _runner(zoo: Zoo, name: str, clock: Clock, inside: Inside) -> Runner:
+def _runner(zoo: Zoo, name: str, models: Sequence[str], clock: Clock, inside: Inside) -> Runner:
     if name == "vllm":
         from cli.bench.vllm import VllmRunner
 
-        return VllmRunner(zoo, clock, inside.config.dtype)
+        return VllmRunner(zoo, clock, inside.config.dtype, models)
     from cli.bench.baseline import TransformersRunner
 
     return TransformersRunner(zoo, clock, inside.config.device, inside.config.dtype, inside.resident)

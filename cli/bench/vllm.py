@@ -1,7 +1,7 @@
 """vLLM's offline engine, one base model in memory at a time, its LoRAs beside it, all exported from the zoo into a folder that goes away.
 
 Its V1 engine is stepped from here, so that every token has its time. vLLM is imported when the runner is made. Knows nothing of batches'
-order; a batch is one model's.
+order; a batch is one model's. Written against vLLM 0.32, and run with its build for CPUs.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import json
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,15 +23,19 @@ from zoo.errors import InputError, NotServable
 if TYPE_CHECKING:
     from zoo.api import Zoo
 
-#: vLLM takes ranks up to this where it is told so.
-_MOST_RANK = 64
+#: The ranks that vLLM can be told; it makes every adapter as wide as what it is told, so the least that holds them all is the fair one.
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 class VllmRunner:
     """See `cli.bench.batches.Runner`."""
 
-    def __init__(self, zoo: Zoo, clock: Clock, dtype: str | None) -> None:
-        """Raises InputError where vLLM is not installed."""
+    def __init__(self, zoo: Zoo, clock: Clock, dtype: str | None, models: Sequence[str]) -> None:
+        """`models`: all that may be asked; a base without a LoRA among them runs without room for any, which is faster.
+
+        Raises InputError where vLLM is not installed.
+        """
+        os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is the report's
         try:
             self._vllm: Any = importlib.import_module("vllm")
         except ImportError:
@@ -37,6 +43,7 @@ class VllmRunner:
         self._zoo = zoo
         self._clock = clock
         self._dtype = dtype
+        self._models = tuple(models)
         self._folder = tempfile.TemporaryDirectory(prefix="zoo-bench-")
         self._loaded: tuple[str, Any] | None = None
         self._adapters: dict[str, int] = {}
@@ -72,11 +79,29 @@ class VllmRunner:
         if self._loaded is None or self._loaded[0] != name:
             self._drop()
             folder = self._exported(name)
+            # A dtype of its own choice would be bfloat16 for float32, and prompts come again from round to round.
             made = self._vllm.LLM(
-                model=str(folder), dtype=self._dtype or "auto", enable_lora=True, max_lora_rank=_MOST_RANK, skip_tokenizer_init=True
-            )
+                model=str(folder), dtype=self._dtype or str(self._zoo.model(name).config.get("dtype") or "auto"),
+                skip_tokenizer_init=True, enable_prefix_caching=False, **self._room(name),
+            )  # fmt: skip
             self._loaded = (name, made)
         return self._loaded[1]
+
+    def _room(self, base: str) -> dict[str, Any]:
+        """What vLLM must be told to take a base's LoRAs, one of them at a time. Raises NotServable for a rank too great."""
+        handles = (self._zoo.model(name) for name in self._models)
+        loras = [handle.name for handle in handles if handle.kind == "lora" and handle.base == base]
+        if not loras:
+            return {}
+        rank = max(_rank(self._exported(name)) for name in loras)
+        if rank > _RANKS[-1]:
+            raise NotServable(f"{base}: vLLM takes LoRAs up to rank {_RANKS[-1]}, not {rank}")
+        return {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_cpu_loras": len(loras),
+            "max_lora_rank": next(most for most in _RANKS if most >= rank),
+        }
 
     def _lora(self, name: str) -> Any:
         number = self._adapters.setdefault(name, len(self._adapters) + 1)
@@ -99,3 +124,9 @@ class VllmRunner:
             engine.engine_core.shutdown()
         del engine
         gc.collect()
+
+
+def _rank(folder: Path) -> int:
+    """The greatest rank of a PEFT folder."""
+    config = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
+    return max(int(config["r"]), *map(int, (config.get("rank_pattern") or {}).values()), 1)

