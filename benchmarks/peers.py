@@ -42,18 +42,24 @@ class Side:
     def __init__(self, name: str, command: Sequence[str], env: dict[str, str]) -> None:
         self.name = name
         begin = time.perf_counter()
-        self._said = tempfile.TemporaryFile("w+")
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, env={**os.environ, **env}
         )
         self.started = self._answer()
         self.first_token = time.perf_counter() - begin
 
-    def ask(self, prompts: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
-        """Have prompts answered at once."""
+    def ask(
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int | Sequence[int],
+        models: Sequence[str] | None = None,
+        at: Sequence[float] | None = None,
+    ) -> dict[str, Any]:
+        """Have prompts answered: at once or when they come, by the side's own model or by those named (`sides`)."""
         if self._process.stdin is None:
             raise RuntimeError(f"{self.name} reads nothing")
-        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
+        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens, "models": models, "at": at}) + "\n")
         self._process.stdin.flush()
         return self._answer()
 
@@ -108,19 +114,25 @@ def compare(sides: Sequence[Side], what: str, batch: int, tokens: int, pairs: in
     return row
 
 
+def launch(kind: str, what: Sequence[str], threads: int, vllm: Path | None = None, *options: str) -> Side:
+    """A process of `sides`. `vllm`: the Python that has vLLM, for that side."""
+    script = str(Path(__file__).with_name("sides.py"))
+    if kind != "vllm" or vllm is None:
+        env = {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": str(threads)}
+        return Side(kind, [sys.executable, script, kind, *what, "--threads", str(threads), *options], env)
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_LOGGING_LEVEL": "ERROR",
+        "LD_PRELOAD": str(vllm.parents[1] / "lib" / "libiomp5.so"), "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
+    return Side(kind, [str(vllm), script, kind, *what, "--threads", str(threads), *options], env)
+
+
 def start(args: argparse.Namespace, folder: Path) -> list[Side]:
     """Our side first."""
-    script = str(Path(__file__).with_name("sides.py"))
-    common = ["--threads", str(args.threads)]
-    here = {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": str(args.threads)}
-    sides = [Side("zoo", [sys.executable, script, "zoo", str(folder / "store"), "model", *common], here)]
+    sides = [launch("zoo", [str(folder / "store"), "model"], args.threads)]
     if args.vllm:
-        env = {
-            "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{args.threads - 1}", "VLLM_LOGGING_LEVEL": "ERROR",
-            "LD_PRELOAD": str(args.vllm.parents[1] / "lib" / "libiomp5.so"), "TOKENIZERS_PARALLELISM": "false",
-        }  # fmt: skip
-        sides.append(Side("vllm", [str(args.vllm), script, "vllm", str(folder / "model"), *common, *(["--eager"] * args.eager)], env))
-    sides.append(Side("transformers", [sys.executable, script, "transformers", str(folder / "model"), *common], here))
+        sides.append(launch("vllm", [str(folder / "model")], args.threads, args.vllm, *(["--eager"] * args.eager)))
+    sides.append(launch("transformers", [str(folder / "model")], args.threads))
     return sides
 
 

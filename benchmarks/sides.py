@@ -1,28 +1,54 @@
 """One engine as a process of its own that answers orders, so that engines with packages of their own can be measured in turns.
 
-    PYTHON sides.py zoo STORE MODEL | vllm CHECKPOINT | transformers CHECKPOINT  [--threads N] [--dtype D] [--kv-bytes B] [--eager]
+    PYTHON sides.py zoo STORE MODEL… | vllm CHECKPOINT [NAME=ADAPTER…] | transformers CHECKPOINT
+        [--threads N] [--dtype D] [--kv-bytes B] [--eager] [--rank R]
 
-Orders are lines of JSON on stdin: `{"prompts": [[ids]…], "tokens": n}`, all answered at once, greedily, each with n tokens whatever they
-are. Answers are lines on stdout: `{"seconds", "digest", "resident"}`; a first one, after a prompt of the engine's own, says that it is ready.
-`resident`: bytes of this process and those it started. It must run where only its own engine is installed: nothing else is imported.
+Orders are lines of JSON on stdin: `{"prompts": [[ids]…], "tokens": n or [n…], "models": [name…], "at": [seconds…]}`, answered greedily,
+each with as many tokens as it says whatever they are. `models` (the first, or the checkpoint, where it is missing): zoo's models, vLLM's
+adapters by name. `at`: when each request comes, from the begin of the order; all at once where it is missing. transformers takes neither,
+and prompts and answers of one length. Answers are lines on stdout: `{"seconds", "ended", "digest", "resident"}`, `ended` being when each
+request's last token was there; a first one, after a prompt of the engine's own, says that it is ready. `resident`: bytes of this process
+and those it started. It must run where only its own engine is installed: nothing else is imported.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import hashlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import count
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
-#: Prompts and the number of tokens to answer each with -> the answers.
-Answering = Callable[[Sequence[Sequence[int]], int], list[list[int]]]
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request. `model`: None for the side's own. `at`: seconds from the begin of the order."""
+
+    prompt: Sequence[int]
+    tokens: int
+    model: str | None = None
+    at: float = 0.0
+
+
+@dataclass(frozen=True)
+class Made:
+    """Its answer, and when the last token was there (`time.perf_counter`)."""
+
+    tokens: list[int]
+    ended: float
+
+
+#: Requests in the order in which they come -> their answers.
+Answering = Callable[[Sequence[Wanted]], list[Made]]
 
 
 def zoo(args: argparse.Namespace) -> Answering:
@@ -32,65 +58,122 @@ def zoo(args: argparse.Namespace) -> Answering:
     from runtime.cluster.local import LocalDriver
     from runtime.config import BatchingConfig, EngineConfig
     from runtime.engine.paged import PagedEngine
-    from runtime.types import SamplingParams, SequenceRequest
+    from runtime.types import SamplingParams, SequenceRequest, TokenEvent
     from zoo.store import Store
 
     torch.set_num_threads(args.threads)
-    store = Store.open(Path(args.what[0]))
-    name = args.what[1]
-    engine = PagedEngine(store, EngineConfig(kv_bytes=args.kv_bytes, dtype=args.dtype), [name])
+    names = args.what[1:]
+    engine = PagedEngine(Store.open(Path(args.what[0])), EngineConfig(kv_bytes=args.kv_bytes, dtype=args.dtype), names)
     driver = LocalDriver(engine, BatchingConfig(token_budget=2048))
     numbers = count()
 
-    def answer(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
-        requests = [SequenceRequest(str(next(numbers)), "r", name, tuple(prompt), params) for prompt in prompts]
-        outputs: dict[str, list[int]] = {one.seq: [] for one in requests}
-        for event in driver.run(requests):
+    def request(one: Wanted) -> SequenceRequest:
+        name = str(next(numbers))
+        params = SamplingParams(max_tokens=one.tokens, ignore_eos=True)
+        return SequenceRequest(name, name, one.model or names[0], tuple(one.prompt), params)
+
+    async def streamed(requests: Sequence[SequenceRequest], due: float, hear: Callable[[TokenEvent], None]) -> None:
+        await asyncio.sleep(max(0.0, due - time.perf_counter()))
+        async with driver.open_stream(requests) as stream:
+            async for events in stream:
+                for event in events:
+                    hear(event)
+
+    async def together(groups: Sequence[tuple[float, list[SequenceRequest]]], hear: Callable[[TokenEvent], None]) -> None:
+        begin = time.perf_counter()
+        await asyncio.gather(*(streamed(requests, begin + at, hear) for at, requests in groups))
+
+    def answer(wanted: Sequence[Wanted]) -> list[Made]:
+        groups = [(at, [request(one) for one in of]) for at, of in groupby(wanted, key=lambda one: one.at)]
+        tokens: dict[str, list[int]] = {one.seq: [] for _, of in groups for one in of}
+        ended = dict.fromkeys(tokens, 0.0)
+
+        def hear(event: TokenEvent) -> None:
             if event.token is not None:
-                outputs[event.seq].append(event.token)
-        return list(outputs.values())
+                tokens[event.seq].append(event.token)
+                ended[event.seq] = time.perf_counter()
+
+        if len(groups) > 1:
+            asyncio.run(together(groups, hear))
+        else:
+            for event in driver.run(groups[0][1]):
+                hear(event)
+        return [Made(tokens[name], ended[name]) for name in tokens]
 
     return answer
 
 
 def vllm(args: argparse.Namespace) -> Answering:
-    """vLLM's offline API."""
+    """vLLM's offline API, stepped as its own `generate` steps it."""
     from vllm import LLM, SamplingParams
+    from vllm.lora.request import LoRARequest
+    from vllm.sampling_params import RequestOutputKind
 
+    pairs = [one.split("=", 1) for one in args.what[1:]]
+    adapters = {name: LoRARequest(name, number, folder) for number, (name, folder) in enumerate(pairs, 1)}
+    room = {"enable_lora": True, "max_loras": len(pairs), "max_cpu_loras": len(pairs), "max_lora_rank": args.rank} if pairs else {}
     engine = LLM(
         model=args.what[0], dtype=args.dtype, enforce_eager=args.eager, skip_tokenizer_init=True, max_num_seqs=256,
-        max_num_batched_tokens=2048, enable_prefix_caching=False,
-    )  # fmt: skip
+        max_num_batched_tokens=2048, enable_prefix_caching=False, **room,
+    ).llm_engine  # fmt: skip
+    numbers = count()
 
-    def answer(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        made = engine.generate([{"prompt_token_ids": list(prompt)} for prompt in prompts], params, use_tqdm=False)
-        return [list(one.outputs[0].token_ids) for one in made]
+    def add(one: Wanted) -> str:
+        params = SamplingParams(
+            temperature=0.0, max_tokens=one.tokens, ignore_eos=True, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        name = str(next(numbers))
+        engine.add_request(name, {"prompt_token_ids": list(one.prompt)}, params, lora_request=adapters.get(one.model or ""))
+        return name
+
+    def answer(wanted: Sequence[Wanted]) -> list[Made]:
+        begin = time.perf_counter()
+        waiting, made = deque(wanted), dict[str, Made]()
+        order: list[str] = []
+        while waiting or engine.has_unfinished_requests():
+            while waiting and waiting[0].at <= time.perf_counter() - begin:
+                order.append(add(waiting.popleft()))
+            if not engine.has_unfinished_requests():
+                time.sleep(max(0.0, waiting[0].at - (time.perf_counter() - begin)))
+                continue
+            for output in engine.step():
+                if output.finished:
+                    made[output.request_id] = Made(list(output.outputs[0].token_ids), time.perf_counter())
+        return [made[name] for name in order]
 
     return answer
 
 
 def transformers(args: argparse.Namespace) -> Answering:
-    """transformers' `generate`; the prompts have one length."""
+    """transformers' `generate`. Raises ValueError for what it does not take."""
     import torch
     from transformers import AutoModelForCausalLM
 
     torch.set_num_threads(args.threads)
     model: Any = AutoModelForCausalLM.from_pretrained(args.what[0], dtype=getattr(torch, args.dtype)).eval()
 
-    def answer(prompts: Sequence[Sequence[int]], tokens: int) -> list[list[int]]:
-        ids = torch.tensor(prompts)
+    def answer(wanted: Sequence[Wanted]) -> list[Made]:
+        if len({(len(one.prompt), one.tokens) for one in wanted}) > 1 or any(one.model or one.at for one in wanted):
+            raise ValueError("transformers takes one model and one length, all at once")
+        ids, tokens = torch.tensor([one.prompt for one in wanted]), wanted[0].tokens
         made = model.generate(
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False, pad_token_id=0
         )
-        out: list[list[int]] = made[:, ids.shape[1] :].tolist()
-        return out
+        now = time.perf_counter()
+        return [Made(row, now) for row in made[:, ids.shape[1] :].tolist()]
 
     return answer
 
 
 SIDES: dict[str, Callable[[argparse.Namespace], Answering]] = {"zoo": zoo, "vllm": vllm, "transformers": transformers}
+
+
+def wanted_of(order: Mapping[str, Any]) -> list[Wanted]:
+    """An order's requests. Raises ValueError unless its lists are equally long."""
+    prompts = order["prompts"]
+    tokens = order["tokens"] if isinstance(order["tokens"], list) else [order["tokens"]] * len(prompts)
+    models, at = order.get("models") or [None] * len(prompts), order.get("at") or [0.0] * len(prompts)
+    return [Wanted(*row) for row in zip(prompts, tokens, models, at, strict=True)]
 
 
 def resident(pid: int) -> int:
@@ -122,19 +205,24 @@ def main() -> None:
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--kv-bytes", type=int, default=1 << 30)
     parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--rank", type=int, default=8, help="of vLLM's adapters")
     args = parser.parse_args()
     # Engines print as they like: what we say goes to the stdout that we were given, what they say to stderr.
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     answer = SIDES[args.side](args)
-    answer([[5, 6, 7, 8]], 1)
+    answer([Wanted([5, 6, 7, 8], 1)])
     print(json.dumps({"resident": resident(os.getpid())}), file=out)
     for line in sys.stdin:
-        order = json.loads(line)
+        wanted = wanted_of(json.loads(line))
         begin = time.perf_counter()
-        answers = answer(order["prompts"], order["tokens"])
+        made = answer(wanted)
         seconds = time.perf_counter() - begin
-        print(json.dumps({"seconds": seconds, "digest": digest(answers), "resident": resident(os.getpid())}), file=out)
+        said = {
+            "seconds": seconds, "ended": [one.ended - begin for one in made], "digest": digest(one.tokens for one in made),
+            "resident": resident(os.getpid()),
+        }  # fmt: skip
+        print(json.dumps(said), file=out)
 
 
 if __name__ == "__main__":
