@@ -77,8 +77,8 @@ class Side:
         return answer
 
 
-def prompts_of(count: int, length: int, seed: int) -> list[list[int]]:
-    made: list[list[int]] = torch.randint(3, 8000, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
+def prompts_of(count: int, length: int, seed: int, below: int = 8000) -> list[list[int]]:
+    made: list[list[int]] = torch.randint(3, below, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
     return made
 
 

@@ -178,7 +178,7 @@ def _rows(side: Side, base: str, loras: Sequence[str], rounds: int) -> dict[str,
     found: dict[str, list[float]] = {"without": [], "with": []}
     models = {"without": [base] * _ROWS, "with": [loras[row % len(loras)] for row in range(_ROWS)]}
     for number in range(rounds + 1):  # the first one warms
-        prompts = prompts_of(_ROWS, _PROMPT, number)
+        prompts = prompts_of(_ROWS, _PROMPT, number, SMALL.vocabulary)
         for what in ("without", "with") if number % 2 == 0 else ("with", "without"):
             first = side.ask(prompts, 1, models[what])["seconds"]
             whole = side.ask(prompts, _TOKENS, models[what])["seconds"]

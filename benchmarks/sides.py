@@ -89,6 +89,8 @@ def zoo(args: argparse.Namespace) -> Answering:
         ended = dict.fromkeys(tokens, 0.0)
 
         def hear(event: TokenEvent) -> None:
+            if event.finish in ("error", "abort"):
+                raise RuntimeError(f"a request failed: {event.error or 'aborted'}")
             if event.token is not None:
                 tokens[event.seq].append(event.token)
                 ended[event.seq] = time.perf_counter()
