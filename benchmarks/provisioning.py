@@ -6,7 +6,7 @@
 The family is `twenty`'s; `--models`: the demo's trained models for those of the same name. Float32, prompts and answers of spread lengths
 within the demo's context, all greedy, each answer as long as asked.
 
-`transformers`: per-model provisioning, one model in memory, loaded from the same store when asked for (`cli.bench`), by turns with us.
+`transformers`: per-model provisioning, one model in memory, loaded from the same store when asked for (`zoo bench`), by turns with us.
 `vllm`: the same with vLLM. An engine's start takes half a minute, so it is composed: starts are measured, every batch really runs on an
 engine of the model's shape, and `swapped` adds them up; also with batches as large as vLLM takes, and with swaps that cost nothing.
 `loras`: the part of the trace for the narrow foundation and its LoRAs: ours beside one vLLM with all adapters in it, by turns.
@@ -34,9 +34,6 @@ from benchmarks.reports import deliver
 from benchmarks.shared_family import make_family, spread
 from benchmarks.swapped import answered, provision
 from benchmarks.twenty import RANK, by_popularity, fill, make, members
-from cli.bench.report import show
-from cli.bench.rounds import Bench, run_bench
-from cli.bench.targets import Access, Inside
 from cli.bench.where import where
 from cli.demo.recipe import SMALL
 from cli.progress import hush
@@ -45,12 +42,12 @@ from runtime.bench.arrivals import Arrivals
 from runtime.bench.lengths import parse_lengths
 from runtime.bench.summary import Slo, ratios, summarize
 from runtime.bench.workload import Ask, WorkloadSettings, build
-from runtime.config import EngineConfig
 from zoo.api import Zoo
 
 _BASE = SMALL.members[0].name
 #: Of an engine per model: requests of a model at once, and as many as vLLM takes here.
 _BATCH, _ALL = 16, 256
+_PROMPTS, _ANSWERS = "lognormal:96,0.7<=320", "lognormal:48,0.7<=192"
 _ROWS, _LORAS, _PROMPT, _TOKENS = 32, 8, 32, 128
 
 
@@ -73,22 +70,41 @@ def prepare(args: argparse.Namespace, folder: Path) -> Family:
     folders = make(folder / "models", kin, args.models)
     fill(folder / "store", kin, folders)
     settings = WorkloadSettings(
-        args.requests, args.seed, Arrivals(args.rate), None, parse_lengths("lognormal:96,0.7<=320"), parse_lengths("lognormal:48,0.7<=192"),
-        args.popularity, vocabulary=SMALL.vocabulary, longest=SMALL.context,
+        args.requests, args.seed, Arrivals(args.rate), None, parse_lengths(_PROMPTS), parse_lengths(_ANSWERS), args.popularity,
+        vocabulary=SMALL.vocabulary, longest=SMALL.context,
     )  # fmt: skip
     return Family(by_popularity(kin, args.seed), folders, folder / "store", settings)
 
 
 def beside_transformers(args: argparse.Namespace, family: Family) -> dict[str, Any]:
-    """The document of `zoo bench --against transformers`, without every single request."""
-    inside = Inside(family.store, None, EngineConfig(kv_bytes=1 << 30), batch=_BATCH, resident=1)
-    bench = Bench(
-        ("zoo", "transformers"), tuple(family.names), family.settings, None, None, Slo(), args.rounds, 1, Access(), inside
-    )  # fmt: skip
-    document = run_bench(bench, silent=True)
-    show(document)
-    for run in document["runs"]:
-        del run["answers"]
+    """`zoo bench` of either engine by turns, each round a process of its own: two engines in one would fight for its threads."""
+    rounds: list[dict[str, dict[str, Any]]] = []
+    memory: dict[str, Any] = {}
+    for number in range(args.rounds):
+        found: dict[str, dict[str, Any]] = {}
+        for engine in ("zoo", "transformers") if number % 2 == 0 else ("transformers", "zoo"):
+            document = _bench(engine, args, family)
+            found[engine], memory[engine] = document["runs"][0], document["targets"][0]["memory"]
+            print(engine, json.dumps({name: found[engine][name] for name in ("tokens_per_second", "e2e")}), file=sys.stderr)
+        rounds.append(found)
+    return {"rounds": rounds, "memory": memory, "ratios": ratios([(one["zoo"], one["transformers"]) for one in rounds])}
+
+
+def _bench(engine: str, args: argparse.Namespace, family: Family) -> dict[str, Any]:
+    """The document of one round."""
+    settings = family.settings
+    options = {
+        "engine": engine, "store": family.store, "requests": args.requests, "rate": args.rate, "prompt-tokens": _PROMPTS,
+        "answer-tokens": _ANSWERS, "popularity": args.popularity, "vocabulary": settings.vocabulary, "max-model-len": settings.longest,
+        "seed": args.seed, "batch": _BATCH, "resident": 1, "kv-bytes": "1GiB",
+    }  # fmt: skip
+    chosen = [f"--{name}={value}" for name, value in options.items()] + [f"--models={name}" for name in family.names]
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": str(args.threads)}
+    command = [sys.executable, "-c", "from cli.app import main; main()", "bench", *chosen, "--json"]
+    made = subprocess.run(command, env=env, capture_output=True, text=True)
+    if made.returncode:
+        raise RuntimeError(f"zoo bench --engine {engine} ended with {made.returncode}: {made.stderr[-2000:]}")
+    document: dict[str, Any] = json.loads(made.stdout)
     return document
 
 
