@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,13 @@ class Side:
         at: Sequence[float] | None = None,
     ) -> dict[str, Any]:
         """Have prompts answered: at once or when they come, by the side's own model or by those named (`sides`)."""
+        return self.order({"prompts": prompts, "tokens": tokens, "models": models, "at": at})
+
+    def order(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """What the process says to a line of JSON."""
         if self._process.stdin is None:
             raise RuntimeError(f"{self.name} reads nothing")
-        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens, "models": models, "at": at}) + "\n")
+        self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         return self._answer()
 

@@ -13,114 +13,146 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 
 from runtime.bench.answers import Heard
 from runtime.bench.drive import Clock
+from runtime.bench.wire import Failed, Origin, Wire
 from runtime.bench.workload import Ask
 from zoo.errors import InputError, Unavailable
 
 _CONNECT_SECONDS = 10.0
-#: No event of a stream, and no refusal, is read beyond this.
+#: No event of a stream, no refusal and no list of models is read beyond this.
 _MOST_EVENT = 1 << 20
 _SHOWN = 200
-
-
-class _Failed(Exception):
-    """A request's end before its time. `kind` as in the table above."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(detail)
-        self.kind = kind
-
-
-@dataclass(slots=True)
-class _Reading:
-    """What has come of one answer so far."""
-
-    stamps: list[float] = field(default_factory=list)
-    lots: list[int] = field(default_factory=list)
-    usage: dict[str, int] = field(default_factory=dict)
-    finished: bool = False
-
-    def lot(self, stamp: float, tokens: int) -> None:
-        if tokens:
-            self.stamps.append(stamp)
-            self.lots.append(tokens)
-
-    def heard(self, error: _Failed | None, prompt: int) -> Heard:
-        counted = self.usage.get("completion_tokens") or sum(self.lots)
-        return Heard(
-            tuple(self.stamps), tuple(self.lots), counted, self.usage.get("prompt_tokens") or prompt,
-            error.kind if error else None, _line(str(error)) if error else None,
-        )  # fmt: skip
 
 
 class HttpClient:
     """One server. Use it as `async with HttpClient.connected(…) as client`."""
 
-    def __init__(self, http: httpx.AsyncClient, clock: Clock) -> None:
-        self._http = http
+    def __init__(self, wire: Wire, base: httpx.URL, clock: Clock) -> None:
+        self._wire = wire
+        self._base = base
         self._clock = clock
 
     @classmethod
     @contextlib.asynccontextmanager
     async def connected(cls, url: str, clock: Clock, api_key: str | None = None, timeout: float = 600.0) -> AsyncIterator[HttpClient]:
-        """`timeout`: seconds without a byte. Raises InputError for what is no address."""
-        headers = {"Accept-Encoding": "identity", **({"Authorization": f"Bearer {api_key}"} if api_key else {})}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        waits = httpx.Timeout(timeout, connect=_CONNECT_SECONDS)
-        async with httpx.AsyncClient(base_url=base_of(url), headers=headers, timeout=waits, limits=limits, trust_env=False) as http:
-            yield cls(http, clock)
+        """`timeout`: seconds without a byte. Raises InputError for what is no address, and for a key that cannot be sent."""
+        base = httpx.URL(base_of(url))
+        wire = Wire(_origin(base, api_key), _CONNECT_SECONDS, timeout)
+        try:
+            yield cls(wire, base, clock)
+        finally:
+            wire.close()
 
     async def models(self) -> list[str]:
         """What it serves. Raises Unavailable."""
+        body = _Body()
         try:
-            async with self._http.stream("GET", "models") as answer:
-                answer.raise_for_status()
-                return [str(model["id"]) for model in json.loads(await _bounded(answer, bytearray()))["data"]]
-        except httpx.HTTPError as error:
-            raise Unavailable(f"{self._http.base_url} does not say what it serves: {_line(str(error)) or type(error).__name__}") from None
+            await self._wire.exchange(self._target(b"GET", b"models"), b"", body)
+            if body.code != 200:
+                raise Failed(f"http {body.code}", f"it answers with status {body.code}")
+            return [str(model["id"]) for model in json.loads(body.raw)["data"]]
+        except Failed as error:
+            raise Unavailable(f"{self._base} does not say what it serves: {_line(str(error)) or error.kind}") from None
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise Unavailable(f"{self._http.base_url} does not list its models as OpenAI does") from None
+            raise Unavailable(f"{self._base} does not list its models as OpenAI does") from None
 
     async def ask(self, ask: Ask) -> Heard:
         """Never raises for what the server or the network does."""
-        reading = _Reading()
-        failed: _Failed | None = None
+        reading = _Reading(self._clock)
+        failed: Failed | None = None
         try:
-            async with self._http.stream("POST", "completions", json=_body(ask)) as answer:
-                if answer.status_code != 200:
-                    raise _Failed(f"http {answer.status_code}", await _refusal(answer))
-                await self._read(answer, reading)
-        except _Failed as error:
+            await self._wire.exchange(self._target(b"POST", b"completions"), _question(ask), reading)
+        except Failed as error:
             failed = error
-        except httpx.TimeoutException as error:
-            failed = _Failed("connect" if isinstance(error, httpx.ConnectTimeout) else "timeout", type(error).__name__)
-        except httpx.ConnectError as error:
-            failed = _Failed("connect", str(error))
-        except httpx.HTTPError as error:
-            failed = _Failed("broken stream", str(error) or type(error).__name__)
         return reading.heard(failed, len(ask.prompt) if not isinstance(ask.prompt, str) else 0)
 
-    async def _read(self, answer: httpx.Response, reading: _Reading) -> None:
-        async for stamp, events in self._events(answer):
-            reading.lot(stamp, sum(_take(event, reading) for event in events))
-        if not reading.finished:
-            raise _Failed("broken stream", "the stream ended before the answer did")
+    def _target(self, method: bytes, route: bytes) -> bytes:
+        return b"%b %b%b" % (method, self._base.raw_path, route)
 
-    async def _events(self, answer: httpx.Response) -> AsyncIterator[tuple[float, list[bytes]]]:
-        """The data of server-sent events, those that came together in one lot, until the one that says `[DONE]`."""
-        rest = b""
-        async for piece in answer.aiter_bytes():
-            stamp = self._clock.now()
-            *lines, rest = (rest + piece).split(b"\n")
-            if len(rest) > _MOST_EVENT:
-                raise _Failed("malformed", f"an event is longer than {_MOST_EVENT:,} bytes")
-            yield stamp, [line[5:].strip() for line in lines if line.startswith(b"data:")]
+
+class _Body:
+    """An answer that is one document, as far as such are read."""
+
+    def __init__(self) -> None:
+        self.code = 0
+        self.raw = bytearray()
+
+    def status(self, code: int) -> None:
+        self.code = code
+
+    def body(self, data: bytes) -> None:
+        self.raw += data
+        if len(self.raw) > _MOST_EVENT:
+            raise Failed("malformed", f"an answer is longer than {_MOST_EVENT:,} bytes")
+
+
+class _Reading:
+    """What has come of one answer so far: a stream of events, or a refusal."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._refusal: _Body | None = None
+        self._rest = b""
+        self._stamps: list[float] = []
+        self._lots: list[int] = []
+        self._usage: dict[str, int] = {}
+        self._finished = False
+
+    def status(self, code: int) -> None:
+        if code != 200:
+            self._refusal = _Body()
+            self._refusal.status(code)
+
+    def body(self, data: bytes) -> None:
+        """Events that came together are one lot."""
+        if self._refusal is not None:
+            self._refusal.body(data)
+            return
+        stamp = self._clock.now()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > _MOST_EVENT:
+            raise Failed("malformed", f"an event is longer than {_MOST_EVENT:,} bytes")
+        if tokens := sum(self._take(line[5:].strip()) for line in lines if line.startswith(b"data:")):
+            self._stamps.append(stamp)
+            self._lots.append(tokens)
+
+    def heard(self, error: Failed | None, prompt: int) -> Heard:
+        """`error`: what the exchange ended with. A refusal's status is known, whatever became of the rest."""
+        if self._refusal is not None:
+            error = Failed(f"http {self._refusal.code}", _reason(self._refusal.raw))
+        elif error is None and not self._finished:
+            error = Failed("broken stream", "the stream ended before the answer did")
+        counted = self._usage.get("completion_tokens") or sum(self._lots)
+        return Heard(
+            tuple(self._stamps), tuple(self._lots), counted, self._usage.get("prompt_tokens") or prompt,
+            error.kind if error else None, _line(str(error)) if error else None,
+        )  # fmt: skip
+
+    def _take(self, event: bytes) -> int:
+        """Tokens of one event. Raises Failed."""
+        if event == b"[DONE]":
+            self._finished = True
+            return 0
+        try:
+            document = json.loads(event)
+            if document.get("error") is not None:
+                raise Failed("server error", str(document["error"].get("message", "")))
+            if usage := document.get("usage"):
+                self._usage = {key: int(value) for key, value in usage.items() if isinstance(value, int)} or self._usage
+            return sum(self._tokens(choice) for choice in document["choices"])
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise Failed("malformed", "an event of the stream is no completion") from None
+
+    def _tokens(self, choice: dict[str, Any]) -> int:
+        if choice.get("finish_reason"):
+            self._finished = True
+        ids = choice.get("token_ids")
+        return len(ids) if ids is not None else int(bool(choice.get("text")))
 
 
 def base_of(url: str) -> str:
@@ -137,52 +169,31 @@ def base_of(url: str) -> str:
     return f"{bare}/" if bare.endswith("/v1") else f"{bare}/v1/"
 
 
-def _body(ask: Ask) -> dict[str, Any]:
-    return {
+def _question(ask: Ask) -> bytes:
+    question = {
         "model": ask.model, "prompt": ask.prompt, "max_tokens": ask.answer, "temperature": 0.0, "ignore_eos": True,
         "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True,
     }  # fmt: skip
+    return json.dumps(question, separators=(",", ":")).encode()
 
 
-def _take(event: bytes, reading: _Reading) -> int:
-    """Tokens of one event. Raises _Failed."""
-    if event == b"[DONE]":
-        reading.finished = True
-        return 0
-    try:
-        document = json.loads(event)
-        if document.get("error") is not None:
-            raise _Failed("server error", str(document["error"].get("message", "")))
-        reading.usage = {key: int(value) for key, value in (document.get("usage") or {}).items() if isinstance(value, int)} or reading.usage
-        choices = document["choices"]
-        reading.finished = reading.finished or any(choice.get("finish_reason") for choice in choices)
-        return sum(_tokens(choice) for choice in choices)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise _Failed("malformed", "an event of the stream is no completion") from None
+def _origin(base: httpx.URL, api_key: str | None) -> Origin:
+    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
+        raise InputError("the API key holds characters that cannot be sent")
+    secure = base.scheme == "https"
+    lines = [f"host: {base.netloc.decode()}", "accept: */*", "accept-encoding: identity", "user-agent: zoo-bench"]
+    if api_key:
+        lines.append(f"authorization: Bearer {api_key}")
+    headers = "".join(f"{line}\r\n" for line in lines).encode()
+    tls = httpx.create_ssl_context(trust_env=False) if secure else None
+    return Origin(base.host, base.port or (443 if secure else 80), tls, headers)
 
 
-def _tokens(choice: dict[str, Any]) -> int:
-    ids = choice.get("token_ids")
-    return len(ids) if ids is not None else int(bool(choice.get("text")))
-
-
-async def _refusal(answer: httpx.Response) -> str:
-    """What the server says about a status, as far as one line goes."""
-    raw = bytearray()
-    with contextlib.suppress(httpx.HTTPError):  # the status is known, whatever becomes of the rest
-        await _bounded(answer, raw)
+def _reason(raw: bytes) -> str:
+    """What a server says about a status, as far as one line goes."""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         return str(json.loads(raw)["error"]["message"])
     return raw.decode(errors="replace")
-
-
-async def _bounded(answer: httpx.Response, into: bytearray) -> bytearray:
-    """Read a body, as far as bodies are read; what came stays in `into` whatever happens."""
-    async for piece in answer.aiter_bytes():
-        into += piece
-        if len(into) > _MOST_EVENT:
-            break
-    return into
 
 
 def _line(text: str) -> str:
