@@ -9,8 +9,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from runtime.frontend.detokenizer import Detokenizer
+from runtime.frontend.detokenizer import detokenizer_for
 from runtime.frontend.requests import Generation
 from runtime.frontend.stopping import StopStrings
 from runtime.frontend.tokenizer import Tokenizer
@@ -27,8 +28,7 @@ class TokenEntry:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """What one step added to a choice. `entries` only where logprobs were asked for; `tokens` are new answer tokens.
 
     `cut`: a stop string ended the choice while its sequence runs on: abort it.
@@ -55,7 +55,7 @@ class Choice:
         self._min_tokens = request.sampling.min_tokens
         self._model = generation.model
         self._ending = _ending_tokens(generation, index)
-        self._text = Detokenizer(generation.model.tokenizer, prompt.tokens)
+        self._text = detokenizer_for(generation.model.tokenizer, prompt.tokens)
         self._stops = StopStrings(generation.stops)
         self._echo = self._echoed(prompt.text, prompt.tokens) if generation.echo else ""
         self._echoed_length = len(self._echo)

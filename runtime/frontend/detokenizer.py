@@ -9,12 +9,17 @@ Held back: (1) one U+FFFD at the end, which is how an unfinished UTF-8 character
 final: replacement works on maximal subparts); (2) a run of byte-fallback tokens (`<0xE4>`) until it ends, because their decoder turns
 the whole run into text or, when any of it is no UTF-8, each byte into U+FFFD.
 
+Where the text is the tokens' bytes and nothing else (byte-level: GPT-2's, Llama 3's, Qwen's) no window is needed: a decoder of UTF-8
+goes on from byte to byte.
+
 Knows nothing of stop strings, requests or logprobs.
 """
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
+from typing import Protocol
 
 from runtime.frontend.tokenizer import REPLACEMENT, Tokenizer
 
@@ -23,8 +28,53 @@ from runtime.frontend.tokenizer import REPLACEMENT, Tokenizer
 _KEEP = 8
 
 
-class Detokenizer:
-    """`context`: tokens before the first one, whose text is not given out (a prompt); only its end is looked at.
+class Detokenizer(Protocol):
+    """Text of one sequence."""
+
+    @property
+    def pending(self) -> int:
+        """Characters, as they would be decoded now, that are held back."""
+        ...
+
+    def push(self, token: int) -> str:
+        """The text that this token made final; often empty."""
+        ...
+
+    def finish(self) -> str:
+        """What was held back, as it is: the sequence has ended."""
+        ...
+
+
+def detokenizer_for(tokenizer: Tokenizer, context: Sequence[int] = ()) -> Detokenizer:
+    """`context`: tokens before the first one, whose text is not given out (a prompt); only its end is looked at."""
+    return ByteDetokenizer(tokenizer, context) if tokenizer.bytewise else WindowDetokenizer(tokenizer, context)
+
+
+class ByteDetokenizer:
+    """For tokenizers that are `bytewise`. Held back: an unfinished character.
+
+    Python's decoder, like Rust's, puts one U+FFFD for each maximal part of a character that goes no further.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        for token in context[-4 * _KEEP :]:
+            self.push(token)
+
+    @property
+    def pending(self) -> int:
+        return int(bool(self._decoder.getstate()[0]))
+
+    def push(self, token: int) -> str:
+        return "" if self._tokenizer.silent(token) else self._decoder.decode(self._tokenizer.token_bytes(token))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", True)
+
+
+class WindowDetokenizer:
+    """For any tokenizer.
 
     Cost: one decode of at most 2 * _KEEP tokens per token (a run of byte tokens is decoded once, at its end).
     """
@@ -36,11 +86,9 @@ class Detokenizer:
 
     @property
     def pending(self) -> int:
-        """Characters, as they would be decoded now, that are held back."""
         return max(0, len(self._tokenizer.decode(self._window)) - self._given)
 
     def push(self, token: int) -> str:
-        """The text that this token made final; often empty."""
         if self._tokenizer.silent(token):
             return ""
         self._window.append(token)
@@ -53,7 +101,6 @@ class Detokenizer:
         return new
 
     def finish(self) -> str:
-        """What was held back, as it is: the sequence has ended."""
         text = self._tokenizer.decode(self._window)
         new = text[self._given :]
         self._given = len(text)

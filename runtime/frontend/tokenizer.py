@@ -17,10 +17,16 @@ REPLACEMENT = "\ufffd"
 
 
 class Tokenizer(Protocol):
-    """`byte_fallback`: ids of single bytes whose text depends on the bytes beside them."""
+    """`byte_fallback`: ids of single bytes whose text depends on the bytes beside them.
+
+    `bytewise`: the text of ids is the `token_bytes` of those that are not silent, joined and read as UTF-8.
+    """
 
     @property
     def byte_fallback(self) -> frozenset[int]: ...
+
+    @property
+    def bytewise(self) -> bool: ...
 
     def encode(self, text: str, add_special: bool = True) -> list[int]: ...
 
@@ -45,6 +51,7 @@ class NoTokenizer:
     """Stands in where a model brought no tokenizer: token ids in, token ids out, no text."""
 
     byte_fallback: frozenset[int] = frozenset()
+    bytewise = False
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         raise RequestError("this model has no tokenizer: give the prompt as token ids", param="prompt")
@@ -75,7 +82,12 @@ class TransformersTokenizer:
         self._added: dict[int, str] = {id_: token.content for id_, token in added.items()}
         self._special = frozenset(id_ for id_, token in added.items() if token.special)
         self.byte_fallback = frozenset(self._byte_tokens())
-        self._byte_level = "ByteLevel" in _decoder_types(self._inner.decoder)
+        decoders = _decoder_types(self._inner.decoder)
+        self._byte_level = "ByteLevel" in decoders
+        self.bytewise = decoders == {"ByteLevel"}
+        # What is asked for each token of each answer; at most one entry per id.
+        self._silent: dict[int, bool] = {}
+        self._bytes: dict[int, bytes] = {}
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """The batch call releases the interpreter's lock while it works; the single one holds it longer."""
@@ -96,16 +108,25 @@ class TransformersTokenizer:
         return self.encode(str(text), add_special=False)
 
     def silent(self, token: int) -> bool:
-        return token in self._special or self._inner.id_to_token(token) is None
+        known = self._silent.get(token)
+        if known is None:
+            known = self._silent[token] = token in self._special or self._inner.id_to_token(token) is None
+        return known
 
     def token_bytes(self, token: int) -> bytes:
-        if token in self._added:
-            return self._added[token].encode()
-        piece = self._inner.id_to_token(token)
+        known = self._bytes.get(token)
+        if known is None:
+            known = self._bytes[token] = self._stands_for(token)
+        return known
+
+    def _stands_for(self, token: int) -> bytes:
+        piece = self._added.get(token) or self._inner.id_to_token(token)
         if piece is None:
             return b""
-        if self._byte_level:
+        if self._byte_level:  # added tokens too: their text goes through the decoder like any other
             return _from_byte_level(piece)
+        if token in self._added:
+            return str(piece).encode()
         if token in self.byte_fallback:
             return bytes([int(piece[3:5], 16)])
         return str(piece).replace("\u2581", " ").encode()

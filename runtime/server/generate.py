@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 from starlette.requests import ClientDisconnect, Request
@@ -21,6 +21,7 @@ from runtime.frontend.choices import Piece
 from runtime.frontend.errors import RequestError, unavailable
 from runtime.frontend.requests import Receipt
 from runtime.server.connection import read_body, while_connected
+from runtime.server.events import DONE, Chunks, Outlet, event
 from runtime.server.replies import as_request_error, dump, error_reply
 from runtime.server.running import Prepared, prepare, run
 from runtime.server.service import Service
@@ -33,7 +34,6 @@ _log = logging.getLogger("blockzoo.server")
 READ_SECONDS = 60.0
 #: A client that does not read its stream for so long counts as gone.
 SEND_SECONDS = 60.0
-_SSE_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class Generate:
@@ -90,53 +90,28 @@ class Generate:
 
 async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[list[Piece]], send: Send) -> None:
     """Headers go out with the first step, so that what fails before it still has its status."""
+    chunks = Chunks(wording, prepared.generation.return_token_ids)
     first = await anext(aiter(steps))
-    await send({"type": "http.response.start", "status": 200, "headers": _SSE_HEADERS})
-    await _send_events(send, [*_openings(prepared, wording), *_chunks(prepared, wording, first)])
-    try:
-        async for pieces in steps:
-            await _send_events(send, _chunks(prepared, wording, pieces))
-        if prepared.generation.usage_chunk:
-            await _send_events(send, [dump(wording.usage_chunk(sum(choice.tokens for choice in prepared.choices)))])
-    except asyncio.CancelledError:
-        await _send_events(send, [dump(_cut_off().body())], more=False)
-        raise
-    except ClientDisconnect:
-        raise
-    except Exception as error:
-        if not isinstance(error, ZooError):
-            _log.exception("a stream broke")
-        await _send_events(send, [dump(as_request_error(error).body())])
-    await _send_events(send, [b"[DONE]"], more=False)
+    with Outlet(send, SEND_SECONDS) as out:
+        await out.start()
+        await out.write(chunks.openings(choice.index for choice in prepared.choices) + chunks.of(first))
+        try:
+            async for pieces in steps:
+                await out.write(chunks.of(pieces))
+            if prepared.generation.usage_chunk:
+                await out.write(event(wording.usage_chunk(sum(choice.tokens for choice in prepared.choices))))
+        except asyncio.CancelledError:
+            await out.write(event(_cut_off().body()), more=False)
+            raise
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            if not isinstance(error, ZooError):
+                _log.exception("a stream broke")
+            await out.write(event(as_request_error(error).body()))
+        await out.write(DONE, more=False)
 
 
 def _cut_off() -> RequestError:
     """For clients that still wait when the drain's time is over. To one that has left, sending is nothing."""
     return unavailable("The server is shutting down.")
-
-
-def _openings(prepared: Prepared, wording: Wording) -> list[bytes]:
-    opened = (wording.opening(choice.index) for choice in prepared.choices)
-    return [dump(document) for document in opened if document is not None]
-
-
-def _chunks(prepared: Prepared, wording: Wording, pieces: Iterable[Piece]) -> list[bytes]:
-    """One event per piece that says something; tokens whose text is held back say nothing yet."""
-    token_ids = prepared.generation.return_token_ids
-    return [
-        dump(wording.chunk(piece))
-        for piece in pieces
-        if piece.text or piece.entries or piece.finish is not None or (token_ids and piece.tokens)
-    ]
-
-
-async def _send_events(send: Send, events: list[bytes], more: bool = True) -> None:
-    """All events of a step in one write. Raises ClientDisconnect when the client has not read for too long."""
-    if not events and more:
-        return
-    body = b"".join(b"data: " + event + b"\n\n" for event in events)
-    try:
-        async with asyncio.timeout(SEND_SECONDS):
-            await send({"type": "http.response.body", "body": body, "more_body": more})
-    except TimeoutError:
-        raise ClientDisconnect from None

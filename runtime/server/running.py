@@ -7,7 +7,7 @@ whatever is left when the consumer goes is aborted too, so its pages come back. 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
@@ -76,9 +76,9 @@ class Meter:
             self._first[piece.choice] = now
             self._metrics.first_token.observe(now - self._began)
         else:
-            self._metrics.between_tokens.observe((now - self._last[piece.choice]) / len(piece.tokens))
+            self._metrics.steps.between((now - self._last[piece.choice]) / len(piece.tokens))
         self._last[piece.choice] = now
-        self._metrics.generated_tokens.inc(len(piece.tokens))
+        self._metrics.steps.tokens += len(piece.tokens)
 
     def _end(self, piece: Piece, now: float) -> None:
         generated = self._choices[piece.choice].tokens
@@ -97,6 +97,7 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[Piece
     generation = prepared.generation
     choices = {choice.seq: choice for choice in prepared.choices}
     meter = Meter(service.metrics.of(generation.model.name), prepared)
+    left = len(prepared.choices)
     # Echoed prompts with log-probabilities are worded token by token: long ones must not hold up the event loop.
     heavy = generation.echo and generation.logprobs is not None
     async with aclosing(service.driver.open_stream(generation.sequences)) as stream:
@@ -104,18 +105,23 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[Piece
             async for events in stream:
                 pieces = await service.in_worker(lambda e=events: advance(choices, e)) if heavy else advance(choices, events)  # type: ignore[misc]
                 meter.step(pieces)
-                if cut := [prepared.choices[piece.choice].seq for piece in pieces if piece.cut]:
-                    service.driver.abort(cut)
-                _raise_failure(service, pieces)
+                if ended := [piece for piece in pieces if piece.finish is not None]:
+                    if cut := [prepared.choices[piece.choice].seq for piece in ended if piece.cut]:
+                        service.driver.abort(cut)
+                    _raise_failure(service, ended)
+                    left -= len(ended)
                 yield pieces
-                if all(choice.finish is not None for choice in prepared.choices):
+                if not left:
                     return
         finally:
             meter.left()
 
 
-def advance(choices: dict[str, Choice], events: Iterable[TokenEvent]) -> list[Piece]:
+def advance(choices: dict[str, Choice], events: Sequence[TokenEvent]) -> list[Piece]:
     """What a step's events add, by choice. Choices that have ended get nothing more."""
+    if len(events) == 1:  # nearly always: one token for the one choice of a request
+        one = choices[events[0].seq]
+        return [one.take(events)] if one.finish is None else []
     by_seq: dict[str, list[TokenEvent]] = {}
     for event in events:
         by_seq.setdefault(event.seq, []).append(event)

@@ -35,3 +35,13 @@ def sentence_piece() -> Any:
     )
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")  # noqa: S106
+
+
+def byte_level_with_added(folder: Path, *texts: str) -> Any:
+    """The same with tokens of its own beside the vocabulary, none of them special."""
+    from transformers import AutoTokenizer
+
+    tokenizer_files(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(list(texts))
+    return tokenizer

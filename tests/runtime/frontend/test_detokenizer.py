@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.frontend.detokenizer import Detokenizer
+from runtime.frontend.detokenizer import ByteDetokenizer, WindowDetokenizer, detokenizer_for
 from runtime.frontend.tokenizer import REPLACEMENT, Tokenizer, adapt
-from tests.runtime.frontend.samples import sentence_piece
+from tests.runtime.frontend.samples import byte_level_with_added, sentence_piece
 
 SHARED = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 IDS = st.lists(st.integers(0, 330), max_size=60)
@@ -16,8 +18,14 @@ TEXTS = st.text(st.sampled_from("ab hello.é你好😀👩‍👩‍👧\ufffd\n
 
 
 def pieces(tokenizer: Tokenizer, ids: list[int], context: list[int] | None = None) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, context or [])
-    return [*(detokenizer.push(token) for token in ids), detokenizer.finish()]
+    """As the tokenizer's own detokenizer cuts them; the window's must say the same in all."""
+    parts = [list[str](), list[str]()]
+    for detokenizer, found in zip(
+        (detokenizer_for(tokenizer, context or []), WindowDetokenizer(tokenizer, context or [])), parts, strict=True
+    ):
+        found += [*(detokenizer.push(token) for token in ids), detokenizer.finish()]
+    assert "".join(parts[0]) == "".join(parts[1])
+    return parts[0]
 
 
 @SHARED
@@ -74,7 +82,7 @@ def test_broken_bytes_come_out_in_the_end(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("tail", [b"\x80", b"\xf0\x9f"])
 def test_endless_junk_is_given_out_and_keeps_the_window_short(byte_tokenizer: Tokenizer, tail: bytes) -> None:
     junk = [next(i for i in range(320) if byte_tokenizer.token_bytes(i) == bytes([value])) for value in tail]
-    detokenizer = Detokenizer(byte_tokenizer)
+    detokenizer = WindowDetokenizer(byte_tokenizer)
     given = "".join(detokenizer.push(token) for _ in range(2000) for token in junk)
     assert len(given) >= 1999
     assert len(detokenizer._window) <= 16
@@ -84,3 +92,14 @@ def test_special_tokens_leave_no_trace(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hello hello", add_special=False)
     mixed = [token for id_ in ids for token in (id_, 2)]
     assert "".join(pieces(tokenizer, mixed)) == "hello hello"
+
+
+def test_byte_level_text_needs_no_window_and_added_tokens_are_decoded_as_the_tokenizer_does(
+    byte_tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    plain = adapt(byte_level_with_added(tmp_path, "é", "a b", "naïve", "你", "x"))
+    assert isinstance(detokenizer_for(byte_tokenizer), ByteDetokenizer) and isinstance(detokenizer_for(plain), ByteDetokenizer)
+    assert isinstance(detokenizer_for(adapt(sentence_piece())), WindowDetokenizer)
+    ids = [token for text in ("é", "a b", "naïve", "你", "x", "plain") for token in plain.encode(text, add_special=False)]
+    assert "".join(pieces(plain, ids)) == plain.decode(ids)
+    assert "".join(pieces(plain, [*ids, *reversed(ids)])) == plain.decode([*ids, *reversed(ids)])

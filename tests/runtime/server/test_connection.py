@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 import runtime.server.generate as generate
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.server.connection import while_connected
+from runtime.server.events import Outlet
 from tests.runtime.server.harness import running
 
 
@@ -65,14 +66,48 @@ def test_a_shutdown_is_no_disconnect() -> None:
         asyncio.run(shut_down())
 
 
-def test_a_client_that_does_not_read_counts_as_gone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "SEND_SECONDS", 0.05)
+async def never(message: object) -> None:
+    await asyncio.sleep(60)
 
-    async def never(message: object) -> None:
-        await asyncio.sleep(60)
+
+async def at_once(message: object) -> None:
+    pass
+
+
+def test_a_client_that_does_not_read_counts_as_gone() -> None:
+    async def stream() -> None:
+        with Outlet(never, 0.05) as out:
+            await out.write(b"data: {}\n\n")
 
     with pytest.raises(ClientDisconnect):
-        asyncio.run(generate._send_events(never, [b"{}"]))
+        asyncio.run(stream())
+
+
+def test_a_stream_with_nothing_to_say_is_no_client_that_does_not_read() -> None:
+    async def stream() -> str:
+        with Outlet(at_once, 0.02) as out:
+            await out.write(b"data: {}\n\n")
+            await asyncio.sleep(0.1)
+            await out.write(b"data: {}\n\n")
+        await asyncio.sleep(0.05)
+        return "ended"
+
+    assert asyncio.run(stream()) == "ended"
+
+
+def test_a_shutdown_while_a_client_does_not_read_is_no_disconnect() -> None:
+    async def stream() -> None:
+        with Outlet(never, 60) as out:
+            await out.write(b"data: {}\n\n")
+
+    async def shut_down() -> None:
+        task = asyncio.create_task(stream())
+        await asyncio.sleep(0)
+        task.cancel()
+        await task
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(shut_down())
 
 
 def test_a_client_that_does_not_finish_its_body_is_told_so(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,132 @@
+"""Server-sent events: what a stream's chunks look like in bytes, and how they reach one client.
+
+A chunk's bytes are those of its document (`wording`, `replies.dump`) whatever way they were put together. Knows nothing of sequences.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from starlette.requests import ClientDisconnect
+from starlette.types import Send
+
+from runtime.frontend.choices import Piece
+from runtime.server.replies import dump
+from runtime.server.wording import Wording
+
+DONE = b"data: [DONE]\n\n"
+_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+#: What stands in a mould where a text and a token's id go.
+_TEXT, _TOKEN = "\x00", -1
+_quote = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def event(document: Any) -> bytes:
+    return b"data: %b\n\n" % dump(document)
+
+
+class _Mould(NamedTuple):
+    """A chunk of one choice around its text and, where they are shown, its token ids."""
+
+    head: str
+    middle: str
+    tail: str
+
+
+class Chunks:
+    """One stream's chunks. Where a piece brings a text and nothing else, all around it was worded once per choice."""
+
+    def __init__(self, wording: Wording, token_ids: bool) -> None:
+        self._wording = wording
+        self._token_ids = token_ids
+        self._moulds: dict[int, _Mould | None] = {}
+
+    def openings(self, choices: Iterable[int]) -> bytes:
+        """The chunks that open choices, where there are any."""
+        documents = map(self._wording.opening, choices)
+        return b"".join(event(document) for document in documents if document is not None)
+
+    def of(self, pieces: Iterable[Piece]) -> bytes:
+        """One event per piece that says something; tokens whose text is held back say nothing yet."""
+        return b"".join(map(self._event, pieces))
+
+    def _event(self, piece: Piece) -> bytes:
+        if piece.text and piece.finish is None and not piece.entries:
+            mould = self._mould(piece.choice)
+            if mould is not None:
+                ids = ",".join(map(str, piece.tokens)) if self._token_ids else ""
+                return f"{mould.head}{_quote(piece.text)}{mould.middle}{ids}{mould.tail}".encode()
+        if piece.text or piece.entries or piece.finish is not None or (self._token_ids and piece.tokens):
+            return event(self._wording.chunk(piece))
+        return b""
+
+    def _mould(self, choice: int) -> _Mould | None:
+        if choice not in self._moulds:
+            self._moulds[choice] = self._made(choice)
+        return self._moulds[choice]
+
+    def _made(self, choice: int) -> _Mould | None:
+        """None where a name has in it what marks the places: then every chunk is worded as a whole."""
+        worded = event(self._wording.chunk(Piece(choice, _TEXT, (_TOKEN,)))).decode()
+        head, *rest = worded.split(_quote(_TEXT))
+        if len(rest) != 1:
+            return None
+        if not self._token_ids:
+            return _Mould(head, rest[0], "")
+        middle, *tail = rest[0].split(f"[{_TOKEN}]")
+        return _Mould(head, f"{middle}[", f"]{tail[0]}") if len(tail) == 1 else None
+
+
+class Outlet:
+    """Where a stream goes out. Use it as `with`, in the task that writes. A client that has not read for `seconds` counts as gone.
+
+    One timer per stream, which looks since when a write has waited; not one per write, of which there is one per token.
+    """
+
+    def __init__(self, send: Send, seconds: float) -> None:
+        self._send = send
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._since: float | None = None
+        self._expired = False
+
+    async def start(self) -> None:
+        await self._write({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+
+    async def write(self, events: bytes, more: bool = True) -> None:
+        """Events in one write; without any nothing, unless it ends the answer. Raises ClientDisconnect."""
+        if events or not more:
+            await self._write({"type": "http.response.body", "body": events, "more_body": more})
+
+    async def _write(self, message: dict[str, Any]) -> None:
+        self._since = self._loop.time()
+        try:
+            await self._send(message)
+        except asyncio.CancelledError:
+            # Another may have cancelled the task at the same time: that one's wish is kept.
+            if self._expired and self._task is not None and self._task.uncancel() == 0:
+                raise ClientDisconnect from None
+            raise
+        finally:
+            self._since = None
+
+    def _look(self) -> None:
+        now = self._loop.time()
+        left = self._seconds if self._since is None else self._since + self._seconds - now
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+        elif self._task is not None:
+            self._expired = True
+            self._task.cancel()
+
+    def __enter__(self) -> Outlet:
+        self._timer = self._loop.call_later(self._seconds, self._look)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._timer.cancel()
