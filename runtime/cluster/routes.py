@@ -19,12 +19,8 @@ class _Route:
     request: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """One stream's events of one step."""
-
-    sink: Sink
-    events: list[TokenEvent]
+#: One stream's events of one step.
+_Part = tuple[Sink, list[TokenEvent]]
 
 
 class Routes:
@@ -46,17 +42,17 @@ class Routes:
     def deliver(self, events: Iterable[TokenEvent]) -> list[str]:
         """Hand events over; returns living sequences that nobody can hear of any more, their event loop being closed."""
         by_loop: dict[asyncio.AbstractEventLoop, list[_Part]] = {}
-        for part in self._by_sink(events):
-            if part.sink.loop is None:
-                part.sink.push(part.events)
+        for sink, its in self._by_sink(events).items():
+            if sink.loop is None:
+                sink.push(its)
             else:
-                by_loop.setdefault(part.sink.loop, []).append(part)
+                by_loop.setdefault(sink.loop, []).append((sink, its))
         deaf: list[str] = []
         for loop, parts in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_push_all, parts)
             except RuntimeError:  # the loop was closed with streams still open
-                deaf.extend(event.seq for part in parts for event in part.events if event.finish is None)
+                deaf.extend(event.seq for _, its in parts for event in its if event.finish is None)
         for seq in deaf:
             del self._routes[seq]
         return deaf
@@ -65,15 +61,15 @@ class Routes:
         """An end for every sequence that is still waited for, when whoever knew better is gone."""
         return [TokenEvent(seq, route.request, 0, None, finish="error", error=error) for seq, route in self._routes.items()]
 
-    def _by_sink(self, events: Iterable[TokenEvent]) -> list[_Part]:
-        parts: dict[Sink, _Part] = {}
+    def _by_sink(self, events: Iterable[TokenEvent]) -> dict[Sink, list[TokenEvent]]:
+        parts: dict[Sink, list[TokenEvent]] = {}
         for event in events:
             route = self._routes.get(event.seq) if event.finish is None else self._routes.pop(event.seq, None)
             if route is not None:
-                parts.setdefault(route.sink, _Part(route.sink, [])).events.append(event)
-        return list(parts.values())
+                parts.setdefault(route.sink, []).append(event)
+        return parts
 
 
 def _push_all(parts: list[_Part]) -> None:
-    for part in parts:
-        part.sink.push(part.events)
+    for sink, events in parts:
+        sink.push(events)

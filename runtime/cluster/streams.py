@@ -46,9 +46,11 @@ class Stream:
 
     def push(self, events: list[TokenEvent]) -> None:
         """Called on the loop."""
-        live = [event for event in events if event.seq in self._open]
-        self._ready.extend(live)
-        self._open.difference_update(event.seq for event in live if event.finish is not None)
+        for event in events:
+            if event.seq in self._open:
+                self._ready.append(event)
+                if event.finish is not None:
+                    self._open.remove(event.seq)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
