@@ -56,13 +56,13 @@ class Server:
     """A running `zoo serve`. Raises RuntimeError when it ends before it listens."""
 
     def __init__(self, store: Path, env: dict[str, str]) -> None:
-        self._said = tempfile.TemporaryFile("w+")
+        log = store.with_name("serve.log")
         command = [sys.executable, "-c", _SERVE, "serve", "--store", str(store), "--port", "0", "--token-budget", str(_BUDGET)]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._said, text=True, env={**os.environ, **env})
+        with log.open("w") as said:
+            self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, **env})
         self.address = "" if self._process.stdout is None else self._process.stdout.readline().strip()
         if not self.address:
-            self._said.seek(0)
-            raise RuntimeError(f"the server ended with {self._process.wait()}: {self._said.read()[-2000:]}")
+            raise RuntimeError(f"the server ended with {self._process.wait()}: {log.read_text()[-2000:]}")
 
     def spent(self) -> tuple[float, float]:
         """Processor seconds of the whole process, and of the thread that runs the event loop: its first one."""

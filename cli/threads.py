@@ -14,7 +14,9 @@ _FEW = 4
 
 
 def yield_cores(environment: MutableMapping[str, str], cores: int) -> None:
-    """Have waiting threads sleep and not spin, where cores are few and nobody has said otherwise: between two products a spinning thread holds
-    a core that the event loop, and clients on the same machine, need."""
+    """Have waiting threads sleep and not spin, where cores are few and nobody has said otherwise.
+
+    Between two products a thread that spins holds a core that the event loop, and clients on the same machine, need.
+    """
     if cores <= _FEW and not any(name in environment for name in _SAID):
         environment["OMP_WAIT_POLICY"] = "passive"
