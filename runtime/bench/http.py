@@ -189,7 +189,7 @@ def _origin(base: httpx.URL, api_key: str | None) -> Origin:
     return Origin(base.host, base.port or (443 if secure else 80), tls, headers)
 
 
-def _reason(raw: bytes) -> str:
+def _reason(raw: bytes | bytearray) -> str:
     """What a server says about a status, as far as one line goes."""
     with contextlib.suppress(ValueError, KeyError, TypeError, RecursionError):
         return str(json.loads(raw)["error"]["message"])
