@@ -98,11 +98,8 @@ class _Answer:
         self._code = 0
         self._delimited = False
         self._complete = False
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the connection may carry another exchange."""
-        return self._complete and self._delimited and bool(self._parser.should_keep_alive())
+        #: Whether the connection may carry another exchange.
+        self.keeps = False
 
     def feed(self, data: bytes) -> None:
         try:
@@ -149,7 +146,9 @@ class _Answer:
             self._pieces.append(data)
 
     def on_message_complete(self) -> None:
-        self._complete = self._code >= 200
+        if self._code >= 200 and not self._complete:
+            self._complete = True
+            self.keeps = self._delimited and bool(self._parser.should_keep_alive())  # the parser knows it at this point only
 
 
 class _Connection(asyncio.Protocol):

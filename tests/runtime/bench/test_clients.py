@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import runtime.bench.wire as wire
 from runtime.bench.answers import Answer
 from runtime.bench.drive import WallClock, drive
 from runtime.bench.http import HttpClient, base_of
@@ -154,6 +155,60 @@ def test_a_refusal_without_json() -> None:
     with raw_server(b"go\naway", b"", head=b"HTTP/1.1 503 Service Unavailable\r\n") as address:
         (answer,) = over_http(address, Workload((Ask(0, 0.0, "m", (5,), 2),)))
     assert (answer.error, answer.heard.detail) == ("http 503", "go away")
+
+
+def test_an_answer_without_a_length_ends_when_the_server_hangs_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                while not connection.recv(65536).endswith(b"}"):
+                    pass
+                connection.sendall(
+                    b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\nHTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + CHUNK + LAST
+                )
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        (answer,) = over_http(f"http://127.0.0.1:{listening.getsockname()[1]}", Workload((Ask(0, 0.0, "m", (5,), 2),)))
+        thread.join(5)
+    assert (answer.error, answer.heard.lots) == (None, (2,))
+
+
+@pytest.mark.parametrize("head", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 20_000])
+def test_what_is_no_http_is_a_broken_stream(head: bytes) -> None:
+    with raw_server(CHUNK, head=head) as address:
+        (answer,) = over_http(address, Workload((Ask(0, 0.0, "m", (5,), 2),)))
+    assert answer.error == "broken stream"
+
+
+def test_connections_are_kept_for_the_next_question(tokenizer: Tokenizer) -> None:  # noqa: F811
+    asks = tuple(Ask(number, 0.0, "nobody" if number == 3 else BASE.name, (5, 6), 3) for number in range(8))
+    with running(tokenizer) as server, connections() as made:
+        answers = over_http(server.address, Workload(asks, clients=1))
+    assert [answer.error for answer in answers] == [None] * 3 + ["http 404"] + [None] * 4
+    assert made == [1]
+
+
+@contextmanager
+def connections() -> Iterator[list[int]]:
+    """How many connections were made meanwhile."""
+    made = [0]
+    with pytest.MonkeyPatch.context() as patch:
+        before = wire._Connection.connection_made
+
+        def count(self: wire._Connection, transport: asyncio.BaseTransport) -> None:
+            made[0] += 1
+            before(self, transport)
+
+        patch.setattr(wire._Connection, "connection_made", count)
+        yield made
+
+
+def test_a_key_that_cannot_be_sent_is_refused() -> None:
+    with pytest.raises(InputError, match="cannot be sent"):
+        over_http("http://127.0.0.1:1", Workload((Ask(0, 0.0, "m", (5,), 2),)), "k3y\r\nx-evil: 1")
 
 
 def test_addresses() -> None:
