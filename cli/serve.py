@@ -6,7 +6,6 @@ Standard output gets exactly one line, the address, once requests are answered; 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +15,6 @@ import typer
 
 from cli.output import DEFAULT_STORE, DatabaseOption, StoreOption, say
 from cli.serve_options import ServeOptions, gather
-from cli.threads import yield_cores
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
@@ -70,7 +68,6 @@ def serve(
         "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend, "deltas": deltas,
     }  # fmt: skip
     options = gather(config, given)
-    yield_cores(os.environ, os.cpu_count() or 1)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     from zoo.api import Zoo
