@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from runtime.config import ServerConfig
 from runtime.server.gate import Gate
+from runtime.server.protocol import BoundedProtocol
 from zoo.errors import InputError
 
 
@@ -61,6 +62,7 @@ def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -
         app,
         lifespan="on",
         ws="none",
+        http=BoundedProtocol,
         access_log=False,  # the guard writes one line per request, without query strings
         log_config=None,
         server_header=False,

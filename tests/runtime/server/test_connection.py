@@ -12,7 +12,7 @@ import runtime.server.generate as generate
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.server.connection import while_connected
 from runtime.server.events import Outlet
-from tests.runtime.server.harness import running
+from tests.runtime.server.harness import eventually, running
 
 
 async def leaves() -> dict[str, str]:
@@ -118,3 +118,33 @@ def test_a_client_that_does_not_finish_its_body_is_told_so(tokenizer: Tokenizer,
             raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
             assert raw.recv(65536).startswith(b"HTTP/1.1 408")
         assert server.gate.taken == 0
+
+
+@pytest.mark.parametrize(
+    "endless",
+    [
+        b"GET /" + b"x" * 1_000_000,
+        b"GET /live HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 1_000_000,
+        b"GET /live HTTP/1.1\r\nHost: x\r\n" + b"X: y\r\n" * 200_000,
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: y\r\n" * 200_000,
+    ],
+)
+def test_headers_and_trailers_have_an_end(tokenizer: Tokenizer, endless: bytes) -> None:
+    with running(tokenizer) as server:
+        host, port = server.address.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as raw:
+            said = b""
+            try:
+                raw.sendall(endless)
+                while part := raw.recv(65536):
+                    said += part
+            except ConnectionError:  # hung up while we still sent
+                pass
+            assert not said or said.startswith((b"HTTP/1.1 400", b"HTTP/1.1 414", b"HTTP/1.1 431"))
+        assert eventually(lambda: server.gate.taken == 0)
+
+
+def test_a_body_far_longer_than_headers_may_be_arrives(tokenizer: Tokenizer) -> None:
+    with running(tokenizer) as server, server.http() as http:
+        body = {"model": "org/base", "prompt": [5], "max_tokens": 2, "user": "x" * 500_000}
+        assert http.post("/v1/completions", json=body).status_code == 200
