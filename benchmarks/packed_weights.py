@@ -24,8 +24,8 @@ from benchmarks.shared_family import SHAPES, spread
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.packing import best
-from runtime.engine.products import OneDnn
 from runtime.engine.paged import PagedEngine
+from runtime.engine.products import OneDnn
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.ingest import ingest
 from surgery.sources import open_source

@@ -9,6 +9,7 @@ function; facts, "Cutting transformers models"). `runtime.engine.layout` makes f
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -138,10 +139,19 @@ class Frame:
     prefixes: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     _foreign: dict[tuple[tuple[str, int], ...], Tensor] = field(default_factory=dict)
     _adapter_indices: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
+    _spanned: tuple[tuple[str, ...], ctypes.Array[ctypes.c_int64]] | None = None
 
     @property
     def tokens(self) -> int:
         return int(self.positions.shape[1])
+
+    @property
+    def spanned(self) -> tuple[tuple[str, ...], ctypes.Array[ctypes.c_int64]]:
+        """The adapters of the spans, and the first token and the end of each, back to back."""
+        if self._spanned is None:
+            edges = [edge for span in self.adapters for edge in (span.lo, span.hi)]
+            self._spanned = tuple(span.adapter for span in self.adapters), (ctypes.c_int64 * len(edges))(*edges)
+        return self._spanned
 
     @property
     def covered_by_one(self) -> bool:

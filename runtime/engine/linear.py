@@ -58,6 +58,7 @@ class SharedLinear(nn.Module):
         self.adapters: dict[str, LowRank] = {}
         self.inputs, self.outputs = Scales(), Scales()
         self._plain = True
+        self.changes = 0
         self._stack: _Stack | None = None
         self._bind(transposed)
 
@@ -117,8 +118,14 @@ class SharedLinear(nn.Module):
         self.outputs.detach(adapter)
         self._changed()
 
+    @property
+    def added_only(self) -> bool:
+        """Whether adapters add to the output and do nothing else."""
+        return not (self.inputs or self.outputs)
+
     def _changed(self) -> None:
         self._stack = None
+        self.changes += 1
         self._plain = not (self.adapters or self.inputs or self.outputs)
 
     def _add(self, out: Tensor, x: Tensor, frame: Frame) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from runtime.engine.frame import Frame
 from runtime.engine.linear import SharedLinear
-from runtime.engine.native.calls import Kernels, Parts
+from runtime.engine.native.calls import Kernels, Low, Lows, Parts
 from runtime.engine.products import NativeProduct
 
 #: x [1, tokens, in] -> each layer's output [1, tokens, out], which is nobody else's and may be written to.
@@ -124,15 +124,15 @@ class NativeOperations(StockOperations):
         parts = _parts(layers)
         if parts is None:
             return super().together(layers)
-        stock, kernels = super().together(layers), self._kernels
+        stock, kernels, added = super().together(layers), self._kernels, _Added(self._kernels, layers, parts)
 
         def run(x: Tensor, frame: Frame) -> Sequence[Tensor]:
-            if any(layer.inputs for layer in layers) and frame.adapters:
+            if frame.adapters and not all(layer.added_only for layer in layers):
                 return stock(x, frame)
-            made = torch.split(kernels.linear(x, parts), list(parts.sizes), dim=-1)
-            if all(layer.untouched(frame) for layer in layers):
-                return made
-            return [layer.after(own, x, frame) for layer, own in zip(layers, made, strict=True)]
+            made = kernels.linear(x, parts)
+            if frame.adapters:
+                added.to_(made, x, frame)
+            return torch.split(made, list(parts.sizes), dim=-1)
 
         return run
 
@@ -141,14 +141,36 @@ class NativeOperations(StockOperations):
         stock, kernels = super().gated(gate, up, act), self._kernels
         if parts is None or not _is_silu(act):
             return stock
-        return lambda x, frame: kernels.gated(x, parts) if gate.untouched(frame) and up.untouched(frame) else stock(x, frame)
+        added = _Added(kernels, (gate, up), parts)
+
+        def run(x: Tensor, frame: Frame) -> Tensor:
+            if gate.untouched(frame) and up.untouched(frame):
+                return kernels.gated(x, parts)
+            if not (gate.added_only and up.added_only):
+                return stock(x, frame)
+            made = kernels.linear(x, parts)
+            added.to_(made, x, frame)
+            low, high = torch.split(made, list(parts.sizes), dim=-1)
+            return F.silu(low).mul_(high)
+
+        return run
 
     def onto(self, layer: SharedLinear) -> Onto:
         parts = _parts((layer,))
         stock, kernels = super().onto(layer), self._kernels
         if parts is None:
             return stock
-        return lambda x, hidden, frame: kernels.linear(x, parts, hidden) if layer.untouched(frame) else stock(x, hidden, frame)
+        added = _Added(kernels, (layer,), parts)
+
+        def run(x: Tensor, hidden: Tensor, frame: Frame) -> Tensor:
+            if frame.adapters and not layer.added_only:
+                return stock(x, hidden, frame)
+            made = kernels.linear(x, parts, hidden)
+            if frame.adapters:
+                added.to_(made, x, frame)
+            return made
+
+        return run
 
     def norm_heads(self, norm: nn.Module, heads: Tensor) -> Tensor:
         if not (isinstance(norm, NativeNorm) and norm.serves(heads) and _fits(heads)):
@@ -163,6 +185,34 @@ class NativeOperations(StockOperations):
         self._kernels.rotate_(query, cos, sin)
         self._kernels.rotate_(key, cos, sin)
         return query, key
+
+
+class _Added:
+    """What the low-rank adapters of a group add to its outputs. Each is packed when it is first used, until one comes or goes."""
+
+    def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear], parts: Parts) -> None:
+        self._kernels, self._layers, self._parts = kernels, layers, parts
+        self._packed: dict[str, Low] = {}
+        self._changes: tuple[int, ...] = ()
+        self._names: tuple[str, ...] = ()
+        self._lows: Lows | None = None
+
+    def to_(self, made: Tensor, x: Tensor, frame: Frame) -> None:
+        """Add to made [1, tokens, sum of outputs], of x [1, tokens, in]."""
+        if not any(layer.adapters for layer in self._layers):
+            return
+        names, bounds = frame.spanned
+        if (changes := tuple(layer.changes for layer in self._layers)) != self._changes:
+            self._packed, self._lows, self._changes = {}, None, changes
+        if self._lows is None or names != self._names:
+            self._lows, self._names = Lows([self._low(name) for name in names]), names
+        self._kernels.adapt_(made, x, self._parts, self._lows, bounds)
+
+    def _low(self, name: str) -> Low:
+        if name not in self._packed:
+            there = [layer.adapters.get(name) for layer in self._layers]
+            self._packed[name] = Low(self._kernels, [None if one is None else (one.a, one.b, one.bias) for one in there])
+        return self._packed[name]
 
 
 def _parts(layers: Sequence[SharedLinear]) -> Parts | None:

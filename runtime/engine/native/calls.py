@@ -28,11 +28,23 @@ class _Pages(ctypes.Structure):
     )  # fmt: skip
 
 
+#: Weights that read the same input and can carry an adapter together.
+_MOST_PARTS = 4
+
+
+class _Low(ctypes.Structure):
+    _fields_ = (
+        ("a", c_void_p), ("ranks", c_int64), ("b", c_void_p * _MOST_PARTS), ("bias", c_void_p * _MOST_PARTS),
+        ("rank", c_int64 * _MOST_PARTS),
+    )  # fmt: skip
+
+
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_panel": (),
     "zoo_pack": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
     "zoo_unpack": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int),
+    "zoo_adapt": (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int),
     "zoo_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int),
     "zoo_rotate": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int),
     "zoo_keep": (c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int),
@@ -41,7 +53,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
     "zoo_argmax": (c_void_p, c_int64, c_int64, c_void_p, c_int),
 }  # fmt: skip
-_RETURNS: dict[str, Any] = {"zoo_panel": c_int64, "zoo_decode": c_int}
+_RETURNS: dict[str, Any] = {"zoo_panel": c_int64, "zoo_decode": c_int, "zoo_adapt": c_int}
 
 _PLAIN, _GATED_SILU = 0, 1
 
@@ -64,7 +76,48 @@ class Parts:
         self.count = len(parts)
         self.inputs = packed[0].shape[1]
         self.sizes = tuple(sizes)
+        self.widths = (c_int64 * len(sizes))(*sizes)
         self.outputs = sum(sizes)
+
+
+class Low:
+    """One adapter on the weights of one `Parts`, packed. Keeps what it packs alive.
+
+    Args:
+        parts: by weight, at most four: (a [rank, in], b [out, rank], bias [out] or None), None where the adapter has nothing there.
+
+    Raises:
+        ValueError: more than four.
+    """
+
+    def __init__(self, kernels: Kernels, parts: Sequence[tuple[Tensor, Tensor, Tensor | None] | None]) -> None:
+        if len(parts) > _MOST_PARTS:
+            raise ValueError(f"an adapter lies on {_MOST_PARTS} weights of a group at most")
+        self._alive: list[Tensor] = []
+        self.struct = _Low()
+        there = [part[0] for part in parts if part is not None]
+        if there:
+            self.struct.a = self._kept(kernels.pack(torch.cat(there)))
+        for at, part in enumerate(parts):
+            if part is None:
+                continue
+            self.struct.rank[at], self.struct.b[at] = part[0].shape[0], self._kept(kernels.pack(part[1]))
+            self.struct.ranks += part[0].shape[0]
+            if part[2] is not None:
+                self.struct.bias[at] = self._kept(part[2].contiguous())
+
+    def _kept(self, tensor: Tensor) -> int:
+        self._alive.append(tensor)
+        return tensor.data_ptr()
+
+
+class Lows:
+    """Adapters in the order of a frame's spans."""
+
+    def __init__(self, lows: Sequence[Low]) -> None:
+        self._alive = tuple(lows)
+        self.array = (_Low * len(lows))(*(low.struct for low in lows))
+        self.address = ctypes.addressof(self.array)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +145,7 @@ class Kernels:
             function.argtypes, function.restype = arguments, _RETURNS.get(name)
         self._lib = found
         self._threads = threads
+        self._adapt = found.zoo_adapt
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
         self._keep, self._decode, self._argmax = found.zoo_keep, found.zoo_decode, found.zoo_argmax
         self.panel = int(found.zoo_panel())
@@ -125,6 +179,20 @@ class Kernels:
             None if extra is None else extra.data_ptr(), out.data_ptr(), self.threads,
         )  # fmt: skip
         return out
+
+    def adapt_(self, out: Tensor, x: Tensor, parts: Parts, lows: Lows, bounds: ctypes.Array[c_int64]) -> None:
+        """Add to out [1, tokens, sum of outputs] what adapters make of x [1, tokens, in]; bounds: the first token and the end, of each.
+
+        Raises:
+            MemoryError: there was none for what lies between A and B.
+        """
+        x = x.contiguous()
+        failed = self._adapt(
+            x.data_ptr(), parts.inputs, lows.address, ctypes.addressof(bounds), len(lows.array), ctypes.addressof(parts.widths),
+            parts.count, out.data_ptr(), self.threads,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for adapters")
 
     def gated(self, x: Tensor, parts: Parts) -> Tensor:
         """x [.., in] -> silu(x W0^T) * (x W1^T), [.., outputs of one]."""

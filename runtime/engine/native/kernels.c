@@ -118,8 +118,9 @@ INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_
         for (int j = 0; j < NV; j++) *(vec *)(out + i * NR + j * VL) = acc[i][j];
 }
 
-#define ROWS(m) case m: tile(m, k, x, k, 1, w, out); break;
-static void rows_tile(int64_t m, int64_t k, const float *x, const float *w, float *out)
+#define ROWS(m) case m: tile(m, k, x, step, 1, w, out); break;
+/* m rows, `step` apart. */
+static void rows_tile(int64_t m, int64_t k, int64_t step, const float *x, const float *w, float *out)
 {
     switch (m) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4)
@@ -216,7 +217,7 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
                         if (laid != NULL)
                             laid_tile(k, laid + b * k * MR, w, buffer[g]);
                         else
-                            rows_tile(hi - lo, k, x + lo * k, w, buffer[g]);
+                            rows_tile(hi - lo, k, k, x + lo * k, w, buffer[g]);
                         const float *bias = parts[which + g].bias;
                         if (bias != NULL)
                             for (int64_t i = 0; i < hi - lo; i++)
@@ -236,6 +237,74 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
             }
     }
     free(laid);
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- adapters */
+
+#define MOST_PARTS 4
+
+/* One adapter on a group of weights that read the same x: its A's side by side and packed as one weight [ranks, k], its B's [n, rank] packed
+ * each. A part without the adapter has rank 0; a group without it has ranks 0. */
+struct low {
+    const float *a;
+    int64_t ranks;
+    const float *b[MOST_PARTS];
+    const float *bias[MOST_PARTS];
+    int64_t rank[MOST_PARTS];
+};
+
+/* out[lo:hi] += (x[lo:hi] A^T) B^T for each of `count` adapters, each on its own rows alone. bounds: lo, hi of each; x [rows, k];
+ * out [rows, sum of n]. Returns 0, or 1 when there was no memory. */
+int zoo_adapt(const float *x, int64_t k, const struct low *lows, const int64_t *bounds, int64_t count, const int64_t *n, int parts,
+               float *out, int threads)
+{
+    int64_t total = 0, items = 0, widest = 0;
+    for (int c = 0; c < parts; c++) total += n[c];
+    for (int64_t s = 0; s < count; s++)
+        if (lows[s].ranks > 0) {
+            items += (bounds[2 * s + 1] - bounds[2 * s] + MR - 1) / MR;
+            if (lows[s].ranks > widest) widest = lows[s].ranks;
+        }
+    float *lows_of = malloc((size_t)(items * MR * widest) * 4 + 4);
+    if (lows_of == NULL) return 1;
+#pragma omp parallel num_threads(threads) if (items > 1)
+    {
+        float buffer[MR * NR] ALIGNED;
+#pragma omp for schedule(static)
+        for (int64_t item = 0; item < items; item++) {
+            int64_t s = 0, block = item;
+            for (;; s++) {
+                if (lows[s].ranks == 0) continue;
+                int64_t own = (bounds[2 * s + 1] - bounds[2 * s] + MR - 1) / MR;
+                if (block < own) break;
+                block -= own;
+            }
+            const struct low *which = &lows[s];
+            float *low = lows_of + item * MR * widest;
+            int64_t lo = bounds[2 * s] + block * MR, ranks = which->ranks;
+            int64_t m = bounds[2 * s + 1] - lo < MR ? bounds[2 * s + 1] - lo : MR;
+            for (int64_t p = 0; p * NR < ranks; p++) {
+                int64_t width = ranks - p * NR < NR ? ranks - p * NR : NR;
+                rows_tile(m, k, k, x + lo * k, which->a + p * k * NR, buffer);
+                for (int64_t i = 0; i < m; i++) memcpy(low + i * ranks + p * NR, buffer + i * NR, (size_t)width * 4);
+            }
+            int64_t left = 0, from = 0;
+            for (int c = 0; c < parts; left += n[c], from += which->rank[c], c++) {
+                if (which->rank[c] == 0) continue;
+                for (int64_t p = 0; p * NR < n[c]; p++) {
+                    int64_t width = n[c] - p * NR < NR ? n[c] - p * NR : NR;
+                    rows_tile(m, which->rank[c], ranks, low + from, which->b[c] + p * which->rank[c] * NR, buffer);
+                    const float *bias = which->bias[c];
+                    for (int64_t i = 0; i < m; i++) {
+                        float *o = out + (lo + i) * total + left + p * NR;
+                        for (int64_t j = 0; j < width; j++) o[j] += buffer[i * NR + j] + (bias == NULL ? 0.0f : bias[p * NR + j]);
+                    }
+                }
+            }
+        }
+    }
+    free(lows_of);
+    return 0;
 }
 
 /* ------------------------------------------------------------------------------------------------------------ small things */
