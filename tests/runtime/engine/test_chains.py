@@ -89,7 +89,7 @@ def test_what_a_chain_shares_with_its_parents_runs_once_over_the_rows_of_all(ben
 
 def test_weights_that_a_chain_shares_are_resident_once(bench, family):
     names = [name for name in family if "adapter" not in name and "lora" not in name]
-    made = engine(bench, *names)
+    made = PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, weights="plain"), names)
     distinct = {tensor.digest: tensor.nbytes for name in names for tensor in manifest_of(bench.store, name).tensors}
     assert made.memory().weights == sum(distinct.values())
     for name in names:
