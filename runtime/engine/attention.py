@@ -1,8 +1,8 @@
 """The engine's attention behind transformers' attention interface: write this step's K and V into pages, attend through the tables.
 
 Registered under a name of its own and with no mask function, so that no mask is built outside; everything it needs is in the current
-frame; where that has dense batches instead of pages, they do it (`engine.slab`). Decodes attend as the device does it best
-(`engine.gathered`, `engine.native.paged`); a prompt's chunk attends alone, to its earlier pages and itself.
+frame; where that has dense batches instead of pages, they do it (`engine.slab`). How a device attends over pages is its own affair
+(`engine.gathered` anywhere, `engine.native.paged` by kernels).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.engine.frame import Frame, Paging, RowSpan, current
+from runtime.engine.frame import Frame, current
 
 NAME = "blockzoo_paged"
 
@@ -90,8 +90,7 @@ def attend(frame: Frame, query: Tensor, key: Tensor, value: Tensor, how: How) ->
     out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
     for pages in frame.paging:
         pages.decode(layer, now, out)
-        for row, span in pages.paging.chunks:
-            out[span.lo : span.hi] = _chunk(pages.paging, pages.paging.tables[row, layer], span, now)
+        pages.chunks(layer, now, out)
     return out
 
 
@@ -104,34 +103,6 @@ def _prefixed(frame: Frame, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
             for into, given in zip((key, value), prefix, strict=True):
                 into[span.lo : span.hi] = given[span.source].view(-1, *into.shape[1:])
     return key, value
-
-
-def _chunk(paging: Paging, table: Tensor, span: RowSpan, now: Tokens) -> Tensor:
-    """A chunk of one prompt, whose pages are `table`. Returns [tokens of the chunk, heads, head_dim]."""
-    how = now.how
-    q = now.query[span.lo : span.hi].transpose(0, 1)[None]
-    whole = span.start == 0 and how.softcap is None and (how.window is None or span.length <= how.window)
-    if whole:
-        k, v = (x[span.lo : span.hi].transpose(0, 1)[None] for x in (now.key, now.value))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scaling, enable_gqa=q.shape[1] != k.shape[1])
-        return out[0].transpose(0, 1)
-    pages = table[: -(-span.length // paging.page_tokens)].contiguous()
-    k, v = (x[: span.length].transpose(0, 1)[None] for x in paging.view(now.key).gather(pages, paging.pool))
-    mask = _chunk_mask(span, how.window, now.query)
-    repeats = q.shape[1] // k.shape[1]
-    if repeats > 1:
-        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
-    return softmax_attention(q, k, v, mask, how)[0].transpose(0, 1)
-
-
-def _chunk_mask(span: RowSpan, window: int | None, like: Tensor) -> Tensor:
-    """Additive [chunk, length]: causal from the chunk's first position on, within the window."""
-    at = torch.arange(span.length, device=like.device)
-    mine = torch.arange(span.start, span.length, device=like.device)[:, None]
-    hidden = at > mine
-    if window is not None:
-        hidden |= at <= mine - window
-    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: How) -> Tensor:

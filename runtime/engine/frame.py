@@ -109,6 +109,10 @@ class Paged(Protocol):
         """Attend with every row of one token, into its place of `out` [the frame's tokens, heads, head_dim]."""
         ...
 
+    def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
+        """Attend with the tokens of every other row, into theirs."""
+        ...
+
 
 #: How a device attends over pages.
 PagedMaker = Callable[[Paging], Paged]

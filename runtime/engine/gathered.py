@@ -1,6 +1,6 @@
-"""Decoding over pages with torch's own attention, on any device: pages are gathered into scratch and attended in few calls.
+"""Attention over pages with torch's own, on any device: pages are gathered into scratch and attended in few calls.
 
-Rows of similar length are attended together, padded to the longest of them.
+Decode rows of similar length are attended together, padded to the longest of them; a prompt's chunk alone, to its earlier pages and itself.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.engine.attention import Tokens, softmax_attention
-from runtime.engine.frame import Paging
+from runtime.engine.frame import Paging, RowSpan
 
 #: Decode rows are attended in at most this many groups of similar length.
 MAX_GROUPS = 4
@@ -67,6 +68,10 @@ class GatheredAttention:
             else:
                 out[group.tokens] = made
 
+    def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
+        for row, span in self.paging.chunks:
+            out[span.lo : span.hi] = _chunk(self.paging, self.paging.tables[row, layer], span, now)
+
     def _attend(self, layer: int, group: DecodeGroup, now: Tokens) -> Tensor:
         """One token per row against its pages. Returns [rows, heads, head_dim]."""
         query = now.query if group.tokens is None else now.query[group.tokens]
@@ -79,6 +84,34 @@ class GatheredAttention:
         mask = group.mask(now.how.window, query.dtype)
         out = softmax_attention(grouped, k, v, mask.expand(-1, -1, grouped.shape[2], -1), now.how)
         return out.reshape(group.rows, heads, head_dim)
+
+
+def _chunk(paging: Paging, table: Tensor, span: RowSpan, now: Tokens) -> Tensor:
+    """A chunk of one prompt, whose pages are `table`. Returns [tokens of the chunk, heads, head_dim]."""
+    how = now.how
+    q = now.query[span.lo : span.hi].transpose(0, 1)[None]
+    whole = span.start == 0 and how.softcap is None and (how.window is None or span.length <= how.window)
+    if whole:
+        k, v = (x[span.lo : span.hi].transpose(0, 1)[None] for x in (now.key, now.value))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scaling, enable_gqa=q.shape[1] != k.shape[1])
+        return out[0].transpose(0, 1)
+    pages = table[: -(-span.length // paging.page_tokens)].contiguous()
+    k, v = (x[: span.length].transpose(0, 1)[None] for x in paging.view(now.key).gather(pages, paging.pool))
+    mask = _chunk_mask(span, how.window, now.query)
+    repeats = q.shape[1] // k.shape[1]
+    if repeats > 1:
+        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+    return softmax_attention(q, k, v, mask, how)[0].transpose(0, 1)
+
+
+def _chunk_mask(span: RowSpan, window: int | None, like: Tensor) -> Tensor:
+    """Additive [chunk, length]: causal from the chunk's first position on, within the window."""
+    at = torch.arange(span.length, device=like.device)
+    mine = torch.arange(span.start, span.length, device=like.device)[:, None]
+    hidden = at > mine
+    if window is not None:
+        hidden |= at <= mine - window
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
 
 
 def _groups(paging: Paging) -> Iterator[DecodeGroup]:

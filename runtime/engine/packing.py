@@ -3,8 +3,8 @@ plain one.
 
     packs.acquire(digest, weight) -> (layout, packed weight), or None where the plain one stays
 
-One layout serves any number of rows. Which is the fastest depends on the processor, so a first use measures them. Knows nothing of layers
-or models.
+One layout serves any number of rows. Where our kernels are, it is theirs, whose speed is known (`benchmarks/packed_weights.py`); whether
+oneDNN's is worth it depends on the processor, and a first use measures it. Knows nothing of layers or models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ _log = logging.getLogger(__name__)
 
 #: What is measured: so many square matrices, by the rows of decode steps.
 _WIDTH, _MATRICES, _ROWS, _ROUNDS = 1024, 4, (1, 4, 16, 64), 5
-_MARGIN = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +39,11 @@ class Packed:
 
 
 @functools.cache
-def best(dtype: torch.dtype, threads: int, layouts: tuple[Layout, ...]) -> Layout | None:
-    """The layout whose products take the least time here with so many threads, over all of `_ROWS`; None when the plain one does.
-
-    `layouts`: the ones liked best first; a later one, and the plain one, must be faster by `_MARGIN`, for a busy machine's figures vary.
-    """
-    found, least = None, math.inf
-    for layout in layouts:
-        ratio = _measured(layout, dtype)
-        _log.info("%s weights in %s take %.2f times as long as plain ones with %d threads", dtype, layout.name, ratio, threads)
-        if ratio < least * (1 - _MARGIN):
-            found, least = layout, ratio
-    return found if least * (1 - _MARGIN) < 1.0 else None
+def faster(layout: Layout, dtype: torch.dtype, threads: int) -> bool:
+    """Whether this processor multiplies weights in a layout faster than plain ones, with so many threads, over all of `_ROWS`."""
+    ratio = _measured(layout, dtype)
+    _log.info("%s weights in %s take %.2f times as long as plain ones with %d threads", dtype, layout.name, ratio, threads)
+    return ratio < 1.0
 
 
 @torch.inference_mode()
@@ -91,7 +83,8 @@ class Packs:
 
     def __init__(self, wanted: Weights, device: torch.device, kernels: Kernels | None = None) -> None:
         self._wanted = wanted if device.type == "cpu" else "plain"
-        self._layouts: tuple[Layout, ...] = (OneDnn(),) if kernels is None else (Panels(kernels), OneDnn())
+        self._ours = None if kernels is None else Panels(kernels)
+        self._theirs = OneDnn()
         self._counted = Counted()
         self._layout_of: dict[str, Layout] = {}
 
@@ -124,10 +117,13 @@ class Packs:
             return None
 
     def _layout_for(self, weight: Tensor) -> Layout | None:
-        fit = tuple(layout for layout in self._layouts if layout.takes(weight.dtype))
-        if self._wanted == "plain" or weight.dim() != 2 or not fit:
+        if self._wanted == "plain" or weight.dim() != 2:
+            return None
+        if self._ours is not None and self._ours.takes(weight.dtype):
+            return self._ours
+        if not self._theirs.takes(weight.dtype):
             return None
         if self._wanted == "packed":
-            return fit[0]
-        layout = best(weight.dtype, torch.get_num_threads(), fit)
-        return layout if layout is not None and weight.numel() >= layout.smallest else None
+            return self._theirs
+        worth = weight.numel() >= self._theirs.smallest
+        return self._theirs if worth and faster(self._theirs, weight.dtype, torch.get_num_threads()) else None

@@ -36,13 +36,10 @@ class Product(Protocol):
 
 
 class Layout(Protocol):
-    """A way to hold weights. `smallest`: elements below which a call costs more than it gives."""
+    """A way to hold weights."""
 
     @property
     def name(self) -> str: ...
-
-    @property
-    def smallest(self) -> int: ...
 
     def takes(self, dtype: torch.dtype) -> bool: ...
 
@@ -122,7 +119,9 @@ class OneDnnProduct:
 
 @dataclass(frozen=True, slots=True)
 class OneDnn:
-    """Blocks that oneDNN chooses; the packed tensor is still [out, in] to its readers, but opaque."""
+    """Blocks that oneDNN chooses; the packed tensor is still [out, in] to its readers, but opaque. `smallest`: elements below which a call
+    costs more than it gives.
+    """
 
     name: str = "oneDNN"
     smallest: int = 1 << 18
@@ -163,7 +162,6 @@ class Panels:
 
     kernels: Kernels
     name: str = "panels"
-    smallest: int = 1
 
     def takes(self, dtype: torch.dtype) -> bool:
         return dtype == torch.float32

@@ -51,11 +51,32 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_decode": (
         c_void_p, c_int64, c_void_p, c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_float, c_void_p, c_int,
     ),
+    "zoo_chunks": (c_void_p, c_int64, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_float, c_void_p, c_int),
     "zoo_argmax": (c_void_p, c_int64, c_int64, c_void_p, c_int),
 }  # fmt: skip
-_RETURNS: dict[str, Any] = {"zoo_panel": c_int64, "zoo_decode": c_int, "zoo_adapt": c_int}
+_RETURNS: dict[str, Any] = {"zoo_panel": c_int64, "zoo_decode": c_int, "zoo_chunks": c_int, "zoo_adapt": c_int}
 
 _PLAIN, _GATED_SILU = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """`count` tokens of a row from the frame's token `token` on, the first at position `start`; `row`: in the tables."""
+
+    token: int
+    count: int
+    start: int
+    row: int
+
+
+class Chunks:
+    """Chunks as the kernels read them."""
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        flat = [value for one in chunks for value in (one.token, one.count, one.start, one.row)]
+        self._array = (c_int64 * len(flat))(*flat)
+        self.address = ctypes.addressof(self._array)
+        self.count = len(chunks)
 
 
 class Parts:
@@ -147,7 +168,7 @@ class Kernels:
         self._threads = threads
         self._adapt = found.zoo_adapt
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
-        self._keep, self._decode, self._argmax = found.zoo_keep, found.zoo_decode, found.zoo_argmax
+        self._keep, self._decode, self._chunks, self._argmax = found.zoo_keep, found.zoo_decode, found.zoo_chunks, found.zoo_argmax
         self.panel = int(found.zoo_panel())
 
     @property
@@ -249,10 +270,8 @@ class Kernels:
         Raises:
             MemoryError: there was none for what the parts make.
         """
-        heads, (_, page_tokens, kv_heads, width) = query.shape[1], pool.k.shape
-        pages = _Pages(
-            pool.k.data_ptr(), pool.v.data_ptr(), pool.k.stride(0), page_tokens, pool.tables.data_ptr(), pool.tables.stride(0)
-        )  # fmt: skip
+        heads, (_, _, kv_heads, width) = query.shape[1], pool.k.shape
+        pages = _pages(pool)
         failed = self._decode(
             query.data_ptr(), query.stride(0), None if tokens is None else tokens.data_ptr(), None if rows is None else rows.data_ptr(),
             lengths.data_ptr(), lengths.numel(), heads, kv_heads, width, ctypes.addressof(pages), window, scale, cap, out.data_ptr(),
@@ -261,9 +280,28 @@ class Kernels:
         if failed:
             raise MemoryError("no memory for attention's parts")
 
+    def chunks(
+        self, query: Tensor, pool: Pool, chunks: Chunks, out: Tensor, scale: float, window: int = 0, cap: float = 0.0
+    ) -> None:  # fmt: skip
+        """Chunks of prompts against their pages, which have their own K and V by now, into their places of `out`; else as `decode`."""
+        heads, (_, _, kv_heads, width) = query.shape[1], pool.k.shape
+        pages = _pages(pool)
+        failed = self._chunks(
+            query.data_ptr(), query.stride(0), chunks.address, chunks.count, heads, kv_heads, width, ctypes.addressof(pages), window,
+            scale, cap, out.data_ptr(), self.threads,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("no memory for prompts' attention")
+
     def argmax(self, x: Tensor) -> Tensor:
         """x [rows, width] -> [rows], the first of the largest."""
         x = x.contiguous()
         out = torch.empty(x.shape[0], dtype=torch.int64)
         self._argmax(x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), self.threads)
         return out
+
+
+def _pages(pool: Pool) -> _Pages:
+    return _Pages(
+        pool.k.data_ptr(), pool.v.data_ptr(), pool.k.stride(0), pool.k.shape[1], pool.tables.data_ptr(), pool.tables.stride(0)
+    )  # fmt: skip

@@ -521,6 +521,130 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
     return 0;
 }
 
+/* Tokens of several rows at once, each against what its row has up to it: chunks of prompts. */
+struct chunk {
+    int64_t token; /* the first one's place in q and out */
+    int64_t count;
+    int64_t start; /* its position; so many tokens of the row lie before it */
+    int64_t row;   /* in the tables */
+};
+
+/* K of one chunk's row and KV head as panels [panels][dim][NR], V as [dim panels][padded][NR], zeros behind the end. */
+static void lay_out_head(const struct pages *pages, const int64_t *table, int64_t head, int64_t kv_heads, int64_t dim, int64_t length,
+                         int64_t padded, float *k_out, float *v_out)
+{
+    int64_t slabs = (dim + NR - 1) / NR;
+    memset(v_out, 0, (size_t)(slabs * padded * NR) * 4);
+    for (int64_t t = 0; t < padded; t++) {
+        float *k = k_out + t / NR * dim * NR + t % NR;
+        if (t >= length) {
+            for (int64_t i = 0; i < dim; i++) k[i * NR] = 0.0f;
+            continue;
+        }
+        int64_t place = table[t / pages->page_tokens] * pages->page_stride + (t % pages->page_tokens * kv_heads + head) * dim;
+        for (int64_t i = 0; i < dim; i++) k[i * NR] = pages->k[place + i];
+        for (int64_t s = 0; s < slabs; s++)
+            memcpy(v_out + (s * padded + t) * NR, pages->v + place + s * NR, (size_t)(dim - s * NR < NR ? dim - s * NR : NR) * 4);
+    }
+}
+
+/* Softmax of a panel of scores [m, NR] for keys [from, from + NR), row i at position first + i, on top of what came before. */
+static void soften(int64_t m, int64_t from, int64_t first, int64_t window, float scale, float cap, float *scores, float *maxima, float *sums,
+                   float *acc, int64_t width)
+{
+    for (int64_t i = 0; i < m; i++) {
+        float *mine = scores + i * NR, most = -INFINITY;
+        int64_t end = first + i + 1 - from, begin = window > 0 ? end - window : 0;
+        for (int64_t t = 0; t < NR; t++) {
+            float s = mine[t] * scale;
+            if (cap > 0.0f) s = tanhf(s / cap) * cap;
+            mine[t] = t < end && t >= begin ? s : -INFINITY;
+            most = mine[t] > most ? mine[t] : most;
+        }
+        if (most > maxima[i]) {
+            float shrink = expf(maxima[i] - most);
+            sums[i] *= shrink;
+            scale_by(acc + i * width, shrink, width);
+            maxima[i] = most;
+        }
+        vec total = {0}, base = (vec){0} + (maxima[i] == -INFINITY ? 0.0f : maxima[i]);
+        for (int64_t t = 0; t < NR; t += VL) {
+            vec p = exp_of(*(vec *)(mine + t) - base);
+            *(vec *)(mine + t) = p;
+            total += p;
+        }
+        sums[i] += sum_of(total);
+    }
+}
+
+/* One block of m query rows of one head, the first at position `first`, against the laid out K and V of its row. */
+static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const float *k, const float *v, int64_t padded,
+                         int64_t first, int64_t window, float scale, float cap, float *acc, float *out, int64_t out_stride)
+{
+    float scores[MR * NR] ALIGNED, made[MR * NR] ALIGNED, maxima[MR], sums[MR];
+    int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR;
+    for (int64_t i = 0; i < m; i++) maxima[i] = -INFINITY, sums[i] = 0.0f;
+    memset(acc, 0, (size_t)(m * width) * 4);
+    int64_t lo = window > 0 && first + 1 > window ? (first + 1 - window) / NR : 0;
+    for (int64_t panel = lo; panel * NR < first + m; panel++) {
+        rows_tile(m, dim, q_stride, q, k + panel * dim * NR, scores);
+        soften(m, panel * NR, first, window, scale, cap, scores, maxima, sums, acc, width);
+        for (int64_t s = 0; s < slabs; s++) {
+            rows_tile(m, NR, NR, scores, v + (s * padded + panel * NR) * NR, made);
+            for (int64_t i = 0; i < m; i++)
+                for (int64_t j = 0; j < NR; j += VL) *(vec *)(acc + i * width + s * NR + j) += *(vec *)(made + i * NR + j);
+        }
+    }
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < dim; j++) out[i * out_stride + j] = acc[i * width + j] * (sums[i] > 0.0f ? 1.0f / sums[i] : 0.0f);
+}
+
+/* Every chunk's tokens against their rows' pages, whose last tokens they are. q: token t at q + t * q_stride, [heads, dim]; out likewise,
+ * heads * dim apart. window, scale, cap as in zoo_decode. Returns 0, or 1 when there was no memory. */
+int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int64_t count, int64_t heads, int64_t kv_heads, int64_t dim,
+               const struct pages *pages, int64_t window, float scale, float cap, float *out, int threads)
+{
+    int64_t group = heads / kv_heads, slabs = (dim + NR - 1) / NR, blocks = 0, room = 0;
+    int64_t *offsets = malloc((size_t)(2 * count + 2) * 8), *firsts = offsets + count + 1;
+    if (offsets == NULL) return 1;
+    for (int64_t c = 0; c < count; c++) { /* where each chunk's K and V are laid out, and which number its first block has */
+        offsets[c] = room;
+        firsts[c] = blocks;
+        room += kv_heads * ((chunks[c].start + chunks[c].count + NR - 1) / NR * NR) * (dim + slabs * NR);
+        blocks += (chunks[c].count + MR - 1) / MR * heads;
+    }
+    float *laid = aligned_alloc(64, (size_t)((room * 4 + 63) / 64 * 64));
+    if (laid == NULL) {
+        free(offsets);
+        return 1;
+    }
+#pragma omp parallel num_threads(threads)
+    {
+        float acc[MR * slabs * NR] ALIGNED;
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t each = 0; each < count * kv_heads; each++) {
+            const struct chunk *chunk = &chunks[each / kv_heads];
+            int64_t length = chunk->start + chunk->count, padded = (length + NR - 1) / NR * NR, head = each % kv_heads;
+            float *k = laid + offsets[each / kv_heads] + head * padded * (dim + slabs * NR);
+            lay_out_head(pages, pages->tables + chunk->row * pages->table_stride, head, kv_heads, dim, length, padded, k, k + padded * dim);
+        }
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t each = blocks - 1; each >= 0; each--) { /* the longest first */
+            int64_t c = count - 1;
+            while (firsts[c] > each) c--;
+            const struct chunk *chunk = &chunks[c];
+            int64_t block = (each - firsts[c]) / heads, head = (each - firsts[c]) % heads, lo = block * MR;
+            int64_t padded = (chunk->start + chunk->count + NR - 1) / NR * NR, m = chunk->count - lo < MR ? chunk->count - lo : MR;
+            const float *k = laid + offsets[c] + head / group * padded * (dim + slabs * NR);
+            attend_block(m, dim, q + (chunk->token + lo) * q_stride + head * dim, q_stride, k, k + padded * dim, padded, chunk->start + lo,
+                         window, scale, cap, acc, out + ((chunk->token + lo) * heads + head) * dim, heads * dim);
+        }
+    }
+    free(laid);
+    free(offsets);
+    return 0;
+}
+
 /* The first index of the largest element of each row [rows, width]; of a row with NaN, the first NaN's, as torch's argmax does. */
 void zoo_argmax(const float *x, int64_t rows, int64_t width, int64_t *out, int threads)
 {

@@ -1,4 +1,4 @@
-"""Decoding over pages with the kernels: K and V are read where they lie, each row as far as it reaches (float32 on a CPU).
+"""Attention over pages with the kernels: K and V are read where they lie, each row as far as it reaches (float32 on a CPU).
 
 What the kernels do not take goes the way that runs anywhere.
 """
@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.engine.attention import Tokens
 from runtime.engine.frame import Paged, PagedMaker, Paging
 from runtime.engine.gathered import GatheredAttention
-from runtime.engine.native.calls import Kernels, Pool
+from runtime.engine.native.calls import Chunk, Chunks, Kernels, Pool
 from runtime.kv.pool import PageView
 
 
@@ -26,6 +26,7 @@ class NativeAttention:
         spans = paging.spans
         decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]
         everything = len(decodes) == len(spans)
+        self._prompts = Chunks([Chunk(span.lo, span.hi - span.lo, span.start, row) for row, span in paging.chunks])
         self._some = len(decodes) > 0
         self._rows = None if everything else torch.tensor(decodes, dtype=torch.int64)
         self._tokens = None if everything and paging.tokens is None else torch.tensor([spans[row].lo for row in decodes], dtype=torch.int64)
@@ -53,6 +54,16 @@ class NativeAttention:
         self._kernels.decode(
             now.query, pool, self._lengths, out, scale, self._tokens, self._rows, how.window or 0, how.softcap or 0.0
         )  # fmt: skip
+
+    def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
+        if not self._prompts.count:
+            return
+        if not _fits(now.query) or now.key.dtype != torch.float32:
+            self._gathered.chunks(layer, now, out)
+            return
+        how, pool = now.how, self._pool(layer, self.paging.view(now.key))
+        scale = now.query.shape[2] ** -0.5 if how.scaling is None else how.scaling
+        self._kernels.chunks(now.query, pool, self._prompts, out, scale, how.window or 0, how.softcap or 0.0)
 
     def _pool(self, layer: int, view: PageView) -> Pool:
         return Pool(view.k, view.v, self.paging.tables[:, layer])

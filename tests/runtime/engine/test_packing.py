@@ -14,7 +14,7 @@ from runtime.engine import packing
 from runtime.engine.native.calls import Kernels
 from runtime.engine.packing import Packs
 from runtime.engine.paged import PagedEngine
-from runtime.engine.products import Layout, OneDnn, Panels
+from runtime.engine.products import OneDnn, Panels
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import COUNT, ask, prompts
@@ -80,7 +80,7 @@ def test_a_head_that_is_the_embedding_stays_plain(bench):
 
 
 def test_small_weights_stay_plain_where_a_call_costs_more(bench, monkeypatch):
-    monkeypatch.setattr(packing, "best", lambda dtype, threads, layouts: layouts[-1])
+    monkeypatch.setattr(packing, "faster", lambda layout, dtype, threads: True)
     name = bench.family("llama", "packed-small", seed=4)
     assert units(engine(bench, name, weights="auto", kernels="stock")).packs.nbytes == 0
     assert units(engine(bench, name, weights="plain")).packs.nbytes == 0
@@ -89,21 +89,24 @@ def test_small_weights_stay_plain_where_a_call_costs_more(bench, monkeypatch):
 @pytest.fixture
 def measured() -> Iterator[None]:
     """The choice is made anew, and forgotten."""
-    packing.best.cache_clear()
+    packing.faster.cache_clear()
     yield
-    packing.best.cache_clear()
+    packing.faster.cache_clear()
 
 
-@pytest.mark.parametrize(
-    ("ratios", "chosen"),
-    [((0.7, 0.8), "panels"), ((0.7, 0.66), "panels"), ((0.7, 0.5), "oneDNN"), ((1.05, 1.2), "panels"), ((1.2, 1.3), None)],
-)
-def test_the_fastest_is_taken_and_a_close_call_goes_to_ours(monkeypatch, measured, ratios, chosen):
-    layouts: tuple[Layout, ...] = (Panels(Kernels()), OneDnn())
-    times = dict(zip(layouts, ratios, strict=True))
-    monkeypatch.setattr(packing, "_measured", lambda layout, dtype: times[layout])
-    found = packing.best(torch.float32, 1, layouts)
-    assert (None if found is None else found.name) == chosen
+@pytest.mark.parametrize(("ratio", "packed"), [(0.7, True), (1.2, False)])
+def test_the_faster_of_both_is_taken_where_there_are_no_kernels(monkeypatch, measured, ratio, packed):
+    monkeypatch.setattr(packing, "_measured", lambda layout, dtype: ratio)
+    made = Packs("auto", torch.device("cpu")).acquire("a", torch.ones(1024, 512))
+    assert (made is not None and made.layout.name == "oneDNN") == packed
+
+
+def test_ours_is_taken_where_there_are_kernels_and_the_dtype_is_theirs(monkeypatch, measured):
+    monkeypatch.setattr(packing, "_measured", lambda layout, dtype: 0.1)
+    packs = Packs("auto", torch.device("cpu"), Kernels())
+    for dtype, name in ((torch.float32, "panels"), (torch.bfloat16, "oneDNN")):
+        made = packs.acquire(f"{dtype}", torch.ones(1024, 512, dtype=dtype))
+        assert made is not None and made.layout.name == name
 
 
 def test_a_build_without_the_layout_stays_plain(monkeypatch, measured):

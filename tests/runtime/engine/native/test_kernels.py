@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.native.calls import Kernels, Low, Lows, Parts, Pool
+from runtime.engine.native.calls import Chunk, Chunks, Kernels, Low, Lows, Parts, Pool
 
 KERNELS = {threads: Kernels(threads) for threads in (1, 2)}
 THREADS = pytest.mark.parametrize("kernels", KERNELS.values(), ids=lambda kernels: f"{kernels.threads} threads")
@@ -200,3 +200,31 @@ def test_the_largest(kernels: Kernels, width: int) -> None:
     x[1], x[2], x[3, -1], x[4, width // 2] = 0.5, float("-inf"), float("nan"), float("inf")
     x[5, 0] = x[5, -1] = 99.0
     assert torch.equal(kernels.argmax(x), x.argmax(-1))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 90), st.sampled_from([0, 1, 31, 70])), min_size=1, max_size=4),
+    st.sampled_from([(1, 1), (4, 4), (6, 3)]), st.sampled_from([4, 20, 64]), st.sampled_from([7, 16]), st.sampled_from([0, 1, 5, 40]),
+    st.sampled_from([0.0, 2.0]), st.sampled_from([1, 2]), st.integers(0, 999),
+)  # fmt: skip
+def test_chunks_over_pages(chunks, heads, dim, page_tokens, window, cap, threads, seed) -> None:
+    """Every token of a chunk sees what its row had before and the chunk up to itself, and nothing else."""
+    torch.manual_seed(seed)
+    count, kv = heads
+    groups = -(-max(n + start for n, start in chunks) // page_tokens)
+    k, v = (torch.full((len(chunks) * groups + 1, page_tokens, kv, dim), float("nan")) for _ in "kv")
+    tables = torch.randperm(len(chunks) * groups).view(len(chunks), groups)
+    query = torch.randn(sum(n for n, _ in chunks) + 2, count + 1, dim)[:, 1:]
+    out = torch.full((query.shape[0], count, dim), 7.0)
+    wanted, made, token = out.clone(), [], 1
+    for row, (n, start) in enumerate(chunks):
+        key, value = torch.randn(n + start, kv, dim), torch.randn(n + start, kv, dim)
+        for t in range(n + start):
+            k[tables[row, t // page_tokens], t % page_tokens], v[tables[row, t // page_tokens], t % page_tokens] = key[t], value[t]
+        for i in range(n):
+            wanted[token + i] = attended(query[token + i], key[: start + i + 1], value[: start + i + 1], window, cap)
+        made.append(Chunk(token, n, start, row))
+        token += n
+    KERNELS[threads].chunks(query, Pool(k, v, tables), Chunks(made), out, 0.3, window, cap)
+    torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
