@@ -72,14 +72,21 @@ class LoadedModel:
     tables: PageTables
     sequences: dict[str, Held] = field(default_factory=dict)
     _chain: tuple[str, ...] = ()
+    _last_attention: int = -1
 
     def __post_init__(self) -> None:
         self._chain = tuple(unit.digest for unit in self.units)
+        self._last_attention = max((at for at, index in enumerate(self.kv_index) if index is not None), default=-1)
 
     @property
     def chain(self) -> tuple[str, ...]:
         """Unit digests in order."""
         return self._chain
+
+    @property
+    def last_attention(self) -> int:
+        """Which unit of the chain is the last that attends; -1 for none."""
+        return self._last_attention
 
     def open(self, request: SequenceRequest, output: Sequence[int]) -> None:
         """Learn a sequence."""

@@ -3,12 +3,14 @@
     plan.rows --by model--> ids, positions, spans --segments--> hidden states --head, wanted rows only--> logits --> tokens
 
 Hidden states live per model; a segment joins those of its models, runs its units once over the union, and parts them again. Rows of a
-model stay together and models keep one order, so joining and parting are slices.
+model stay together and models keep one order, so joining and parting are slices. Behind a model's last attention only those tokens go on
+whose logits are wanted: of a prompt's chunk the last one, or none.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -73,6 +75,9 @@ class StepRun:
         self.segments: list[SegmentRun] = []
         self._batches = batches
         self._wanted = {name: wanted_of(batch) for name, batch in batches.items()}
+        self._picks = {name: tuple(i for want in wanted for i in range(want.lo, want.hi)) for name, wanted in self._wanted.items()}
+        self._narrows = any(len(picks) < batches[name].tokens for name, picks in self._picks.items())
+        self._narrowed: set[str] = set()
         self._frames = frames
         self._hidden: dict[str, Tensor] = {}
         self._logits: dict[str, Tensor] = {}
@@ -97,6 +102,7 @@ class StepRun:
         Returns:
             The hidden states behind them; behind the head, the logits [rows, vocabulary].
         """
+        self._narrows = False
         if hidden is not None:
             self._hidden[name] = hidden
         chain = self._batches[name].model.chain
@@ -110,13 +116,16 @@ class StepRun:
         start, count = segment.starts[0], len(segment.units)
         units = batches[0].model.units[start : start + count]
         hidden = self._joined(segment, units[0])
-        for unit, adapters, layers in zip(units, *self._uses(segment), strict=True):
+        for at, (unit, adapters, layers) in enumerate(zip(units, *self._uses(segment), strict=True)):
+            if self._narrows:
+                hidden = self._narrow(segment, at, hidden)
             if unit.kind == "lm_head":
                 self._run_head(unit, segment, adapters, hidden)
+            if unit.kind == "lm_head" or not hidden.shape[1]:
                 break
             hidden = self._run_unit(unit, segment, adapters, layers, hidden)
         else:
-            parts = torch.split(hidden, [batch.tokens for batch in batches], dim=1)
+            parts = torch.split(hidden, [self._width(name) for name in segment.models], dim=1)
             self._hidden.update(zip(segment.models, parts, strict=True))
         if self._trace:
             self._record(segment, units, batches)
@@ -126,8 +135,37 @@ class StepRun:
         if first.kind == "embedding":
             ids = [token for name in segment.models for token in self._batches[name].ids]
             return torch.tensor([ids], device=self._device)
-        parts = [self._hidden[name] for name in segment.models]
+        every = [self._hidden[name] for name in segment.models if self._width(name)]
+        parts = every or [self._hidden[name][:, :0] for name in segment.models[:1]]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _width(self, name: str) -> int:
+        """How many tokens of a model there are now."""
+        return len(self._picks[name]) if name in self._narrowed else self._batches[name].tokens
+
+    def _narrow(self, segment: Segment, at: int, hidden: Tensor) -> Tensor:
+        """Drop what nobody behind unit `at` of a segment will read: tokens without wanted logits, of models that attend no more."""
+        starts = zip(segment.models, segment.starts, strict=True)
+        ripe = {name for name, start in starts if name not in self._narrowed and start + at > self._batches[name].model.last_attention}
+        if not ripe:
+            return hidden
+        kept: list[int] = []
+        base = 0
+        for name in segment.models:
+            own = self._picks[name] if name in ripe else range(self._width(name))
+            kept.extend(base + index for index in own)
+            base += self._width(name)
+        self._narrowed |= ripe
+        return hidden if len(kept) == hidden.shape[1] else hidden[:, torch.tensor(kept, dtype=torch.int64, device=self._device)]
+
+    def _behind(self, models: tuple[str, ...], adapters: _Keys) -> Frame:
+        """The frame of models of which some are narrowed."""
+        parts = []
+        for name in models:
+            positions = self._frames.frame((name,), (None,)).positions
+            picks = torch.tensor(self._picks[name], dtype=torch.int64, device=self._device)
+            parts.append(positions[:, picks] if name in self._narrowed else positions)
+        return Frame(torch.cat(parts, dim=1), (), adapter_spans(adapters, [self._width(name) for name in models]))
 
     def _run_unit(self, unit: Unit, segment: Segment, adapters: _Keys, layers: _Layers, hidden: Tensor) -> Tensor:
         if unit.masked:
@@ -136,8 +174,10 @@ class StepRun:
         if unit.attends:
             frame = self._frames.for_layers(segment.models, adapters, cast("tuple[int, ...]", layers))
             frame.prefixes = unit.prefixes
-        else:
+        elif self._narrowed.isdisjoint(segment.models):
             frame = self._frames.frame(segment.models, adapters)
+        else:
+            frame = self._behind(segment.models, adapters)
         rotary = None if unit.rotary is None else self._frames.rotary(segment.models, unit.rotary, hidden)
         with running(frame):
             out: Tensor = unit.module(hidden, Where(frame.positions, rotary))
@@ -162,19 +202,14 @@ class StepRun:
 
     def _run_head(self, unit: Unit, segment: Segment, adapters: _Keys, hidden: Tensor) -> None:
         """The head runs over the rows that need logits, not over every token."""
-        picks: list[int] = []
-        counts: list[int] = []
-        base = 0
-        for name in segment.models:
-            own = [base + index for want in self._wanted[name] for index in range(want.lo, want.hi)]
-            picks.extend(own)
-            counts.append(len(own))
-            base += self._batches[name].tokens
-        if not picks:
+        counts = [len(self._picks[name]) for name in segment.models]
+        if not sum(counts):
             return
-        if len(picks) != hidden.shape[1]:
+        if hidden.shape[1] != sum(counts):  # a part of a chain that is run for itself
+            edges = itertools.accumulate((self._batches[name].tokens for name in segment.models), initial=0)
+            picks = [base + index for name, base in zip(segment.models, edges, strict=False) for index in self._picks[name]]
             hidden = hidden[:, torch.tensor(picks, device=self._device)]
-        nowhere = torch.zeros((1, len(picks)), dtype=torch.int64, device=self._device)
+        nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64, device=self._device)
         with running(Frame(nowhere, (), adapter_spans(adapters, counts))):
             logits: Tensor = unit.module(hidden)
         self._logits.update(zip(segment.models, torch.split(logits[0], counts), strict=True))
