@@ -37,6 +37,9 @@ def serve(
     weights: Annotated[
         str | None, typer.Option(help="plain, packed, or auto: how a CPU holds the weights of linear layers.", show_default="auto")
     ] = None,
+    kernels: Annotated[
+        str | None, typer.Option(help="native: compiled on first use; stock: torch's own; or auto.", show_default="auto")
+    ] = None,
     executor: Annotated[
         str | None, typer.Option(help="paged, or dense: what some families need, and any model can have.", show_default="auto")
     ] = None,
@@ -63,7 +66,8 @@ def serve(
     wanted = [*(models or ()), *(names or ())]
     given: dict[str, Any] = {
         "host": host, "port": port, "models": wanted or None, "api_key": api_key, "trace": trace, "device": device, "dtype": dtype,
-        "layers": layers, "weights": weights, "executor": executor, "dense_mode": dense_mode, "dense_slots": dense_slots,
+        "layers": layers, "weights": weights, "kernels": kernels, "executor": executor, "dense_mode": dense_mode,
+        "dense_slots": dense_slots,
         "kv_bytes": kv_bytes, "max_model_len": max_model_len, "token_budget": token_budget, "max_sequences": max_sequences,
         "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend, "deltas": deltas,
     }  # fmt: skip

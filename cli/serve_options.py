@@ -36,6 +36,7 @@ class ServeOptions:
     dtype: str | None = None
     layers: str = "fused"
     weights: str = "auto"
+    kernels: str = "auto"
     executor: str = "auto"
     dense_mode: str = "baton-pd"
     dense_slots: int = 16
@@ -59,6 +60,7 @@ class ServeOptions:
             dtype=self.dtype,
             layers=self.layers,
             weights=self.weights,
+            kernels=self.kernels,
             kv_bytes=size_of(self.kv_bytes),
             max_model_len=self.max_model_len,
             trace_segments=self.trace is not None,

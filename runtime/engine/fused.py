@@ -69,7 +69,9 @@ class FusedFfn(nn.Module):
     def __init__(self, half: ResidualHalf, ops: Operations) -> None:
         super().__init__()
         stock: Any = half.body
+        self.ops = ops
         self.norm = ops.norm(half.pre) if half.pre is not None else nn.Identity()
+        self.act = stock.act_fn
         self.gated = ops.gated(stock.gate_proj, stock.up_proj, stock.act_fn)
         self.down, self.onto = stock.down_proj, ops.onto(stock.down_proj)
         self.side = half.side

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from runtime.engine.frame import Frame
 from runtime.engine.linear import SharedLinear
-from runtime.engine.native.calls import Kernels, Low, Lows, Parts
-from runtime.engine.products import NativeProduct
+from runtime.engine.native.calls import Kernels
+from runtime.engine.native.groups import Added, is_silu, parts_of
 
 #: x [1, tokens, in] -> each layer's output [1, tokens, out], which is nobody else's and may be written to.
 Group = Callable[[Tensor, Frame], Sequence[Tensor]]
@@ -99,10 +99,15 @@ class NativeNorm(StockNorm):
         self._kernels = kernels
         self.eps = float(stock.variance_epsilon)
 
+    @property
+    def ready(self) -> bool:
+        """Whether its weight is as the kernel reads it."""
+        weight = self.stock.weight
+        return isinstance(weight, Tensor) and weight.dtype == torch.float32 and weight.is_contiguous()
+
     def serves(self, x: Tensor) -> bool:
         """Whether the kernel does: everything is float32."""
-        weight = self.stock.weight
-        return x.dtype == torch.float32 and isinstance(weight, Tensor) and weight.dtype == torch.float32
+        return x.dtype == torch.float32 and self.ready
 
     def forward(self, x: Tensor) -> Tensor:
         return self._kernels.norm(x, self.stock.weight, self.eps) if self.serves(x) else super().forward(x)
@@ -115,16 +120,16 @@ class NativeOperations(StockOperations):
     """
 
     def __init__(self, kernels: Kernels) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
 
     def norm(self, stock: Any) -> nn.Module:
-        return NativeNorm(stock, self._kernels)
+        return NativeNorm(stock, self.kernels)
 
     def together(self, layers: Sequence[SharedLinear]) -> Group:
-        parts = _parts(layers)
+        parts = parts_of(layers)
         if parts is None:
             return super().together(layers)
-        stock, kernels, added = super().together(layers), self._kernels, _Added(self._kernels, layers, parts)
+        stock, kernels, added = super().together(layers), self.kernels, Added(self.kernels, layers, parts)
 
         def run(x: Tensor, frame: Frame) -> Sequence[Tensor]:
             if frame.adapters and not all(layer.added_only for layer in layers):
@@ -137,11 +142,11 @@ class NativeOperations(StockOperations):
         return run
 
     def gated(self, gate: SharedLinear, up: SharedLinear, act: nn.Module) -> Gated:
-        parts = _parts((gate, up))
-        stock, kernels = super().gated(gate, up, act), self._kernels
-        if parts is None or not _is_silu(act):
+        parts = parts_of((gate, up))
+        stock, kernels = super().gated(gate, up, act), self.kernels
+        if parts is None or not is_silu(act):
             return stock
-        added = _Added(kernels, (gate, up), parts)
+        added = Added(kernels, (gate, up), parts)
 
         def run(x: Tensor, frame: Frame) -> Tensor:
             if gate.untouched(frame) and up.untouched(frame):
@@ -156,11 +161,11 @@ class NativeOperations(StockOperations):
         return run
 
     def onto(self, layer: SharedLinear) -> Onto:
-        parts = _parts((layer,))
-        stock, kernels = super().onto(layer), self._kernels
+        parts = parts_of((layer,))
+        stock, kernels = super().onto(layer), self.kernels
         if parts is None:
             return stock
-        added = _Added(kernels, (layer,), parts)
+        added = Added(kernels, (layer,), parts)
 
         def run(x: Tensor, hidden: Tensor, frame: Frame) -> Tensor:
             if frame.adapters and not layer.added_only:
@@ -175,59 +180,16 @@ class NativeOperations(StockOperations):
     def norm_heads(self, norm: nn.Module, heads: Tensor) -> Tensor:
         if not (isinstance(norm, NativeNorm) and norm.serves(heads) and _fits(heads)):
             return norm(heads)  # type: ignore[no-any-return]
-        self._kernels.norm_heads_(heads, norm.stock.weight, norm.eps)
+        self.kernels.norm_heads_(heads, norm.stock.weight, norm.eps)
         return heads
 
     def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         tables = cos.dtype == sin.dtype == torch.float32 and cos.is_contiguous() and sin.is_contiguous()
         if not (tables and cos.shape[-1] == query.shape[-1] and _fits(query) and _fits(key)):
             return super().rotate(query, key, cos, sin)
-        self._kernels.rotate_(query, cos, sin)
-        self._kernels.rotate_(key, cos, sin)
+        self.kernels.rotate_(query, cos, sin)
+        self.kernels.rotate_(key, cos, sin)
         return query, key
-
-
-class _Added:
-    """What the low-rank adapters of a group add to its outputs. Each is packed when it is first used, until one comes or goes."""
-
-    def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear], parts: Parts) -> None:
-        self._kernels, self._layers, self._parts = kernels, layers, parts
-        self._packed: dict[str, Low] = {}
-        self._changes: tuple[int, ...] = ()
-        self._names: tuple[str, ...] = ()
-        self._lows: Lows | None = None
-
-    def to_(self, made: Tensor, x: Tensor, frame: Frame) -> None:
-        """Add to made [1, tokens, sum of outputs], of x [1, tokens, in]."""
-        if not any(layer.adapters for layer in self._layers):
-            return
-        names, bounds = frame.spanned
-        if (changes := tuple(layer.changes for layer in self._layers)) != self._changes:
-            self._packed, self._lows, self._changes = {}, None, changes
-        if self._lows is None or names != self._names:
-            self._lows, self._names = Lows([self._low(name) for name in names]), names
-        self._kernels.adapt_(made, x, self._parts, self._lows, bounds)
-
-    def _low(self, name: str) -> Low:
-        if name not in self._packed:
-            there = [layer.adapters.get(name) for layer in self._layers]
-            self._packed[name] = Low(self._kernels, [None if one is None else (one.a, one.b, one.bias) for one in there])
-        return self._packed[name]
-
-
-def _parts(layers: Sequence[SharedLinear]) -> Parts | None:
-    """Their packed weights for one call; None where one is not packed for the kernels."""
-    products = [layer.product for layer in layers]
-    packed = [product for product in products if isinstance(product, NativeProduct)]
-    if len(packed) < len(products):
-        return None
-    return Parts([one.packed for one in packed], [one.outputs for one in packed], [one.bias for one in packed])
-
-
-def _is_silu(act: nn.Module) -> bool:
-    from transformers.activations import ACT2FN
-
-    return isinstance(act, nn.SiLU | type(ACT2FN["silu"]))
 
 
 def _fits(heads: Tensor) -> bool:

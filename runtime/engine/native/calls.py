@@ -52,11 +52,34 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         c_void_p, c_int64, c_void_p, c_void_p, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_float, c_void_p, c_int,
     ),
     "zoo_chunks": (c_void_p, c_int64, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_float, c_void_p, c_int),
+    "zoo_layers": (c_void_p, c_void_p, c_int64, c_void_p, c_int),
     "zoo_argmax": (c_void_p, c_int64, c_int64, c_void_p, c_int),
 }  # fmt: skip
-_RETURNS: dict[str, Any] = {"zoo_panel": c_int64, "zoo_decode": c_int, "zoo_chunks": c_int, "zoo_adapt": c_int}
+_RETURNS: dict[str, Any] = {"zoo_panel": c_int64, "zoo_decode": c_int, "zoo_chunks": c_int, "zoo_adapt": c_int, "zoo_layers": c_int}
 
 _PLAIN, _GATED_SILU = 0, 1
+
+
+class Half(ctypes.Structure):
+    """`struct half`: half a layer, all of it fixed but `layer` and the adapters."""
+
+    _fields_ = (
+        ("kind", c_int64), ("width", c_int64), ("norm", c_void_p), ("in_parts", c_void_p), ("out_parts", c_void_p), ("in_count", c_int64),
+        ("in_total", c_int64), ("out_inputs", c_int64), ("in_sizes", c_void_p), ("out_sizes", c_void_p), ("q_norm", c_void_p),
+        ("k_norm", c_void_p), ("heads", c_int64), ("kv_heads", c_int64), ("dim", c_int64), ("window", c_int64), ("layer", c_int64),
+        ("in_lows", c_void_p), ("out_lows", c_void_p), ("eps", c_float), ("q_eps", c_float), ("k_eps", c_float), ("scale", c_float),
+    )  # fmt: skip
+
+
+class StepData(ctypes.Structure):
+    """`struct step`: what the rows of a step have in common."""
+
+    _fields_ = (
+        ("rows", c_int64), ("cosine", c_void_p), ("sine", c_void_p), ("k_pool", c_void_p), ("v_pool", c_void_p), ("page_stride", c_int64),
+        ("page_tokens", c_int64), ("token_pages", c_void_p), ("token_offsets", c_void_p), ("tables", c_void_p), ("table_stride", c_int64),
+        ("layer_stride", c_int64), ("lengths", c_void_p), ("bounds", c_void_p), ("adapters", c_int64), ("normed", c_void_p),
+        ("wide", c_void_p), ("made", c_void_p),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +192,7 @@ class Kernels:
         self._adapt = found.zoo_adapt
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
         self._keep, self._decode, self._chunks, self._argmax = found.zoo_keep, found.zoo_decode, found.zoo_chunks, found.zoo_argmax
+        self._layers = found.zoo_layers
         self.panel = int(found.zoo_panel())
 
     @property
@@ -292,6 +316,15 @@ class Kernels:
         )  # fmt: skip
         if failed:
             raise MemoryError("no memory for prompts' attention")
+
+    def layers_(self, hidden: Tensor, halves: ctypes.Array[Half], step: StepData) -> None:
+        """Halves of layers one after the other on hidden [1, rows, width], in place.
+
+        Raises:
+            MemoryError: there was none for what they work in.
+        """
+        if self._layers(hidden.data_ptr(), ctypes.addressof(halves), len(halves), ctypes.addressof(step), self.threads):
+            raise MemoryError("no memory for a layer")
 
     def argmax(self, x: Tensor) -> Tensor:
         """x [rows, width] -> [rows], the first of the largest."""

@@ -645,6 +645,86 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
     return 0;
 }
 
+/* ------------------------------------------------------------------------------------------------------------- whole layers */
+
+enum { ATTENTION = 0, FFN = 1 };
+
+/* One half of a layer: hidden += out(attend(rotate(norm(in(norm(hidden)))))) or hidden += out(silu(gate) * up). */
+struct half {
+    int64_t kind, width;
+    const float *norm;
+    const struct part *in, *out; /* q, k, v or gate, up; o or down */
+    int64_t in_count, in_total, out_inputs;
+    const int64_t *in_sizes, *out_sizes;
+    const float *q_norm, *k_norm; /* of each head, or NULL */
+    int64_t heads, kv_heads, dim, window, layer;
+    const struct low *in_lows, *out_lows; /* adapters, one per pair of bounds, or NULL */
+    float eps, q_eps, k_eps, scale;
+};
+
+/* What the rows of a step have in common: each is one token. Room to work in: normed [rows, width], wide [rows, widest in_total],
+ * made [rows, widest out_inputs]. */
+struct step {
+    int64_t rows;
+    const float *cosine, *sine;
+    float *k_pool, *v_pool;
+    int64_t page_stride, page_tokens;
+    const int64_t *token_pages, *token_offsets; /* [layers, rows], [rows] */
+    const int64_t *tables;                      /* [rows, layers, groups] by the two strides */
+    int64_t table_stride, layer_stride;
+    const int64_t *lengths;
+    const int64_t *bounds;
+    int64_t adapters;
+    float *normed, *wide, *made;
+};
+
+/* hidden [rows, width] through `count` halves, in place. Returns 0, or 1 when there was no memory. */
+int zoo_layers(float *hidden, const struct half *halves, int64_t count, const struct step *step, int threads)
+{
+    int64_t rows = step->rows;
+    int failed = 0;
+    for (const struct half *half = halves; half < halves + count && !failed; half++) {
+        zoo_norm(hidden, rows, 1, half->width, half->width, half->norm, half->eps, step->normed, half->width, threads);
+        if (half->kind == FFN && half->in_lows == NULL) {
+            zoo_linear(step->normed, rows, half->width, half->in, 2, GATED_SILU, NULL, step->made, threads);
+        } else {
+            zoo_linear(step->normed, rows, half->width, half->in, (int)half->in_count, PLAIN, NULL, step->wide, threads);
+            if (half->in_lows != NULL)
+                failed |= zoo_adapt(step->normed, half->width, half->in_lows, step->bounds, step->adapters, half->in_sizes,
+                                    (int)half->in_count, step->wide, threads);
+        }
+        if (half->kind == FFN && half->in_lows != NULL) {
+            int64_t n = half->out_inputs;
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t i = 0; i < n; i++) {
+                    float g = step->wide[r * 2 * n + i];
+                    step->made[r * n + i] = g / (1.0f + expf(-g)) * step->wide[r * 2 * n + n + i];
+                }
+        }
+        if (half->kind == ATTENTION) {
+            int64_t dim = half->dim, total = half->in_total, both = half->heads + half->kv_heads;
+            float *k = step->wide + half->heads * dim, *v = k + half->kv_heads * dim;
+            const int64_t *pages_of = step->token_pages + half->layer * rows;
+            if (half->q_norm != NULL) {
+                zoo_norm(step->wide, rows, half->heads, dim, total, half->q_norm, half->q_eps, step->wide, total, threads);
+                zoo_norm(k, rows, half->kv_heads, dim, total, half->k_norm, half->k_eps, k, total, threads);
+            }
+            zoo_rotate(step->wide, rows, total, both, dim, step->cosine, step->sine, threads);
+            zoo_keep(k, v, total, total, rows, half->kv_heads * dim, step->k_pool, step->v_pool, step->page_stride, pages_of,
+                     step->token_offsets, threads);
+            struct pages pages = {step->k_pool, step->v_pool, step->page_stride, step->page_tokens,
+                                  step->tables + half->layer * step->layer_stride, step->table_stride};
+            failed |= zoo_decode(step->wide, total, NULL, NULL, step->lengths, rows, half->heads, half->kv_heads, dim, &pages,
+                                 half->window, half->scale, 0.0f, step->made, threads);
+        }
+        zoo_linear(step->made, rows, half->out_inputs, half->out, 1, PLAIN, hidden, hidden, threads);
+        if (half->out_lows != NULL)
+            failed |= zoo_adapt(step->made, half->out_inputs, half->out_lows, step->bounds, step->adapters, half->out_sizes, 1, hidden,
+                                threads);
+    }
+    return failed;
+}
+
 /* The first index of the largest element of each row [rows, width]; of a row with NaN, the first NaN's, as torch's argmax does. */
 void zoo_argmax(const float *x, int64_t rows, int64_t width, int64_t *out, int threads)
 {

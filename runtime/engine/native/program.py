@@ -1,0 +1,150 @@
+"""Halves of layers run by one call: a decode step of a small model is otherwise more Python than arithmetic.
+
+    halves_of(units) -> Program      Program.run(hidden, frame, …) -> hidden
+
+A program is made for some neighbouring units whose modules are fused halves over packed weights. It computes what these would, by the same
+kernels, and is asked to only where every row of the frame is one token, at one depth for all models, in pages of one size.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from runtime.engine.frame import Frame, Paging
+from runtime.engine.fused import FusedAttention, FusedFfn
+from runtime.engine.linear import SharedLinear
+from runtime.engine.native.calls import Half, Kernels, Parts, StepData
+from runtime.engine.native.groups import Added, is_silu, parts_of
+from runtime.engine.operations import NativeNorm, NativeOperations
+
+_ATTENTION, _FFN = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A half, its layers, and what adapters add to them. Keeps alive what the half points to."""
+
+    half: Half
+    module: FusedAttention | FusedFfn
+    layers: tuple[SharedLinear, ...]
+    into: Added
+    out: Added
+    parts: tuple[Parts, Parts]
+
+    @property
+    def plain(self) -> bool:
+        """Whether adapters do nothing here but add to products."""
+        return not self.module.side and all(layer.added_only for layer in self.layers)
+
+
+class Program:
+    """See the top of the file."""
+
+    def __init__(self, kernels: Kernels, steps: Sequence[_Step]) -> None:
+        self._kernels = kernels
+        self._steps = tuple(steps)
+        self._halves = (Half * len(steps))(*(step.half for step in steps))
+        self._width = max(step.half.width for step in steps)
+        self._wide = max(step.half.in_total for step in steps)
+        self._made = max(step.half.out_inputs for step in steps)
+        self._geometries = sorted({(s.half.kv_heads, s.half.dim) for s in steps if s.half.kind == _ATTENTION})
+        self._like = torch.empty((1, *self._geometries[0])) if self._geometries else None
+
+    def takes(self, frame: Frame, paging: Paging | None) -> bool:
+        """Whether it can run over this frame, whose attention is over this paging (None where no half attends)."""
+        if frame.virtual or not all(step.plain for step in self._steps):
+            return False
+        if not self._geometries:
+            return True
+        return paging is not None and paging.tokens is None and len(paging.spans) == frame.tokens and len(self._geometries) == 1
+
+    def run(
+        self, hidden: Tensor, frame: Frame, paging: Paging | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """hidden [1, rows, width] -> the same. `layers`: the number of each half's attention layer in `paging`, None for an FFN."""
+        rows = hidden.shape[1]
+        out = hidden.clone(memory_format=torch.contiguous_format)
+        room = torch.empty(rows * (self._width + self._wide + self._made))
+        normed, wide, made = torch.split(room, [rows * self._width, rows * self._wide, rows * self._made])
+        step = StepData(rows=rows, normed=normed.data_ptr(), wide=wide.data_ptr(), made=made.data_ptr())
+        if paging is not None and rotary is not None and self._like is not None:
+            cos, sin = rotary[0][0].contiguous(), rotary[1][0].contiguous()
+            tables, pages, offsets = paging.tables, paging.token_pages.contiguous(), paging.token_offsets.contiguous()
+            view, lengths = paging.view(self._like), paging.lengths.contiguous()
+            step.cosine, step.sine = cos.data_ptr(), sin.data_ptr()
+            step.k_pool, step.v_pool = view.k.data_ptr(), view.v.data_ptr()
+            step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
+            step.token_pages, step.token_offsets, step.lengths = pages.data_ptr(), offsets.data_ptr(), lengths.data_ptr()
+            step.tables, step.table_stride, step.layer_stride = tables.data_ptr(), tables.stride(0), tables.stride(1)
+        lows = self._adapters(frame, step)
+        for half, layer in zip(self._halves, layers, strict=True):
+            half.layer = layer or 0
+        self._kernels.layers_(out, self._halves, step)
+        del lows
+        return out
+
+    def _adapters(self, frame: Frame, data: StepData) -> list[object]:
+        """Point to what the frame's adapters have; returns what must live until the call is over."""
+        if frame.adapters:
+            names, bounds = frame.spanned
+            data.bounds, data.adapters = ctypes.addressof(bounds), len(names)
+        alive: list[object] = []
+        for half, step in zip(self._halves, self._steps, strict=True):
+            into, out = step.into.lows(frame), step.out.lows(frame)
+            half.in_lows, half.out_lows = (None if low is None else low.address for low in (into, out))
+            alive += [into, out]
+        return alive
+
+
+def program_of(modules: Sequence[nn.Module]) -> Program | None:
+    """A program of these modules; None where one of them is not the kernels' affair."""
+    steps = [_step(module) for module in modules]
+    known = [step for step in steps if step is not None]
+    if not known or len(known) < len(steps) or len({step.half.width for step in known}) > 1:
+        return None
+    ops = known[0].module.ops
+    return Program(ops.kernels, known) if isinstance(ops, NativeOperations) else None
+
+
+def _step(module: nn.Module) -> _Step | None:
+    if not isinstance(module, FusedAttention | FusedFfn) or not isinstance(module.ops, NativeOperations):
+        return None
+    layers = tuple(layer for layer in module.layers if isinstance(layer, SharedLinear))
+    last = module.o if isinstance(module, FusedAttention) else module.down
+    into, out, norm = parts_of(layers), parts_of((last,)), module.norm
+    if into is None or out is None or not isinstance(norm, NativeNorm) or not norm.ready:
+        return None
+    half = Half(
+        kind=_FFN, width=into.inputs, norm=norm.stock.weight.data_ptr(), eps=norm.eps, in_parts=into.address, out_parts=out.address,
+        in_count=into.count, in_total=into.outputs, out_inputs=out.inputs, in_sizes=ctypes.addressof(into.widths),
+        out_sizes=ctypes.addressof(out.widths),
+    )  # fmt: skip
+    if isinstance(module, FusedFfn):
+        if not is_silu(module.act):
+            return None
+    elif not _attends(half, module, into):
+        return None
+    kernels = module.ops.kernels
+    return _Step(half, module, (*layers, last), Added(kernels, layers, into), Added(kernels, (last,), out), (into, out))
+
+
+def _attends(half: Half, module: FusedAttention, qkv: Parts) -> bool:
+    """Fill in what an attention has beyond an FFN; whether the kernels take it."""
+    dim, how = module.head_dim, module.how
+    half.kind, half.dim = _ATTENTION, dim
+    half.heads, half.kv_heads = qkv.sizes[0] // dim, qkv.sizes[1] // dim
+    half.window, half.scale = how.window or 0, dim**-0.5 if how.scaling is None else how.scaling
+    norms = (module.q_norm, module.k_norm)
+    if norms == (None, None):
+        return how.softcap is None
+    if not all(isinstance(norm, NativeNorm) and norm.ready for norm in norms):
+        return False
+    q_norm, k_norm = (norm for norm in norms if isinstance(norm, NativeNorm))
+    half.q_norm, half.q_eps = q_norm.stock.weight.data_ptr(), q_norm.eps
+    half.k_norm, half.k_eps = k_norm.stock.weight.data_ptr(), k_norm.eps
+    return how.softcap is None
