@@ -15,9 +15,9 @@ from torch import Tensor
 
 from runtime.engine.attention import Tokens
 from runtime.engine.frame import Frame, RowSpan
-from runtime.engine.rows import Piece, Rows, adapter_spans, virtual_spans
+from runtime.engine.rows import Piece, Program, Rows, adapter_spans, virtual_spans
 from runtime.engine.slab import Slab
-from runtime.engine.units import UnitStore
+from runtime.engine.units import Unit, UnitStore
 from surgery.components import Where
 
 
@@ -91,6 +91,9 @@ class DenseFrames:
         frame = self.frame(models, adapters)
         frame.dense = _Slabs(tuple(self._parts(models, layers)))
         return frame
+
+    def program(self, key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+        return None
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
         tables = [tuple(table.flatten(0, 1)[None] for table in self._tables(name, key, like)) for name in models]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from runtime.engine.attention import How, attend
 from runtime.engine.frame import current
 from runtime.engine.operations import Operations
-from surgery.components import AttentionHalf, ResidualHalf, Where
+from surgery.components import AttentionHalf, Head, ResidualHalf, Where
 from zoo.manifest import Component
 
 _ATTENTION = frozenset({"llama", "mistral", "qwen2", "qwen3", "mixtral"})
@@ -27,6 +27,8 @@ def fuse(component: Component, module: nn.Module, ops: Operations) -> nn.Module:
         return FusedAttention(component.family, module, ops)
     if component.kind == "ffn" and component.family in _FFN and isinstance(module, ResidualHalf):
         return FusedFfn(module, ops)
+    if component.kind == "lm_head" and component.family in _FFN and isinstance(module, Head) and module.norm is not None:
+        module.norm = ops.norm(module.norm)
     return module
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from runtime.engine.frame import Frame, Paged, PagedMaker, Paging, RowSpan
-from runtime.engine.rows import Piece, Rows, adapter_spans, virtual_spans
-from runtime.engine.units import UnitStore
+from runtime.engine.rows import Piece, Program, Rows, adapter_spans, virtual_spans
+from runtime.engine.units import Unit, UnitStore
 from runtime.kv.pool import PagePool
 
 
@@ -118,6 +118,9 @@ class FrameMaker:
             paging = self._pagings[models, shifts] = tuple(self._attention(paging) for paging in self._page(frame, models, shifts))
         frame.paging = paging
         return frame
+
+    def program(self, key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+        return self._units.programs.of(key, units, at)
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin) [1, tokens, width] for these models' tokens; computed once per layout, in the dtype of `like`."""

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime.engine.frame import AdapterSpan, Frame, RowSpan, VirtualSpan
+from runtime.engine.frame import AdapterSpan, Frame, Paging, RowSpan, VirtualSpan
 from runtime.engine.loaded import LoadedModel
+from runtime.engine.units import Unit
 from runtime.types import Row
 from surgery.components import Where
 
@@ -42,6 +43,18 @@ class Piece:
     where: Where
 
 
+class Program(Protocol):
+    """Units in one call (`engine.native.program`)."""
+
+    def takes(self, frame: Frame, paging: Paging | None) -> bool:
+        """Whether it can run over this frame, whose attention is over this paging (None where nothing attends)."""
+        ...
+
+    def run(
+        self, hidden: Tensor, frame: Frame, paging: Paging | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
+    ) -> Tensor: ...
+
+
 class Frames(Protocol):
     """What a step runs on: a frame for each set of models that meet, whichever executor's. `FrameMaker` is the paged one."""
 
@@ -49,6 +62,10 @@ class Frames(Protocol):
 
     def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> Frame:
         """The frame for an attention layer that is number `layers[i]` of `models[i]`, set to run it."""
+        ...
+
+    def program(self, key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+        """What runs units [at, end) of a segment at once, and end. `key`: the units' digests."""
         ...
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:

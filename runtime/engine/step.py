@@ -116,14 +116,18 @@ class StepRun:
         start, count = segment.starts[0], len(segment.units)
         units = batches[0].model.units[start : start + count]
         hidden = self._joined(segment, units[0])
-        for at, (unit, adapters, layers) in enumerate(zip(units, *self._uses(segment), strict=True)):
+        uses = list(zip(units, *self._uses(segment), strict=True))
+        at = 0
+        while at < count:
+            unit, adapters, layers = uses[at]
             if self._narrows:
                 hidden = self._narrow(segment, at, hidden)
             if unit.kind == "lm_head":
                 self._run_head(unit, segment, adapters, hidden)
             if unit.kind == "lm_head" or not hidden.shape[1]:
                 break
-            hidden = self._run_unit(unit, segment, adapters, layers, hidden)
+            ahead = None if self._narrows else self._run_ahead(segment, uses, at, hidden)
+            hidden, at = ahead or (self._run_unit(unit, segment, adapters, layers, hidden), at + 1)
         else:
             parts = torch.split(hidden, [self._width(name) for name in segment.models], dim=1)
             self._hidden.update(zip(segment.models, parts, strict=True))
@@ -182,6 +186,29 @@ class StepRun:
         with running(frame):
             out: Tensor = unit.module(hidden, Where(frame.positions, rotary))
         return out
+
+    def _run_ahead(
+        self, segment: Segment, uses: Sequence[tuple[Unit, _Keys, _Layers]], at: int, hidden: Tensor
+    ) -> tuple[Tensor, int] | None:
+        """Several units in one call, where the device can: what is behind them, and the number of the next one."""
+        found = self._frames.program(segment.units, [unit for unit, _, _ in uses], at)
+        if found is None:
+            return None
+        program, end = found
+        ran = uses[at:end]
+        layers = [depths[0] for _, _, depths in ran]
+        if any(keys != ran[0][1] for _, keys, _ in ran) or any(depth != depths[0] for _, _, depths in ran for depth in depths):
+            return None
+        frame, paging, rotary = self._frames.frame(segment.models, ran[0][1]), None, None
+        for unit, keys, depths in ran:
+            if unit.attends:
+                paged = self._frames.for_layers(segment.models, keys, cast("tuple[int, ...]", depths)).paging
+                paging = paged[0].paging if len(paged) == 1 else None
+                rotary = None if unit.rotary is None else self._frames.rotary(segment.models, unit.rotary, hidden)
+                break
+        if not program.takes(frame, paging):
+            return None
+        return program.run(hidden, frame, paging, layers, rotary), end
 
     @staticmethod
     def _run_masked(unit: Unit, pieces: Iterable[Piece], hidden: Tensor) -> Tensor:

@@ -25,6 +25,8 @@ from runtime.engine.native.calls import Kernels
 from runtime.engine.native.paged import native_attention
 from runtime.engine.operations import NativeOperations, Operations, StockOperations
 from runtime.engine.packing import Packs
+from runtime.engine.programs import Programs
+from runtime.engine.rotary import looked_up
 from surgery.build import build, build_stitch
 from surgery.chains import Link
 from surgery.components import ResidualHalf
@@ -87,9 +89,11 @@ class UnitStore:
     packs: Packs = field(init=False)
     operations: Operations = field(init=False)
     attention: PagedMaker = field(init=False)
+    programs: Programs = field(init=False)
 
     def __post_init__(self) -> None:
         self.packs = Packs(self.weights, self.device, self.kernels)
+        self.programs = Programs(self.kernels is not None)
         if self.kernels is None:
             self.operations, self.attention = StockOperations(), GatheredAttention
         else:
@@ -100,6 +104,7 @@ class UnitStore:
         unit = self.units.get(component.base_digest)
         if unit is None:
             unit = self.units[component.base_digest] = self._load(component, link, skeletons)
+            self.programs.forget()
         unit.users += 1
         return unit
 
@@ -108,6 +113,7 @@ class UnitStore:
         unit.users -= 1
         if unit.users == 0:
             del self.units[unit.digest]
+            self.programs.forget()
             self.pool.release(unit.tensors)
             self.packs.release(unit.packs)
 
@@ -178,7 +184,8 @@ class UnitStore:
             [component.family, *(spec.get(k) for k in ("rope", "head_dim", "hidden_size", "num_attention_heads"))], sort_keys=True
         )
         if key not in self.rotaries:
-            self.rotaries[key] = module.to(self.device)
+            # Elsewhere than on a CPU asking for the largest position would wait for the device.
+            self.rotaries[key] = looked_up(module) if self.device.type == "cpu" else module.to(self.device)
         return key
 
 
