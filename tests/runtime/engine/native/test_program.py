@@ -1,0 +1,61 @@
+"""Layers in one call: decode steps take it, with adapters too, and give what the layers give one by one; what it cannot do, it leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.config import BatchingConfig, EngineConfig
+from runtime.engine.native.program import Program
+from runtime.engine.paged import PagedEngine
+from tests.runtime.engine.drive import drive
+from tests.runtime.engine.test_equality import ask, prompts
+from tests.runtime.engine.test_sharing import fine_tune
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many halves each call ran."""
+    seen: list[int] = []
+    run = Program.run
+
+    def counted(self: Program, *given: object) -> object:
+        seen.append(len(self._steps))
+        return run(self, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Program, "run", counted)
+    return seen
+
+
+def both(bench, names: list[str], **config: object) -> list[dict[str, list[int]]]:
+    """Answers of one engine with programs and of one without, from models in one batch."""
+    answers = []
+    for wanted in (True, False):
+        engine = PagedEngine(bench.store, EngineConfig(kv_bytes=8 << 20, page_tokens=4, kernels="native", **config), names)  # type: ignore[arg-type]
+        engine._residents.units.programs._wanted = wanted
+        requests = [ask(name, prompt, f"{name}-{i}") for name in names for i, prompt in enumerate(prompts(len(name), (3, 17)))]
+        out = drive(engine, {2 * at: [request] for at, request in enumerate(requests)}, BatchingConfig(token_budget=24))
+        answers.append({request.seq: out.tokens(request.seq) for request in requests})
+    return answers
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+def test_a_decode_step_is_one_call(bench, runs, family):
+    name = bench.family(family, f"program-{family}", num_hidden_layers=3, seed=4)
+    ahead, one_by_one = both(bench, [name])
+    assert ahead == one_by_one
+    assert runs and set(runs) == {6}, "three layers of two halves each"
+
+
+def test_models_that_share_layers_and_adapters(bench, runs):
+    base = bench.family("llama", "program-base", num_hidden_layers=3, seed=9)
+    names = [base, fine_tune(bench, base, "program-tune", 1), bench.lora(base, "program-lora"), bench.lora(base, "program-other", seed=5)]
+    ahead, one_by_one = both(bench, names)
+    assert ahead == one_by_one
+    assert set(runs) >= {2}, "a shared layer, a private one, and shared ones behind it"
+    assert ahead["program-lora-0"] != ahead[f"{base}-0"]
+
+
+def test_stock_layers_are_left_alone(bench, runs):
+    name = bench.family("llama", "program-stock", num_hidden_layers=2, seed=4)
+    both(bench, [name], layers="stock")
+    assert not runs
