@@ -97,18 +97,18 @@ void zoo_unpack(const float *packed, int64_t n, int64_t k, float *out, int threa
         for (int64_t i = 0; i < k; i++) out[o * k + i] = packed[((o / NR) * k + i) * NR + o % NR];
 }
 
-/* m rows times one panel. Element p of row i is x[i * step + p * ahead]: rows as they are (ldx, 1) or laid out (1, MR). */
-INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_t next, const float *restrict w, float *restrict out)
+/* m rows times one panel. Element p of row i is x[i * step + p * next]: rows as they are (k, 1) or laid out (1, MR). Meanwhile memory is
+ * asked for what comes: `pace` floats from `fetch` on for every element of k. */
+INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_t next, const float *restrict w, const float *fetch, int64_t pace,
+                 float *restrict out)
 {
     vec acc[MR][NV];
     for (int i = 0; i < m; i++)
         for (int j = 0; j < NV; j++) acc[i][j] = (vec){0};
     for (int64_t p = 0; p < k; p++) {
         vec b[NV];
-        for (int j = 0; j < NV; j++) {
-            b[j] = *(const vec *)(w + p * NR + j * VL);
-            __builtin_prefetch(w + p * NR + j * VL + AHEAD);
-        }
+        for (int j = 0; j < NV; j++) b[j] = *(const vec *)(w + p * NR + j * VL);
+        for (int j = 0; j < pace; j += 16) __builtin_prefetch(fetch + p * pace + j);
         for (int i = 0; i < m; i++) {
             float s = x[i * step + p * next];
             for (int j = 0; j < NV; j++) acc[i][j] += b[j] * s;
@@ -118,9 +118,9 @@ INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_
         for (int j = 0; j < NV; j++) *(vec *)(out + i * NR + j * VL) = acc[i][j];
 }
 
-#define ROWS(m) case m: tile(m, k, x, step, 1, w, out); break;
+#define ROWS(m) case m: if (fetch == NULL) tile(m, k, x, step, 1, w, w + AHEAD, NR, out); else tile(m, k, x, step, 1, w, fetch, NR / 2, out); break;
 /* m rows, `step` apart. */
-static void rows_tile(int64_t m, int64_t k, int64_t step, const float *x, const float *w, float *out)
+static void rows_tile(int64_t m, int64_t k, int64_t step, const float *x, const float *w, const float *fetch, float *out)
 {
     switch (m) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4)
@@ -133,7 +133,7 @@ static void rows_tile(int64_t m, int64_t k, int64_t step, const float *x, const 
     }
 }
 
-static void laid_tile(int64_t k, const float *x, const float *w, float *out) { tile(MR, k, x, 1, MR, w, out); }
+static void laid_tile(int64_t k, const float *x, const float *w, float *out) { tile(MR, k, x, 1, MR, w, w + AHEAD, NR, out); }
 
 /* x [rows, k] as [blocks][k][MR], zeros behind the last row; in a parallel region. */
 static void lay_out(const float *x, int64_t rows, int64_t k, int64_t blocks, float *out)
@@ -217,7 +217,7 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
                         if (laid != NULL)
                             laid_tile(k, laid + b * k * MR, w, buffer[g]);
                         else
-                            rows_tile(hi - lo, k, k, x + lo * k, w, buffer[g]);
+                            rows_tile(hi - lo, k, k, x + lo * k, w, b == from ? NULL : w + k * NR, buffer[g]);
                         const float *bias = parts[which + g].bias;
                         if (bias != NULL)
                             for (int64_t i = 0; i < hi - lo; i++)
@@ -285,7 +285,7 @@ int zoo_adapt(const float *x, int64_t k, const struct low *lows, const int64_t *
             int64_t m = bounds[2 * s + 1] - lo < MR ? bounds[2 * s + 1] - lo : MR;
             for (int64_t p = 0; p * NR < ranks; p++) {
                 int64_t width = ranks - p * NR < NR ? ranks - p * NR : NR;
-                rows_tile(m, k, k, x + lo * k, which->a + p * k * NR, buffer);
+                rows_tile(m, k, k, x + lo * k, which->a + p * k * NR, NULL, buffer);
                 for (int64_t i = 0; i < m; i++) memcpy(low + i * ranks + p * NR, buffer + i * NR, (size_t)width * 4);
             }
             int64_t left = 0, from = 0;
@@ -293,7 +293,7 @@ int zoo_adapt(const float *x, int64_t k, const struct low *lows, const int64_t *
                 if (which->rank[c] == 0) continue;
                 for (int64_t p = 0; p * NR < n[c]; p++) {
                     int64_t width = n[c] - p * NR < NR ? n[c] - p * NR : NR;
-                    rows_tile(m, which->rank[c], ranks, low + from, which->b[c] + p * which->rank[c] * NR, buffer);
+                    rows_tile(m, which->rank[c], ranks, low + from, which->b[c] + p * which->rank[c] * NR, NULL, buffer);
                     const float *bias = which->bias[c];
                     for (int64_t i = 0; i < m; i++) {
                         float *o = out + (lo + i) * total + left + p * NR;
@@ -587,10 +587,10 @@ static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_strid
     memset(acc, 0, (size_t)(m * width) * 4);
     int64_t lo = window > 0 && first + 1 > window ? (first + 1 - window) / NR : 0;
     for (int64_t panel = lo; panel * NR < first + m; panel++) {
-        rows_tile(m, dim, q_stride, q, k + panel * dim * NR, scores);
+        rows_tile(m, dim, q_stride, q, k + panel * dim * NR, NULL, scores);
         soften(m, panel * NR, first, window, scale, cap, scores, maxima, sums, acc, width);
         for (int64_t s = 0; s < slabs; s++) {
-            rows_tile(m, NR, NR, scores, v + (s * padded + panel * NR) * NR, made);
+            rows_tile(m, NR, NR, scores, v + (s * padded + panel * NR) * NR, NULL, made);
             for (int64_t i = 0; i < m; i++)
                 for (int64_t j = 0; j < NR; j += VL) *(vec *)(acc + i * width + s * NR + j) += *(vec *)(made + i * NR + j);
         }

@@ -8,6 +8,7 @@ from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.dense import DenseEngine
 from runtime.engine.paged import PagedEngine
 from runtime.types import SamplingParams, SequenceRequest
+from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import ask, prompts
@@ -25,7 +26,7 @@ def widths(engine: PagedEngine | DenseEngine, name: str, unit: int) -> list[int]
     return seen
 
 
-@pytest.mark.parametrize("kernels", ["stock", "native"])
+@pytest.mark.parametrize("kernels", ["stock", pytest.param("native", marks=needs_kernels)])
 def test_a_chunk_leaves_one_token_or_none(bench, kernels):
     name = bench.family("llama", "narrowed", num_hidden_layers=2, seed=3)
     engine = PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, kernels=kernels), [name])

@@ -15,16 +15,17 @@ from runtime.engine.native.calls import Kernels
 from runtime.engine.packing import Packs
 from runtime.engine.paged import PagedEngine
 from runtime.engine.products import OneDnn, Panels
+from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import COUNT, ask, prompts
 from tests.runtime.engine.test_sharing import fine_tune
 from zoo.manifest import Placed
 
-KERNELS = ("stock", "native")
+KERNELS = ("stock", pytest.param("native", marks=needs_kernels))
 
 
-def engine(bench, *names: str, weights: str = "packed", kernels: str = "native") -> PagedEngine:
+def engine(bench, *names: str, weights: str = "packed", kernels: str = "auto") -> PagedEngine:
     return PagedEngine(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, weights=weights, kernels=kernels), names)
 
 
@@ -101,6 +102,7 @@ def test_the_faster_of_both_is_taken_where_there_are_no_kernels(monkeypatch, mea
     assert (made is not None and made.layout.name == "oneDNN") == packed
 
 
+@needs_kernels
 def test_ours_is_taken_where_there_are_kernels_and_the_dtype_is_theirs(monkeypatch, measured):
     monkeypatch.setattr(packing, "_measured", lambda layout, dtype: 0.1)
     packs = Packs("auto", torch.device("cpu"), Kernels())
@@ -118,11 +120,12 @@ def test_a_build_without_the_layout_stays_plain(monkeypatch, measured):
         assert Packs(wanted, torch.device("cpu")).acquire("a", torch.ones(1024, 512)) is None
 
 
-@pytest.mark.parametrize("layout", [OneDnn(), Panels(Kernels())], ids=lambda layout: layout.name)
+@pytest.mark.parametrize("layout", [OneDnn, pytest.param(lambda: Panels(Kernels()), marks=needs_kernels)], ids=["oneDNN", "panels"])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (130, 70)])
 def test_a_product_is_that_of_the_plain_weight(shape, layout):
     weight, bias = torch.randn(shape), torch.randn(shape[0])
-    product = layout.product(layout.pack(weight), shape[0], bias)
+    made = layout()
+    product = made.product(made.pack(weight), shape[0], bias)
     assert torch.equal(product.weight, weight) and product.outputs == shape[0]
     for rows in (1, 2, 17, 300):
         x = torch.randn(1, rows, shape[1])

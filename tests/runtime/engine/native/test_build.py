@@ -13,9 +13,12 @@ from runtime.engine.native import build
 from runtime.engine.native.build import NoKernels, compiled, library
 from runtime.engine.paged import PagedEngine
 from runtime.engine.residents import kernels_for
+from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.test_equality import ask, prompts
 from zoo.errors import InputError
+
+pytestmark = needs_kernels
 
 
 @pytest.fixture

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.engine.native.calls import Chunk, Chunks, Kernels, Low, Lows, Parts, Pool
+from tests.runtime.engine.compiled import needs_kernels
 
-KERNELS = {threads: Kernels(threads) for threads in (1, 2)}
+pytestmark = needs_kernels
+KERNELS = {} if needs_kernels.args[0] else {threads: Kernels(threads) for threads in (1, 2)}
 THREADS = pytest.mark.parametrize("kernels", KERNELS.values(), ids=lambda kernels: f"{kernels.threads} threads")
 #: One row, a tile and one more, several blocks, and more rows than are read where they lie.
 ROWS = (1, 2, 12, 13, 37, 95, 96, 150)

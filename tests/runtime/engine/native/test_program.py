@@ -7,9 +7,12 @@ import pytest
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.native.program import Program
 from runtime.engine.paged import PagedEngine
+from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.test_equality import ask, prompts
 from tests.runtime.engine.test_sharing import fine_tune
+
+pytestmark = needs_kernels
 
 
 @pytest.fixture
