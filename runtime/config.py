@@ -55,6 +55,11 @@ Weights = Literal["auto", "plain", "packed"]
 KernelChoice = Literal["auto", "stock", "native"]
 
 
+#: Whether decode steps are recorded once per shape and replayed without running their modules: where that is a CUDA graph (`auto`), never,
+#: or anywhere (`on`; a CPU runs the modules again, which is good for tests of all the rest).
+GraphChoice = Literal["auto", "off", "on"]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One device's engine.
@@ -62,8 +67,8 @@ class EngineConfig:
     `kv_bytes`: size of the page pool, shared by all models. `page_tokens`: tokens per page for the model with the
     largest KV per token; narrower models get more tokens into the same bytes. `dtype`: None keeps each model's own.
     `max_model_len`: caps every model's context. `layers`: transformers' own (`stock`), or fewer and
-    larger operations where a family has them (`fused`). `weights`, `kernels`: see there.
-    `trace_segments`: report each segment run (for the trace).
+    larger operations where a family has them (`fused`). `weights`, `kernels`, `graphs`: see there.
+    `trace_segments`: report each segment run (for the trace), which keeps steps from being recorded.
     `dense`: what the dense executor does beyond; the paged one does not read it.
     """
 
@@ -75,6 +80,7 @@ class EngineConfig:
     layers: Literal["fused", "stock"] = "fused"
     weights: Weights = "auto"
     kernels: KernelChoice = "auto"
+    graphs: GraphChoice = "auto"
     trace_segments: bool = False
     dense: DenseConfig = field(default_factory=DenseConfig)
 
@@ -87,6 +93,8 @@ class EngineConfig:
             raise ValueError(f"weights must be one of {', '.join(get_args(Weights))}")
         if self.kernels not in get_args(KernelChoice):
             raise ValueError(f"kernels must be one of {', '.join(get_args(KernelChoice))}")
+        if self.graphs not in get_args(GraphChoice):
+            raise ValueError(f"graphs must be one of {', '.join(get_args(GraphChoice))}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from surgery.staging import Uploads, uploads_to
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
 from zoo.objects import Decoded, Opened
@@ -153,11 +154,13 @@ class TensorPool:
 
     Args:
         dtype: cast floating-point tensors to this on the way in; None keeps what is stored.
+        uploads: how tensors get to the device, where that is not what suits it (see `surgery.staging`).
     """
 
-    def __init__(self, store: Store, device: str = "cpu", dtype: torch.dtype | None = None) -> None:
+    def __init__(self, store: Store, device: str = "cpu", dtype: torch.dtype | None = None, uploads: Uploads | None = None) -> None:
         self._store = store
         self._device = torch.device(device)
+        self._uploads = uploads or uploads_to(self._device)
         self._dtype = dtype
         self._counted = Counted()
 
@@ -168,7 +171,7 @@ class TensorPool:
     def acquire_all(self, digests: Sequence[str]) -> list[torch.Tensor]:
         """The tensors of digests, in order, each counted once more for each time it is named; none is counted on an error."""
         new = [digest for digest in dict.fromkeys(digests) if digest not in self._counted]
-        read = [self._placed(tensor) for tensor in stored_tensors(self._store, new)]
+        read = self._placed(stored_tensors(self._store, new))
         for digest, tensor in zip(new, read, strict=True):
             self._counted.put(digest, tensor)
         return [self._counted.take(digest) for digest in digests]
@@ -186,6 +189,8 @@ class TensorPool:
         """Bytes of all tensors held, each once."""
         return self._counted.nbytes
 
-    def _placed(self, tensor: torch.Tensor) -> torch.Tensor:
-        dtype = self._dtype if self._dtype is not None and tensor.is_floating_point() else None
-        return tensor.to(device=self._device, dtype=dtype)
+    def _placed(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._uploads is not None:
+            return self._uploads.place(tensors, self._dtype)
+        dtypes = [self._dtype if self._dtype is not None and tensor.is_floating_point() else None for tensor in tensors]
+        return [tensor.to(device=self._device, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.engine.frame import Frame, current
+from runtime.engine.joined import Joined
 from surgery.adapters.bottleneck_module import Bottleneck
 
 
@@ -44,7 +45,6 @@ class _Group:
 class _Active:
     """The adapters of a batch: those that are joined, and those that run alone."""
 
-    names: tuple[str, ...]
     groups: tuple[_Group, ...]
     alone: frozenset[str]
 
@@ -57,7 +57,7 @@ class Bottlenecks:
 
     def __init__(self) -> None:
         self._parts: dict[str, Bottleneck] = {}
-        self._active: _Active | None = None
+        self._active: Joined[_Active] = Joined()
 
     @property
     def nbytes(self) -> int:
@@ -65,11 +65,11 @@ class Bottlenecks:
 
     def attach(self, adapter: str, part: Bottleneck) -> None:
         self._parts[adapter] = part
-        self._active = None
+        self._active.forget()
 
     def detach(self, adapter: str) -> None:
         self._parts.pop(adapter, None)
-        self._active = None
+        self._active.forget()
 
     def __bool__(self) -> bool:
         """Whether there is any adapter."""
@@ -85,7 +85,7 @@ class Bottlenecks:
             return output
         if len(names) == 1 and frame.covered_by_one:
             return self._parts[names[0]](output, residual)  # type: ignore[no-any-return]
-        active = self._sorted(names)
+        active = self._active.of(names, frame, self._sorted)
         out = output if active.groups else output.clone()
         for group in active.groups:
             out = out + group.of(output, residual, frame)
@@ -96,13 +96,11 @@ class Bottlenecks:
         return out
 
     def _sorted(self, names: tuple[str, ...]) -> _Active:
-        if self._active is None or self._active.names != names:
-            forms: dict[object, list[str]] = {}
-            for name in names:
-                forms.setdefault(self._parts[name].form, []).append(name)
-            alone = frozenset(forms.pop(None, ()))
-            self._active = _Active(names, tuple(self._joined(each) for each in forms.values()), alone)
-        return self._active
+        forms: dict[object, list[str]] = {}
+        for name in names:
+            forms.setdefault(self._parts[name].form, []).append(name)
+        alone = frozenset(forms.pop(None, ()))
+        return _Active(tuple(self._joined(each) for each in forms.values()), alone)
 
     def _joined(self, names: list[str]) -> _Group:
         parts = [self._parts[name] for name in names]

@@ -16,8 +16,9 @@ from runtime.config import EngineConfig
 from runtime.engine.dense_frames import Batch, DenseFrames
 from runtime.engine.idle import IdleCounts
 from runtime.engine.lane import Lane, rows_by_model
+from runtime.engine.outcome import Outcome
 from runtime.engine.residents import Residents
-from runtime.engine.step import Outcome, StepRun
+from runtime.engine.step import StepRun
 from runtime.kv.pool import PageSizes
 from runtime.policy.dense import LaneDecision, decide_lane
 from runtime.types import EngineMemory, ModelSpec, Row, SegmentRun, StepPlan, StepResult

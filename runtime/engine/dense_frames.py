@@ -73,6 +73,9 @@ class DenseFrames:
         self._frames: dict[tuple[tuple[str, ...], tuple[str | None, ...]], Frame] = {}
         self._rotaries: dict[tuple[str, str, torch.dtype], tuple[Tensor, Tensor]] = {}
 
+    def ids(self, models: tuple[str, ...]) -> Tensor:
+        return torch.tensor([[token for name in models for token in self._batches[name].rows.ids]], device=self._units.device)
+
     def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> Frame:
         made = self._frames.get((models, adapters))
         if made is None:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
@@ -94,6 +94,12 @@ class Paging:
         _, heads, width = like.shape
         return self.pool.view(Geometry(heads, width, like.dtype), self.page_tokens)
 
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        """Put K and V of its tokens, among the frame's [tokens, kv_heads, head_dim], into a layer's pages."""
+        if self.tokens is not None:
+            key, value = key[self.tokens], value[self.tokens]
+        self.view(key).write(self.token_pages[layer], self.token_offsets, key, value)
+
 
 class Paged(Protocol):
     """One way to attend over pages, made for one paging (`engine.gathered` is the one that runs anywhere)."""
@@ -126,11 +132,16 @@ class Dense(Protocol):
         ...
 
 
+#: What a recorded step keeps of joined adapters, by who joined them and which (`engine.joined`).
+Kept = dict[tuple[object, tuple[str, ...]], Any]
+
+
 @dataclass(slots=True)
 class Frame:
     """See the top of the file. `layer`: which attention layer of `paging` runs now; no `paging` where nothing attends, or `dense` does.
 
     `prefixes`: K and V [virtual tokens, kv width] by adapter, of the layer that runs now; they stand in for what `virtual` tokens compute.
+    `kept`: of the recorded step that this is a frame of; None in all others.
     """
 
     positions: Tensor
@@ -141,6 +152,7 @@ class Frame:
     layer: int = 0
     dense: Dense | None = None
     prefixes: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    kept: Kept | None = None
     _foreign: dict[tuple[tuple[str, int], ...], Tensor] = field(default_factory=dict)
     _adapter_indices: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
     _spanned: tuple[tuple[str, ...], ctypes.Array[ctypes.c_int64]] | None = None
@@ -166,11 +178,12 @@ class Frame:
         """[tokens]: which of these adapters a token uses; their number where it uses none of them."""
         index = self._adapter_indices.get(adapters)
         if index is None:
-            rows = [len(adapters)] * self.tokens
+            # Filled where it is, not copied from a list: a copy from the host cannot be recorded.
+            index = torch.full((self.tokens,), len(adapters), device=self.positions.device)
             for span in self.adapters:
                 if span.adapter in adapters:
-                    rows[span.lo : span.hi] = [adapters.index(span.adapter)] * (span.hi - span.lo)
-            index = self._adapter_indices[adapters] = torch.tensor(rows, device=self.positions.device)
+                    index[span.lo : span.hi].fill_(adapters.index(span.adapter))
+            self._adapter_indices[adapters] = index
         return index
 
     def foreign(self, ranks: tuple[tuple[str, int], ...]) -> Tensor:
@@ -185,7 +198,7 @@ class Frame:
             for adapter, rank in ranks:
                 for span in self.adapters:
                     if span.adapter == adapter:
-                        mask[span.lo : span.hi, left : left + rank] = False
+                        mask[span.lo : span.hi, left : left + rank].fill_(False)
                 left += rank
             self._foreign[ranks] = mask
         return mask

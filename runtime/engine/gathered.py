@@ -55,10 +55,7 @@ class GatheredAttention:
         self._groups = tuple(_groups(paging))
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
-        paging = self.paging
-        if paging.tokens is not None:
-            key, value = key[paging.tokens], value[paging.tokens]
-        paging.view(key).write(paging.token_pages[layer], paging.token_offsets, key, value)
+        self.paging.keep(layer, key, value)
 
     def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
         for group in self._groups:
@@ -124,8 +121,9 @@ def _groups(paging: Paging) -> Iterator[DecodeGroup]:
         index = None if everything else torch.tensor(rows, device=tables.device)
         whole = everything and paging.tokens is None
         chosen = tables if index is None else tables[index]
+        some = paging.tokens if everything else torch.tensor([spans[row].lo for row in rows], device=tables.device)
         yield DecodeGroup(
-            tokens=None if whole else torch.tensor([spans[row].lo for row in rows], device=tables.device),
+            tokens=None if whole else some,
             rows=len(rows),
             width=groups * paging.page_tokens,
             pages=chosen[:, :, :groups].transpose(0, 1).reshape(tables.shape[1], -1),

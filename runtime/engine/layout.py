@@ -9,13 +9,13 @@ first costs another slice of the same tables; the second parts the attention alo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from runtime.engine.frame import Frame, Paged, PagedMaker, Paging, RowSpan
+from runtime.engine.frame import Frame, Kept, Paged, Paging, RowSpan
 from runtime.engine.rows import Piece, Program, Rows, adapter_spans, virtual_spans
 from runtime.engine.units import Unit, UnitStore
 from runtime.kv.pool import PagePool
@@ -31,17 +31,33 @@ class Place:
 
 @dataclass(slots=True)
 class Layout:
-    """See the top of the file. positions [1, tokens]; tables [rows, layers, groups]; token_pages [layers, tokens]."""
+    """See the top of the file. ids, positions [1, tokens]; tables [rows, layers, groups]; token_pages [layers, tokens]."""
 
     members: tuple[str, ...]
     places: dict[str, Place]
     page_tokens: int
+    ids: Tensor
     positions: Tensor
     tables: Tensor
     token_pages: Tensor
     token_offsets: Tensor
     lengths: Tensor
     rotaries: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def contents(self) -> tuple[Tensor, ...]:
+        """All that differs between steps of one shape."""
+        return self.ids, self.positions, self.tables, self.token_pages, self.token_offsets, self.lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How a step is filled up to a shape. `page`: where K and V of rows that are nobody's go; `groups`: page groups that tables have
+    room for, by those that are needed: as many in all layouts whose pages hold as many tokens, since they may stand in one paging.
+    """
+
+    page: int
+    groups: Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,48 +70,70 @@ class _Run:
     shift: int
 
 
-def lay_out(batches: Mapping[str, Rows], device: torch.device) -> list[Layout]:
-    """One layout per shape of page tables among the models of the step."""
+def lay_out(batches: Mapping[str, Rows], device: torch.device, filling: Filling | None = None) -> list[Layout]:
+    """One layout per shape of page tables among the models of the step. `filling`: for batches that were filled up."""
     shapes: dict[tuple[int, int], list[str]] = {}
     for name, batch in batches.items():
         shapes.setdefault((batch.model.spec.page_tokens, batch.model.spec.kv_layers), []).append(name)
-    return [_layout(names, batches, page_tokens, device) for (page_tokens, _), names in shapes.items()]
+    return [_layout(names, batches, page_tokens, device, filling) for (page_tokens, _), names in shapes.items()]
 
 
-def _layout(names: Sequence[str], batches: Mapping[str, Rows], page_tokens: int, device: torch.device) -> Layout:
+def _layout(names: Sequence[str], batches: Mapping[str, Rows], page_tokens: int, device: torch.device, filling: Filling | None) -> Layout:
     places: dict[str, Place] = {}
     token = row = 0
     spans: list[RowSpan] = []
     for name in names:
         places[name] = Place(token, row)
         spans.extend(batches[name].spans)
-        token, row = token + batches[name].tokens, row + len(batches[name].rows)
+        token, row = token + batches[name].tokens, row + len(batches[name].spans)
     lengths = [span.length for span in spans]
-    groups = -(-max(lengths) // page_tokens)
-    tables = [batches[name].model.pages([r.seq for r in batches[name].rows], groups) for name in names]
+    groups = _groups(lengths, page_tokens)
+    if filling is not None:
+        alike = (batch for batch in batches.values() if batch.model.spec.page_tokens == page_tokens)
+        groups = filling.groups(_groups([span.length for batch in alike for span in batch.spans], page_tokens))
+    tables = [_table(batches[name], groups, filling) for name in names]
     table = tables[0] if len(tables) == 1 else torch.cat(tables)
+    ids = torch.tensor([[token for name in names for token in batches[name].ids]], device=device)
     positions = torch.tensor([p for span in spans for p in range(span.start, span.length)], device=device)
     row_of = torch.tensor([i for i, span in enumerate(spans) for _ in range(span.hi - span.lo)], device=device)
     pages = table[row_of, :, positions // page_tokens].t().contiguous()
     offsets = positions % page_tokens
-    return Layout(tuple(names), places, page_tokens, positions[None], table, pages, offsets, torch.tensor(lengths, device=device))
+    return Layout(tuple(names), places, page_tokens, ids, positions[None], table, pages, offsets, torch.tensor(lengths, device=device))
+
+
+def _groups(lengths: Sequence[int], page_tokens: int) -> int:
+    """Page groups that the longest of these rows needs."""
+    return -(-max(lengths) // page_tokens)
+
+
+def _table(batch: Rows, groups: int, filling: Filling | None) -> Tensor:
+    """Page tables of a model's rows [rows, layers, groups]."""
+    table = batch.model.pages([row.seq for row in batch.rows], groups)
+    more = len(batch.spans) - len(batch.rows)
+    if filling is None or not more:
+        return table
+    return torch.nn.functional.pad(table, (0, 0, 0, 0, 0, more), value=filling.page)
 
 
 class FrameMaker:
     """All frames of one step over pages. `models` are in the step's order throughout; `adapters` name what each of them has attached,
-    or None.
+    or None. `kept`: what frames keep of joined adapters (see there).
     """
 
-    def __init__(self, batches: Mapping[str, Rows], units: UnitStore, pool: PagePool, attention: PagedMaker) -> None:
+    def __init__(
+        self, batches: Mapping[str, Rows], layouts: Sequence[Layout], units: UnitStore, pool: PagePool, kept: Kept | None = None
+    ) -> None:
         self._batches = batches
         self._units = units
         self._pool = pool
-        self._attention = attention
-        self._layouts = lay_out(batches, units.device)
-        self._home = {name: layout for layout in self._layouts for name in layout.members}
+        self._kept = kept
+        self._home = {name: layout for layout in layouts for name in layout.members}
         self._frames: dict[tuple[tuple[str, ...], tuple[str | None, ...]], Frame] = {}
         self._pagings: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[Paged, ...]] = {}
         self._rotaries: dict[tuple[tuple[str, ...], str, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def ids(self, models: tuple[str, ...]) -> Tensor:
+        return _joined([run.layout.ids[:, run.tokens] for run in self._runs(models, (0,) * len(models))], 1)
 
     def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> Frame:
         """The frame of these models."""
@@ -105,7 +143,7 @@ class FrameMaker:
             spans = tuple(span for part in self._spans(models) for span in part)
             counts = [self._batches[name].tokens for name in models]
             virtual = virtual_spans([self._batches[name] for name in models], adapters)
-            made = self._frames[models, adapters] = Frame(positions, spans, adapter_spans(adapters, counts), virtual)
+            made = self._frames[models, adapters] = Frame(positions, spans, adapter_spans(adapters, counts), virtual, kept=self._kept)
         return made
 
     def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> Frame:
@@ -115,7 +153,7 @@ class FrameMaker:
         shifts = (0,) * len(layers) if frame.layer == max(layers) else tuple(layer - frame.layer for layer in layers)
         paging = self._pagings.get((models, shifts))
         if paging is None:
-            paging = self._pagings[models, shifts] = tuple(self._attention(paging) for paging in self._page(frame, models, shifts))
+            paging = self._pagings[models, shifts] = tuple(self._units.attention(paging) for paging in self._page(frame, models, shifts))
         frame.paging = paging
         return frame
 
@@ -163,7 +201,7 @@ class FrameMaker:
     def _run(self, first: str, last: str, shift: int) -> _Run:
         layout, batch = self._home[first], self._batches[last]
         lo, hi = layout.places[first], layout.places[last]
-        return _Run(layout, slice(lo.token, hi.token + batch.tokens), slice(lo.row, hi.row + len(batch.rows)), shift)
+        return _Run(layout, slice(lo.token, hi.token + batch.tokens), slice(lo.row, hi.row + len(batch.spans)), shift)
 
     def _spans(self, models: Sequence[str]) -> list[tuple[RowSpan, ...]]:
         """Each model's rows, where they stand in a frame of all of them."""
@@ -194,17 +232,26 @@ class FrameMaker:
         )
         lengths = _joined([run.layout.lengths[run.rows] for run in runs], 0)
         everything = len(spans) == len(frame.spans)
-        tokens = () if everything else tuple(token for span in spans for token in range(span.lo, span.hi))
         return Paging(
             pool=self._pool,
             page_tokens=page_tokens,
-            tokens=None if everything else torch.tensor(tokens, device=tables.device),
+            tokens=None if everything else _tokens(spans, tables.device),
             spans=tuple(spans),
             tables=tables,
             lengths=lengths,
             token_pages=_joined([run.layout.token_pages[some, run.tokens] for run, some in zip(runs, layers, strict=True)], 1),
             token_offsets=_joined([run.layout.token_offsets[run.tokens] for run in runs], 0),
         )
+
+
+def _tokens(spans: Sequence[RowSpan], device: torch.device) -> Tensor:
+    """The tokens of these rows, one range for rows side by side: made where they are, as a copy from the host cannot be recorded."""
+    ranges = [[spans[0].lo, spans[0].lo]]
+    for span in spans:
+        if span.lo != ranges[-1][1]:
+            ranges.append([span.lo, span.lo])
+        ranges[-1][1] = span.hi
+    return _joined([torch.arange(lo, hi, device=device) for lo, hi in ranges], 0)
 
 
 def _padded(tables: Sequence[Tensor], padding: int) -> list[Tensor]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.engine.frame import Frame, current
+from runtime.engine.joined import Joined
 from runtime.engine.packing import Packed
 from runtime.engine.products import Product, plain_product
 from runtime.engine.scaling import Scales
@@ -59,7 +60,7 @@ class SharedLinear(nn.Module):
         self.inputs, self.outputs = Scales(), Scales()
         self._plain = True
         self.changes = 0
-        self._stack: _Stack | None = None
+        self._stacks: Joined[_Stack] = Joined()
         self._bind(transposed)
 
     @property
@@ -124,7 +125,7 @@ class SharedLinear(nn.Module):
         return not (self.inputs or self.outputs)
 
     def _changed(self) -> None:
-        self._stack = None
+        self._stacks.forget()
         self.changes += 1
         self._plain = not (self.adapters or self.inputs or self.outputs)
 
@@ -132,7 +133,7 @@ class SharedLinear(nn.Module):
         active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self.adapters))
         if not active:
             return out
-        stack = self._stacked(active)
+        stack = self._stacks.of(active, frame, self._stacked)
         low = x.to(stack.a.dtype) @ stack.a
         if len(active) > 1 or not frame.covered_by_one:
             low = low.masked_fill(frame.foreign(stack.ranks), 0)
@@ -144,13 +145,11 @@ class SharedLinear(nn.Module):
         return out + added
 
     def _stacked(self, active: tuple[str, ...]) -> _Stack:
-        if self._stack is None or tuple(name for name, _ in self._stack.ranks) != active:
-            parts = [self.adapters[name] for name in active]
-            ranks = tuple((name, part.a.shape[0]) for name, part in zip(active, parts, strict=True))
-            a = torch.cat([part.a for part in parts]).t().contiguous()
-            b = torch.cat([part.b for part in parts], dim=1).t().contiguous()
-            self._stack = _Stack(ranks, a, b)
-        return self._stack
+        parts = [self.adapters[name] for name in active]
+        ranks = tuple((name, part.a.shape[0]) for name, part in zip(active, parts, strict=True))
+        a = torch.cat([part.a for part in parts]).t().contiguous()
+        b = torch.cat([part.b for part in parts], dim=1).t().contiguous()
+        return _Stack(ranks, a, b)
 
 
 class SharedEmbedding(nn.Module):

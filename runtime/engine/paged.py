@@ -12,14 +12,16 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.frame import RowSpan
-from runtime.engine.layout import FrameMaker
+from runtime.engine.graphs import graphs_for
+from runtime.engine.layout import FrameMaker, lay_out
 from runtime.engine.loaded import LoadedModel
+from runtime.engine.outcome import outcome_of, wanted_of
 from runtime.engine.residents import Residents
 from runtime.engine.rows import Rows
 from runtime.engine.step import StepRun
 from runtime.engine.units import UnitStore
 from runtime.kv.pool import PagePool
-from runtime.types import EngineMemory, ModelSpec, Row, StepPlan, StepResult
+from runtime.types import EngineMemory, ModelSpec, Row, SegmentRun, StepPlan, StepResult
 from zoo.store import Store
 
 
@@ -39,6 +41,8 @@ class PagedEngine:
         self._config = config
         self._residents = Residents(store, config, "paged")
         self._pool = PagePool(config.kv_bytes, self._residents.half_page(names), config.device)
+        # A trace tells which modules ran, and behind a recording none does.
+        self._graphs = None if config.trace_segments else graphs_for(config.graphs, self._residents.units, self._pool)
         for name in names:
             self.load(name)
 
@@ -55,10 +59,15 @@ class PagedEngine:
 
     def load(self, name: str) -> ModelSpec:
         """Make a model ready; one that is loaded already costs nothing. Raises as the constructor."""
-        return self._residents.load(name, self._pool).spec
+        before = len(self._residents.models)
+        spec = self._residents.load(name, self._pool).spec
+        if len(self._residents.models) > before:
+            self._forget()  # adapters came to units that recordings have in them
+        return spec
 
     def unload(self, name: str) -> None:
         """Drop a model; what no other model uses is freed. Raises NotFound."""
+        self._forget()
         self._residents.unload(name)
 
     @torch.inference_mode()
@@ -71,25 +80,44 @@ class PagedEngine:
                     model.close(seq)
         for opened in plan.opened:
             models[opened.request.model].open(opened.request, opened.output)
-        run = paged_run(models, self._residents.units, self._pool, plan, self._config.trace_segments)
-        outcome = run.execute()
-        return StepResult(plan.step, outcome.sampled, outcome.prompts, tuple(run.segments), time.perf_counter_ns() - begin)
+        batches = rows_of(models, self._pool, plan)
+        logits = None if self._graphs is None else self._graphs.forward(batches)
+        segments: list[SegmentRun] = []
+        if logits is None:
+            run = eager(batches, self._residents.units, self._pool, self._config.trace_segments)
+            outcome, segments = run.execute(), run.segments
+        else:
+            outcome = outcome_of(batches, {name: wanted_of(batch) for name, batch in batches.items()}, logits)
+        return StepResult(plan.step, outcome.sampled, outcome.prompts, tuple(segments), time.perf_counter_ns() - begin)
+
+    def _forget(self) -> None:
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def memory(self) -> EngineMemory:
         return EngineMemory(self._residents.units.nbytes, self._residents.bytes_alone(), self._pool.nbytes)
 
 
 def paged_run(models: Mapping[str, LoadedModel], units: UnitStore, pool: PagePool, plan: StepPlan, trace: bool) -> StepRun:
-    """A step over pages, ready to run: rows back to back, their new pages in their tables. `trace`: record what runs."""
+    """A step over pages, ready to run. `trace`: record what runs."""
+    return eager(rows_of(models, pool, plan), units, pool, trace)
+
+
+def eager(batches: Mapping[str, Rows], units: UnitStore, pool: PagePool, trace: bool) -> StepRun:
+    """A step that runs its modules one by one."""
+    return StepRun(batches, FrameMaker(batches, lay_out(batches, units.device), units, pool), units.device, trace)
+
+
+def rows_of(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> dict[str, Rows]:
+    """A plan's rows by model, back to back, their new pages in their tables."""
     by_model: dict[str, list[Row]] = {}
     for row in plan.rows:
         by_model.setdefault(row.model, []).append(row)
     _open_pages(models, pool, plan)
-    batches = {name: _rows_of(model, by_model[name]) for name, model in models.items() if name in by_model}
-    return StepRun(batches, FrameMaker(batches, units, pool, units.attention), units.device, trace)
+    return {name: _rows(model, by_model[name]) for name, model in models.items() if name in by_model}
 
 
-def _rows_of(model: LoadedModel, rows: Sequence[Row]) -> Rows:
+def _rows(model: LoadedModel, rows: Sequence[Row]) -> Rows:
     """Lay a model's rows out back to back."""
     spans: list[RowSpan] = []
     at = 0

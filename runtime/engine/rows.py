@@ -20,7 +20,10 @@ from surgery.components import Where
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One model's rows in this step: where each one's tokens stand among the model's `tokens`, whose ids are `ids`."""
+    """One model's rows in this step: where each one's tokens stand among the model's `tokens`, whose ids are `ids`.
+
+    Spans beyond those of `rows` fill the batch up: what they compute is nobody's.
+    """
 
     model: LoadedModel
     rows: tuple[Row, ...]
@@ -57,6 +60,10 @@ class Program(Protocol):
 
 class Frames(Protocol):
     """What a step runs on: a frame for each set of models that meet, whichever executor's. `FrameMaker` is the paged one."""
+
+    def ids(self, models: tuple[str, ...]) -> Tensor:
+        """Token ids [1, tokens] of these models' rows."""
+        ...
 
     def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> Frame: ...
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.frame import Frame
+from runtime.engine.joined import Joined
 
 
 class Scales:
@@ -16,7 +17,7 @@ class Scales:
 
     def __init__(self) -> None:
         self._vectors: dict[str, Tensor] = {}
-        self._table: tuple[tuple[str, ...], Tensor] | None = None
+        self._tables: Joined[Tensor] = Joined()
 
     def __bool__(self) -> bool:
         return bool(self._vectors)
@@ -28,11 +29,11 @@ class Scales:
     def attach(self, adapter: str, vector: Tensor) -> None:
         """`vector`: [width], float32."""
         self._vectors[adapter] = vector
-        self._table = None
+        self._tables.forget()
 
     def detach(self, adapter: str) -> None:
         self._vectors.pop(adapter, None)
-        self._table = None
+        self._tables.forget()
 
     def of(self, x: Tensor, frame: Frame) -> Tensor:
         """x [1, tokens, width], each token scaled by its adapter's vector, if it has one here; in float32, to be rounded once."""
@@ -41,11 +42,9 @@ class Scales:
             return x
         if len(active) == 1 and frame.covered_by_one:
             return x * self._vectors[active[0]]
-        return x * self._stacked(active)[frame.adapter_index(active)]
+        return x * self._tables.of(active, frame, self._stacked)[frame.adapter_index(active)]
 
     def _stacked(self, active: tuple[str, ...]) -> Tensor:
         """[adapters + 1, width]: their vectors, and ones for everybody else."""
-        if self._table is None or self._table[0] != active:
-            vectors = [self._vectors[name] for name in active]
-            self._table = active, torch.stack([*vectors, torch.ones_like(vectors[0])])
-        return self._table[1]
+        vectors = [self._vectors[name] for name in active]
+        return torch.stack([*vectors, torch.ones_like(vectors[0])])

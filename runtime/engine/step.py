@@ -12,19 +12,17 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from runtime.engine.answer import PromptPart, asks_prompt, draw_of, prompt_part
-from runtime.engine.frame import Frame, running
+from runtime.engine.frame import Frame, Kept, running
+from runtime.engine.outcome import Outcome, outcome_of, picks_of, wanted_of
 from runtime.engine.rows import Frames, Piece, Rows, adapter_spans
-from runtime.engine.sampling import Draw, sample
 from runtime.engine.segments import Segment, plan_segments
 from runtime.engine.units import Unit
-from runtime.types import PromptLogprobs, Row, Sampled, SegmentRun
+from runtime.types import SegmentRun
 from surgery.chains import STITCH
 from surgery.components import Where
 
@@ -33,50 +31,36 @@ _Keys = tuple[str | None, ...]
 _Layers = tuple[int | None, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A row's claim on logits of its model's tokens [lo, hi): the last one to sample, or all of a chunk for prompt log-probabilities."""
-
-    row: Row
-    lo: int
-    hi: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a step gives: tokens in the plan's order by model, and prompt log-probabilities."""
-
-    sampled: tuple[Sampled, ...]
-    prompts: tuple[PromptLogprobs, ...]
-
-
-def wanted_of(batch: Rows) -> tuple[Wanted, ...]:
-    """Which of a model's tokens go through the head."""
-    wanted = []
-    for row, span in zip(batch.rows, batch.spans, strict=True):
-        if asks_prompt(batch.model, row):
-            wanted.append(Wanted(row, span.lo, span.hi))
-        elif row.sample:
-            wanted.append(Wanted(row, span.hi - 1, span.hi))
-    return tuple(wanted)
-
-
 @functools.lru_cache(maxsize=256)
 def _segments(chains: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[Segment, ...]:
     return plan_segments(dict(chains))
 
 
 class StepRun:
-    """The state of one step while it runs. `segments` records what ran, when asked to."""
+    """The state of one step while it runs. `segments` records what ran, when asked to.
 
-    def __init__(self, batches: Mapping[str, Rows], frames: Frames, device: torch.device, trace: bool) -> None:
+    Args:
+        picks: whose logits are wanted, tokens by model, where that is not what the rows say; then there is nothing to sample.
+        kept: of a step that is recorded (`engine.frame.Kept`).
+    """
+
+    def __init__(
+        self,
+        batches: Mapping[str, Rows],
+        frames: Frames,
+        device: torch.device,
+        trace: bool,
+        picks: Mapping[str, Sequence[int]] | None = None,
+        kept: Kept | None = None,
+    ) -> None:
         self._device = device
         self._trace = trace
         self.segments: list[SegmentRun] = []
         self._batches = batches
-        self._wanted = {name: wanted_of(batch) for name, batch in batches.items()}
-        self._picks = {name: tuple(i for want in wanted for i in range(want.lo, want.hi)) for name, wanted in self._wanted.items()}
-        self._narrows = any(len(picks) < batches[name].tokens for name, picks in self._picks.items())
+        self._wanted = {name: wanted_of(batch) for name, batch in batches.items()} if picks is None else {}
+        self._picks = {name: picks_of(wanted) for name, wanted in self._wanted.items()} if picks is None else picks
+        self._kept = kept
+        self._narrows = any(len(own) < batches[name].tokens for name, own in self._picks.items())
         self._narrowed: set[str] = set()
         self._frames = frames
         self._hidden: dict[str, Tensor] = {}
@@ -84,14 +68,13 @@ class StepRun:
 
     def execute(self) -> Outcome:
         """Run every segment, then sample."""
+        return outcome_of(self._batches, self._wanted, self.forward())
+
+    def forward(self) -> Mapping[str, Tensor]:
+        """Run every segment. Returns the logits [wanted rows, vocabulary] by model, of those that want any."""
         for segment in _segments(tuple((name, batch.model.chain) for name, batch in self._batches.items())):
             self._run(segment)
-        sampled: list[Sampled] = []
-        prompts: list[PromptLogprobs] = []
-        for name, batch in self._batches.items():
-            if self._wanted[name]:
-                self._finish(batch, self._wanted[name], self._logits[name], sampled, prompts)
-        return Outcome(tuple(sampled), tuple(prompts))
+        return self._logits
 
     def run_part(self, name: str, lo: int, hi: int, hidden: Tensor | None = None) -> Tensor:
         """Components [lo, hi) of one model alone, over its rows: what a profile times.
@@ -137,8 +120,7 @@ class StepRun:
     def _joined(self, segment: Segment, first: Unit) -> Tensor:
         """What the segment starts from: token ids for an embedding, else its models' hidden states. [1, tokens(, width)]."""
         if first.kind == "embedding":
-            ids = [token for name in segment.models for token in self._batches[name].ids]
-            return torch.tensor([ids], device=self._device)
+            return self._frames.ids(segment.models)
         every = [self._hidden[name] for name in segment.models if self._width(name)]
         parts = every or [self._hidden[name][:, :0] for name in segment.models[:1]]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
@@ -237,7 +219,7 @@ class StepRun:
             picks = [base + index for name, base in zip(segment.models, edges, strict=False) for index in self._picks[name]]
             hidden = hidden[:, torch.tensor(picks, device=self._device)]
         nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64, device=self._device)
-        with running(Frame(nowhere, (), adapter_spans(adapters, counts))):
+        with running(Frame(nowhere, (), adapter_spans(adapters, counts), kept=self._kept)):
             logits: Tensor = unit.module(hidden)
         self._logits.update(zip(segment.models, torch.split(logits[0], counts), strict=True))
 
@@ -256,29 +238,6 @@ class StepRun:
                     tokens=sum(batch.tokens for batch in batches),
                 )
             )
-
-    # -- answers -------------------------------------------------------------------------------------------------------
-
-    def _finish(self, batch: Rows, wanted: Sequence[Wanted], logits: Tensor, sampled: list[Sampled], prompts: list[PromptLogprobs]) -> None:
-        """Sample a model's rows; prompt log-probabilities come from the same logits."""
-        chosen: list[int] = []
-        draws: list[Draw] = []
-        at = 0
-        for want in wanted:
-            count = want.hi - want.lo
-            if asks_prompt(batch.model, want.row):
-                prompts.extend(prompt_part(PromptPart(batch.model, want.row, logits[at : at + count])))
-            at += count
-            if want.row.sample:
-                chosen.append(at - 1)
-                draws.append(draw_of(batch.model, want.row))
-        if not draws:
-            return
-        rows = logits if len(chosen) == logits.shape[0] else logits[torch.tensor(chosen, device=logits.device)]
-        results = sample(rows, draws)
-        for result in results:
-            batch.model.sequences[result.seq].output.append(result.token)
-        sampled.extend(results)
 
 
 def _told_apart(units: Sequence[Unit]) -> Iterator[tuple[int, int]]:

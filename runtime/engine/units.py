@@ -19,7 +19,6 @@ from runtime.config import Weights
 from runtime.engine.bottlenecks import Bottlenecks
 from runtime.engine.frame import PagedMaker
 from runtime.engine.fused import fuse
-from runtime.engine.gathered import GatheredAttention
 from runtime.engine.linear import SharedEmbedding, SharedLinear, share_linears_
 from runtime.engine.native.calls import Kernels
 from runtime.engine.native.paged import native_attention
@@ -27,6 +26,7 @@ from runtime.engine.operations import NativeOperations, Operations, StockOperati
 from runtime.engine.packing import Packs
 from runtime.engine.programs import Programs
 from runtime.engine.rotary import looked_up
+from runtime.engine.varlen import device_attention
 from surgery.build import build, build_stitch
 from surgery.chains import Link
 from surgery.components import ResidualHalf
@@ -95,7 +95,7 @@ class UnitStore:
         self.packs = Packs(self.weights, self.device, self.kernels)
         self.programs = Programs(self.kernels is not None)
         if self.kernels is None:
-            self.operations, self.attention = StockOperations(), GatheredAttention
+            self.operations, self.attention = StockOperations(), device_attention(self.device)
         else:
             self.operations, self.attention = NativeOperations(self.kernels), native_attention(self.kernels)
 

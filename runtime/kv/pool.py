@@ -8,7 +8,8 @@ so a narrow model gets more tokens into a page than a wide one. All layers of a 
 shape), so in a model whose layers differ the narrower ones leave the rest of their pages unused. Who owns which page is the bookkeeping's
 affair (`kv.pages`).
 A page is zeroed when it is handed out: what lies behind a sequence's end must be finite under every dtype (masked NaN is still NaN),
-and no sequence may find another's tokens there. One page beyond the capacity stays zero for ever and pads the tables.
+and no sequence may find another's tokens there. Two pages lie beyond the capacity: one stays zero for ever and pads the tables, the other
+takes what nobody reads (rows that only fill a batch up).
 """
 
 from __future__ import annotations
@@ -123,16 +124,21 @@ class PagePool:
         self._sizes = PageSizes(nbytes, half_bytes)
         self.half_bytes = half_bytes
         self.pages = self._sizes.count
-        self._k = torch.empty((self.pages + 1, half_bytes), dtype=torch.uint8, device=device)
-        self._v = torch.empty((self.pages + 1, half_bytes), dtype=torch.uint8, device=device)
+        self._k = torch.empty((self.pages + 2, half_bytes), dtype=torch.uint8, device=device)
+        self._v = torch.empty((self.pages + 2, half_bytes), dtype=torch.uint8, device=device)
         self._scratch: dict[str, Tensor] = {}
         self._views: dict[tuple[Geometry, int], PageView] = {}
-        self.clear([self.padding])
+        self.clear([self.padding, self.spill])
 
     @property
     def padding(self) -> int:
         """Id of the page that is always zero and never handed out."""
         return self.pages
+
+    @property
+    def spill(self) -> int:
+        """Id of the page for K and V that nobody reads, of any geometry; never handed out."""
+        return self.pages + 1
 
     @property
     def nbytes(self) -> int:
@@ -156,10 +162,15 @@ class PagePool:
             if page_tokens > self.page_tokens(geometry):
                 raise NotServable(f"{page_tokens} tokens of {geometry.token_bytes} bytes do not fit a page of {self.half_bytes} bytes")
             used = page_tokens * geometry.token_bytes // geometry.dtype.itemsize
-            shape = (self.pages + 1, page_tokens, geometry.kv_heads, geometry.head_dim)
+            shape = (self.pages + 2, page_tokens, geometry.kv_heads, geometry.head_dim)
             k, v = (half.view(geometry.dtype)[:, :used].view(shape) for half in (self._k, self._v))
             self._views[key] = PageView(k, v, page_tokens, geometry)
         return self._views[key]
+
+    @property
+    def scratches(self) -> tuple[Tensor, ...]:
+        """The buffers there are now: whoever has their addresses must hold them, since larger ones may take their place."""
+        return tuple(self._scratch.values())
 
     def scratch(self, name: str, nbytes: int) -> Tensor:
         """A byte buffer of at least `nbytes`, kept between steps: fresh memory costs more than the copy into it."""

@@ -1,0 +1,144 @@
+"""Weights on their way to a device: read into one of two buffers in pinned memory while the other one travels.
+
+    stored tensor --read, cast, a part at a time--> buffer 0 | buffer 1 --a stream of their own--> the device's tensor
+
+Whoever computes on the device waits for the last part there, not here. What is of CUDA lies behind `Link`; `HostLink` does the same on a
+CPU, by copies that are done when they return. Knows tensors; nothing of stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+#: Bytes of one of the two buffers.
+BUFFER_BYTES = 32 << 20
+
+#: Waits, here, until a part has arrived.
+Arrival = Callable[[], object]
+
+
+class Link(Protocol):
+    """The way to a device. Between `begin` and `join` parts are sent; `join` comes in any case."""
+
+    def buffer(self, nbytes: int) -> Tensor:
+        """Memory on this side, uint8 [nbytes], that parts can be sent from."""
+        ...
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        """Memory on the device."""
+        ...
+
+    def begin(self) -> None: ...
+
+    def send(self, part: Tensor, into: Tensor) -> Arrival:
+        """Have a part copied; the buffer that it lies in is left alone until it has arrived."""
+        ...
+
+    def join(self) -> None:
+        """Have whatever is computed on the device from now on wait for all that was sent."""
+        ...
+
+
+class HostLink:
+    """`Link` to a CPU."""
+
+    def buffer(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype)
+
+    def begin(self) -> None:
+        return
+
+    def send(self, part: Tensor, into: Tensor) -> Arrival:
+        into.copy_(part)
+        return _arrived
+
+    def join(self) -> None:
+        return
+
+
+class CudaLink:
+    """`Link` to a GPU, on a stream beside the one that computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def buffer(self, nbytes: int) -> Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def empty(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        made = torch.empty(shape, dtype=dtype, device=self._device)
+        self.begin()  # the memory may have been another's until now, whose work must be done
+        return made
+
+    def begin(self) -> None:
+        self._side.wait_stream(torch.cuda.current_stream(self._device))
+
+    def send(self, part: Tensor, into: Tensor) -> Arrival:
+        with torch.cuda.stream(self._side):
+            into.copy_(part, non_blocking=True)
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(self._side)
+        return event.synchronize
+
+    def join(self) -> None:
+        torch.cuda.current_stream(self._device).wait_stream(self._side)
+
+
+class Uploads:
+    """See the top of the file. The buffers are made when first needed, and kept.
+
+    Args:
+        nbytes: of one buffer, a multiple of 8; all that is held on this side beyond the tensors themselves is two of them.
+    """
+
+    def __init__(self, link: Link, nbytes: int = BUFFER_BYTES) -> None:
+        self._link = link
+        self._nbytes = nbytes
+        self._buffers: tuple[Tensor, ...] = ()
+        self._arrivals: list[Arrival] = [_arrived, _arrived]
+        self._turn = 0
+
+    def place(self, tensors: Sequence[Tensor], dtype: torch.dtype | None) -> list[Tensor]:
+        """Copies of these on the device, in order; those of floating point in `dtype`, unless that is None.
+
+        Raises whatever reading or allocating raises; nothing is under way then.
+        """
+        if not self._buffers:
+            self._buffers = (self._link.buffer(self._nbytes), self._link.buffer(self._nbytes))
+        self._link.begin()
+        try:
+            return [self._sent(tensor, dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype) for tensor in tensors]
+        finally:
+            self._link.join()
+
+    def _sent(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        made = self._link.empty(tensor.shape, dtype)
+        source, into = tensor.reshape(-1), made.view(-1)
+        for lo, hi in _parts(source.numel(), self._nbytes // dtype.itemsize):
+            turn, self._turn = self._turn, 1 - self._turn
+            self._arrivals[turn]()
+            part = self._buffers[turn].view(dtype)[: hi - lo]
+            part.copy_(source[lo:hi])
+            self._arrivals[turn] = self._link.send(part, into[lo:hi])
+        return made
+
+
+def uploads_to(device: torch.device) -> Uploads | None:
+    """How tensors get to a device; None where they are mapped and need not."""
+    return Uploads(CudaLink(device)) if device.type == "cuda" else None
+
+
+def _parts(count: int, most: int) -> Iterator[tuple[int, int]]:
+    return ((lo, min(lo + most, count)) for lo in range(0, count, most))
+
+
+def _arrived() -> None:
+    return

@@ -1,0 +1,114 @@
+"""Plain torch in the place of kernels that only a GPU has, as strict about what it is given as they are."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from runtime.engine.recording import Rerun, Unrecordable, Work
+from runtime.engine.varlen import Kernel
+
+
+class PlainVarlen:
+    """`engine.varlen.VarlenCall`, row by row; counts its calls. `ends`: as a kernel that wants the ends of K, or refuses them."""
+
+    def __init__(self, page_multiple: int = 1, ends: bool = False) -> None:
+        self.calls = 0
+        self.rows: list[int] = []
+        self._multiple, self._ends = page_multiple, ends
+
+    @property
+    def kernel(self) -> Kernel:
+        return Kernel(self, self._multiple, self._ends, (torch.float32, torch.bfloat16))
+
+    def __call__(
+        self, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale, window_size, enable_gqa, seqused_k, block_table
+    ) -> Tensor:
+        with _disable_current_modes():  # a kernel reads what it is given where it is; only this stand-in needs it on the host
+            return self._call(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, enable_gqa, seqused_k, block_table)
+
+    def _call(self, query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, enable_gqa, seqused_k, block_table) -> Tensor:
+        rows = self._check(query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table)
+        assert enable_gqa == (query.shape[1] != key.shape[2])
+        assert window_size[1] == 0
+        starts, lengths = cu_seq_q.tolist(), seqused_k.tolist()
+        assert max(b - a for a, b in pairwise(starts)) <= max_q and max(lengths) <= max_k
+        self.calls += 1
+        self.rows.append(rows)
+        out = torch.empty(query.shape, dtype=query.dtype)
+        for row in range(rows):
+            q = query[starts[row] : starts[row + 1]]
+            k, v = (pool[block_table[row].long()].flatten(0, 1)[: lengths[row]] for pool in (key, value))
+            out[starts[row] : starts[row + 1]] = _attend(q, k, v, scale, window_size[0])
+        return out
+
+    def _check(self, query, key, value, cu_seq_q, cu_seq_k, seqused_k, block_table) -> int:
+        """Rows; fails on what a kernel would refuse, or read wrongly without a word."""
+        rows, tokens = block_table.shape[0], query.shape[0]
+        given = [cu_seq_q, seqused_k, block_table] + ([cu_seq_k] if self._ends else [])
+        assert all(each.dtype == torch.int32 and each.stride(-1) == 1 for each in given)
+        assert query.dim() == 3 and key.dim() == value.dim() == 4 and query.dtype == key.dtype == value.dtype
+        assert all(each.stride(-1) == 1 for each in (query, key, value)) and key.shape[1] % self._multiple == 0
+        assert cu_seq_q.shape == (rows + 1,) and seqused_k.shape == (rows,) and int(cu_seq_q[-1]) == tokens
+        assert int(seqused_k.min()) > 0 and int(block_table.min()) >= 0 and int(block_table.max()) < key.shape[0]
+        if self._ends:
+            assert cu_seq_k.tolist() == [0, *seqused_k.cumsum(0).tolist()]
+        else:
+            assert cu_seq_k is None
+        return rows
+
+
+class _Watch(TorchDispatchMode):
+    """Refuses what a CUDA graph cannot hold: copies from the host, and waiting for a value."""
+
+    HELD = ("aten.lift_fresh", "aten._local_scalar_dense", "aten.nonzero", "aten.masked_select", "aten._unique2")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if str(func).startswith(self.HELD):
+            raise Unrecordable(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+class Watched(Rerun):
+    """`engine.recording.Recorder` that is as strict as CUDA's: warmed up, watched, and its results stay in the same tensors."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def record(self, work: Work) -> Work:
+        self.asked += 1
+        work()
+        with _Watch():
+            made = work()
+
+        def replay():
+            with _Watch():
+                for name, logits in work().items():
+                    made[name].copy_(logits)
+            return made
+
+        return replay
+
+
+class Refusing(Watched):
+    """Records nothing."""
+
+    def record(self, work: Work) -> Work:
+        super().record(work)
+        raise Unrecordable("it waits")
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None, left: int) -> Tensor:
+    """One row, causal towards its end; `left`: how many tokens before its own a token sees, -1 all."""
+    at, mine = torch.arange(len(k)), torch.arange(len(k) - len(q), len(k))[:, None]
+    hidden = at > mine
+    if left >= 0:
+        hidden |= at < mine - left
+    repeats = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q.float(), k.float()) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    weights = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, v.float()).to(q.dtype)
