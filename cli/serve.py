@@ -40,6 +40,9 @@ def serve(
     kernels: Annotated[
         str | None, typer.Option(help="native: compiled on first use; stock: torch's own; or auto.", show_default="auto")
     ] = None,
+    graphs: Annotated[
+        str | None, typer.Option(help="on, off, or auto: decode steps as CUDA graphs, where there is CUDA.", show_default="auto")
+    ] = None,
     executor: Annotated[
         str | None, typer.Option(help="paged, or dense: what some families need, and any model can have.", show_default="auto")
     ] = None,
@@ -66,7 +69,7 @@ def serve(
     wanted = [*(models or ()), *(names or ())]
     given: dict[str, Any] = {
         "host": host, "port": port, "models": wanted or None, "api_key": api_key, "trace": trace, "device": device, "dtype": dtype,
-        "layers": layers, "weights": weights, "kernels": kernels, "executor": executor, "dense_mode": dense_mode,
+        "layers": layers, "weights": weights, "kernels": kernels, "graphs": graphs, "executor": executor, "dense_mode": dense_mode,
         "dense_slots": dense_slots,
         "kv_bytes": kv_bytes, "max_model_len": max_model_len, "token_budget": token_budget, "max_sequences": max_sequences,
         "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend, "deltas": deltas,

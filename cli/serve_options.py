@@ -37,6 +37,7 @@ class ServeOptions:
     layers: str = "fused"
     weights: str = "auto"
     kernels: str = "auto"
+    graphs: str = "auto"
     executor: str = "auto"
     dense_mode: str = "baton-pd"
     dense_slots: int = 16
@@ -61,6 +62,7 @@ class ServeOptions:
             layers=self.layers,
             weights=self.weights,
             kernels=self.kernels,
+            graphs=self.graphs,
             kv_bytes=size_of(self.kv_bytes),
             max_model_len=self.max_model_len,
             trace_segments=self.trace is not None,
