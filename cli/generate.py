@@ -77,7 +77,7 @@ def _started(zoo: Zoo, name: str, config: Any, executor: Executor) -> Iterator[t
     from runtime.cluster.local import LocalDriver
     from runtime.config import BatchingConfig
 
-    chosen = choose(zoo, [name], config.dtype, executor)
+    chosen = choose(zoo, [name], config.dtype, executor, config.device)
     engine = start_engine(zoo, config, chosen.names, chosen.executor)
     with LocalDriver(engine, BatchingConfig()) as driver:
         yield driver, ZooSource(zoo).served(driver.models()[0])

@@ -18,6 +18,9 @@ def profile(
     contexts: Annotated[str, typer.Option(help="Tokens that each row attends to.")] = "64,256",
     chunks: Annotated[str, typer.Option(help="Tokens of a prompt's chunk.")] = "64,256",
     kv_bytes: Annotated[str, typer.Option(help="The most that pages may take.")] = "1GiB",
+    executors: Annotated[
+        bool, typer.Option("--executors", help="Time both executors instead; `zoo serve` then takes the faster one for this model here.")
+    ] = False,
     stored: Annotated[bool, typer.Option("--stored", help="Show what was measured before; measure nothing.")] = False,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
@@ -27,6 +30,9 @@ def profile(
     from zoo.api import Zoo
 
     with Zoo(store, database, create=False) as zoo:
+        if executors:
+            _executors(zoo, model, device, kv_bytes, as_json)
+            return
         documents = _stored(zoo, model) if stored else [_measured(zoo, model, device, (batches, contexts, chunks), kv_bytes, as_json)]
     if as_json:
         print_json(documents[-1])
@@ -48,6 +54,23 @@ def _measured(zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_
     extent = Extent(*(numbers_of(name, text) for name, text in zip(names, axes, strict=True)))
     with counting("measuring", silent) as progress:
         return profile_model(zoo.store, model, EngineConfig(device=device, kv_bytes=size_of(kv_bytes)), extent, progress)
+
+
+def _executors(zoo: Any, model: str, device: str, kv_bytes: str, as_json: bool) -> None:
+    from cli.executors import ROWS, measure_executors
+    from cli.serve_options import size_of
+    from cli.wiring import check_device
+    from runtime.config import EngineConfig
+
+    check_device(device)
+    document = measure_executors(zoo, model, EngineConfig(device=device, kv_bytes=size_of(kv_bytes)))
+    if as_json:
+        print_json(document)
+        return
+    print(f"{document['model']} on {document['key']}")
+    rows = [(name, *(f"{1e3 * own[str(count)]:.2f}" for count in ROWS)) for name, own in document["seconds"].items()]
+    print_table(("executor", *(f"{count} rows, ms" for count in ROWS)), rows)
+    print(f"dense takes {document['dense_over_paged']:.2f} times as long as paged")
 
 
 def _stored(zoo: Any, model: str) -> list[dict[str, Any]]:

@@ -92,7 +92,7 @@ def _run(zoo: Zoo, options: ServeOptions) -> None:
     settings, engine_config, batching = options.server(), options.engine(), options.batching()
     with ExitStack() as stack:
         bound = stack.enter_context(bind(settings.host, settings.port))
-        chosen = choose(zoo, options.models, engine_config.dtype, options.executor)
+        chosen = choose(zoo, options.models, engine_config.dtype, options.executor, engine_config.device)
         for reason in chosen.skipped:
             say(f"warning: left out: {reason}")
         if settings.api_key is None and not settings.host.startswith(_LOCAL):

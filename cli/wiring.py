@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cli.documents import model_document
+from cli.executors import dense_is_faster
 from cli.output import human_bytes, say
 from runtime.frontend.served import ServedModel, defaults_from
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt
@@ -38,21 +39,26 @@ class Chosen:
     executor: Executor = "paged"
 
 
-def choose(zoo: Zoo, wanted: Sequence[str], dtype: str | None = None, executor: str = "auto") -> Chosen:
+def choose(zoo: Zoo, wanted: Sequence[str], dtype: str | None = None, executor: str = "auto", device: str = "cpu") -> Chosen:
     """The wanted models, or all that can be served. `dtype`: what the engine casts weights to.
 
-    `executor`: `paged`, `dense`, or `auto`: the paged one, unless a wanted model (or every model of the store) needs the dense one.
+    `executor`: `paged`, `dense`, or `auto`: the paged one, unless a wanted model (or every model of the store) needs the dense one, or it
+    runs all of them and was measured to be faster on a device like this one (`zoo profile --executors`).
 
     Raises NotFound, AmbiguousName; NotServable for a wanted model that the executor does not run; InputError when nothing is left.
     """
     if executor == "auto":
         try:
-            return _chosen(zoo, wanted, dtype, "paged")
+            paged = _chosen(zoo, wanted, dtype, "paged")
         except (NotServable, InputError) as refusal:
             try:
                 return _chosen(zoo, wanted, dtype, "dense")
             except InputError:
                 raise refusal from None
+        if not dense_is_faster(zoo, paged.names, device):
+            return paged
+        dense = _chosen(zoo, wanted, dtype, "dense")
+        return dense if set(dense.names) >= set(paged.names) else paged
     return _chosen(zoo, wanted, dtype, "dense" if executor == "dense" else "paged")
 
 

@@ -96,7 +96,7 @@ def _engine(zoo: Zoo, models: Sequence[str], clock: Clock, inside: Inside) -> It
     from runtime.cluster.local import LocalDriver
     from runtime.config import BatchingConfig
 
-    chosen = choose(zoo, models, inside.config.dtype, inside.executor)
+    chosen = choose(zoo, models, inside.config.dtype, inside.executor, inside.config.device)
     engine = start_engine(zoo, inside.config, chosen.names, chosen.executor)
     with LocalDriver(engine, BatchingConfig()) as driver:
         specs = driver.models()

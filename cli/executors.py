@@ -1,0 +1,95 @@
+"""Which executor is the faster one on a device: measured by `zoo profile --executors`, kept in the catalogue, read by `--executor auto`."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from zoo.errors import NotServable
+
+if TYPE_CHECKING:
+    from runtime.config import EngineConfig
+    from runtime.types import Engine
+    from zoo.api import Zoo
+
+KIND = "executors"
+#: Rows of the steps that are timed, tokens of a prompt and of an answer, and how often each executor has its turn.
+ROWS, _PROMPT, _ANSWER, _ROUNDS = (1, 4, 16), 16, 24, 3
+
+
+def measure_executors(zoo: Zoo, name: str, config: EngineConfig) -> dict[str, Any]:
+    """Seconds of a decode step by executor and rows; kept in place of an older measurement on a device like this one.
+
+    Returns:
+        {"model", "key", "seconds": {executor: {rows: seconds}}, "dense_over_paged": geometric mean of the ratios}.
+
+    Raises:
+        NotServable: the model is not for both of them: there is nothing to choose.
+    """
+    from cli.wiring import start_engine
+    from runtime.engine.profile import device_key, hardware_of
+    from zoo.records import Document
+
+    name = zoo.model(name).name
+    engines = {"paged": start_engine(zoo, config, [name], "paged"), "dense": start_engine(zoo, config, [name], "dense")}
+    for executor, engine in engines.items():
+        if engine.models()[0].max_model_len < _PROMPT + _ANSWER:
+            raise NotServable(f"{name} has no room for {_PROMPT + _ANSWER} tokens with the {executor} executor")
+    seconds = {executor: {str(rows): 0.0 for rows in ROWS} for executor in engines}
+    for rows in ROWS:
+        found: dict[str, list[float]] = {executor: [] for executor in engines}
+        for _ in range(_ROUNDS + 1):
+            for executor, engine in engines.items():
+                found[executor].append(_step_seconds(engine, name, rows))
+        for executor, times in found.items():
+            seconds[executor][str(rows)] = statistics.median(times[1:])  # the first warms
+    ratios = [seconds["dense"][str(rows)] / seconds["paged"][str(rows)] for rows in ROWS]
+    key = device_key(config.device, hardware_of(config.device))
+    document = {"model": name, "key": key, "seconds": seconds, "dense_over_paged": math.exp(statistics.mean(map(math.log, ratios)))}
+    with zoo.store.catalog.writing() as writer:
+        writer.put_document(Document(KIND, name, key, document))
+    return document
+
+
+def dense_is_faster(zoo: Zoo, names: Sequence[str], device: str) -> bool:
+    """Whether these models' measurements on a device like this one say so: each one that there is, and at least one."""
+    from runtime.engine.profile import device_key, hardware_of
+
+    with zoo.store.catalog.reading() as reader:
+        documents = [document for name in names for document in reader.documents(KIND, name)]
+    if not documents:
+        return False
+    key = device_key(device, hardware_of(device))
+    ratios = [document.value.get("dense_over_paged") for document in documents if document.key == key]
+    return bool(ratios) and all(isinstance(ratio, float) and ratio < 1.0 for ratio in ratios)
+
+
+_numbers = count()
+
+
+def _step_seconds(engine: Engine, name: str, rows: int) -> float:
+    """The time of a run less that of a run for one token, by step."""
+    first = _run(engine, name, rows, 1)
+    return max(_run(engine, name, rows, _ANSWER) - first, 1e-9) / (_ANSWER - 1)
+
+
+def _run(engine: Engine, name: str, rows: int, tokens: int) -> float:
+    from runtime.cluster.local import LocalDriver
+    from runtime.config import BatchingConfig
+    from runtime.types import SamplingParams, SequenceRequest
+
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    vocabulary = engine.models()[0].vocab_size
+    requests = [
+        SequenceRequest(f"x{next(_numbers)}", "x", name, tuple((7 * row + at) % vocabulary for at in range(_PROMPT)), params)
+        for row in range(rows)
+    ]
+    with LocalDriver(engine, BatchingConfig()) as driver:
+        begin = time.perf_counter()
+        for _ in driver.run(requests):
+            pass
+        return time.perf_counter() - begin
