@@ -129,12 +129,14 @@ def _rows(model: LoadedModel, rows: Sequence[Row]) -> Rows:
 
 
 def _open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:
-    """Append each row's new pages to its table; they are handed out zeroed (see kv.pool)."""
+    """Append each row's new pages to its table. Those that this step does not fill are handed out zeroed (see kv.pool)."""
     new: list[int] = []
     for row in plan.rows:
         if row.new_pages:
             model = models[row.model]
-            model.tables.append(model.sequences[row.seq], row.new_pages)
-            new.extend(page for group in row.new_pages for page in group)
+            held = model.sequences[row.seq]
+            full = max((row.start + len(row.tokens)) // model.spec.page_tokens - held.groups, 0)
+            model.tables.append(held, row.new_pages)
+            new.extend(page for group in row.new_pages[full:] for page in group)
     if new:
         pool.clear(new)

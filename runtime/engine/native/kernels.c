@@ -552,15 +552,24 @@ static void lay_out_head(const struct pages *pages, const int64_t *table, int64_
 static void soften(int64_t m, int64_t from, int64_t first, int64_t window, float scale, float cap, float *scores, float *maxima, float *sums,
                    float *acc, int64_t width)
 {
+    int32_t lanes[NR] ALIGNED;
+    for (int t = 0; t < NR; t++) lanes[t] = t;
     for (int64_t i = 0; i < m; i++) {
-        float *mine = scores + i * NR, most = -INFINITY;
-        int64_t end = first + i + 1 - from, begin = window > 0 ? end - window : 0;
-        for (int64_t t = 0; t < NR; t++) {
-            float s = mine[t] * scale;
-            if (cap > 0.0f) s = tanhf(s / cap) * cap;
-            mine[t] = t < end && t >= begin ? s : -INFINITY;
-            most = mine[t] > most ? mine[t] : most;
+        float *mine = scores + i * NR;
+        int64_t after = first + i + 1 - from, before = window > 0 ? after - window : 0;
+        int32_t end = after < NR ? (int32_t)after : NR, begin = before > 0 ? (int32_t)before : 0;
+        vec high = (vec){0} - INFINITY;
+        for (int t = 0; t < NR; t += VL) {
+            vec s = *(vec *)(mine + t) * scale;
+            if (cap > 0.0f)
+                for (int j = 0; j < VL; j++) s[j] = tanhf(s[j] / cap) * cap;
+            ivec at = *(ivec *)(lanes + t);
+            s = pick((at < end) & (at >= begin), s, (vec){0} - INFINITY);
+            *(vec *)(mine + t) = s;
+            high = pick((ivec)(s > high), s, high);
         }
+        float most = high[0];
+        for (int j = 1; j < VL; j++) most = high[j] > most ? high[j] : most;
         if (most > maxima[i]) {
             float shrink = expf(maxima[i] - most);
             sums[i] *= shrink;
