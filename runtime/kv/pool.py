@@ -8,8 +8,8 @@ so a narrow model gets more tokens into a page than a wide one. All layers of a 
 shape), so in a model whose layers differ the narrower ones leave the rest of their pages unused. Who owns which page is the bookkeeping's
 affair (`kv.pages`).
 A page is zeroed when it is handed out, unless it is filled at once: what lies behind a sequence's end must be finite under every dtype
-(masked NaN is still NaN), and no sequence may find another's tokens there. Two pages lie beyond the capacity: one stays zero for ever and pads the tables, the other
-takes what nobody reads (rows that only fill a batch up).
+(masked NaN is still NaN), and no sequence may find another's tokens there. Two pages lie beyond the capacity: one stays zero for ever and
+pads the tables, the other takes what nobody reads (rows that only fill a batch up).
 """
 
 from __future__ import annotations
