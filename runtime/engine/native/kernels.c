@@ -140,8 +140,11 @@ static void lay_out(const float *x, int64_t rows, int64_t k, int64_t blocks, flo
 {
 #pragma omp for schedule(static)
     for (int64_t b = 0; b < blocks; b++)
-        for (int64_t p = 0; p < k; p++)
-            for (int64_t i = 0; i < MR; i++) out[(b * k + p) * MR + i] = b * MR + i < rows ? x[(b * MR + i) * k + p] : 0.0f;
+        for (int64_t i = 0; i < MR; i++) { /* row by row: side by side, rows would take each other's place in the cache */
+            const float *row = x + (b * MR + i) * k;
+            float *o = out + b * k * MR + i;
+            for (int64_t p = 0; p < k; p++) o[p * MR] = b * MR + i < rows ? row[p] : 0.0f;
+        }
 }
 
 /* a where the mask is set, else b. */
@@ -586,17 +589,22 @@ static void soften(int64_t m, int64_t from, int64_t first, int64_t window, float
     }
 }
 
-/* One block of m query rows of one head, the first at position `first`, against the laid out K and V of its row. */
+/* One block of m query rows of one head, the first at position `first`, against the laid out K and V of its row. acc: room for MR rows of
+ * the padded width and of dim. */
 static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const float *k, const float *v, int64_t padded,
                          int64_t first, int64_t window, float scale, float cap, float *acc, float *out, int64_t out_stride)
 {
     float scores[MR * NR] ALIGNED, made[MR * NR] ALIGNED, maxima[MR], sums[MR];
     int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR;
-    for (int64_t i = 0; i < m; i++) maxima[i] = -INFINITY, sums[i] = 0.0f;
+    float *mine = acc + MR * width; /* rows that lie a page apart would take each other's place in the cache */
+    for (int64_t i = 0; i < m; i++) {
+        maxima[i] = -INFINITY, sums[i] = 0.0f;
+        memcpy(mine + i * dim, q + i * q_stride, (size_t)dim * 4);
+    }
     memset(acc, 0, (size_t)(m * width) * 4);
     int64_t lo = window > 0 && first + 1 > window ? (first + 1 - window) / NR : 0;
     for (int64_t panel = lo; panel * NR < first + m; panel++) {
-        rows_tile(m, dim, q_stride, q, k + panel * dim * NR, NULL, scores);
+        rows_tile(m, dim, dim, mine, k + panel * dim * NR, NULL, scores);
         soften(m, panel * NR, first, window, scale, cap, scores, maxima, sums, acc, width);
         for (int64_t s = 0; s < slabs; s++) {
             rows_tile(m, NR, NR, scores, v + (s * padded + panel * NR) * NR, NULL, made);
@@ -629,7 +637,7 @@ int zoo_chunks(const float *q, int64_t q_stride, const struct chunk *chunks, int
     }
 #pragma omp parallel num_threads(threads)
     {
-        float acc[MR * slabs * NR] ALIGNED;
+        float acc[MR * (slabs * NR + dim)] ALIGNED;
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < count * kv_heads; each++) {
             const struct chunk *chunk = &chunks[each / kv_heads];
