@@ -28,6 +28,9 @@ class _Pages(ctypes.Structure):
     )  # fmt: skip
 
 
+#: Heads of a layer, and values of a head, that the kernels' attention takes: what it keeps of them is on a thread's stack.
+MOST_HEADS, MOST_WIDTH = 1024, 1024
+
 #: Weights that read the same input and can carry an adapter together.
 _MOST_PARTS = 4
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.engine.attention import Tokens
 from runtime.engine.frame import Paged, PagedMaker, Paging
 from runtime.engine.gathered import GatheredAttention
-from runtime.engine.native.calls import Chunk, Chunks, Kernels, Pool
+from runtime.engine.native.calls import MOST_HEADS, MOST_WIDTH, Chunk, Chunks, Kernels, Pool
 from runtime.kv.pool import PageView
 
 
@@ -79,5 +79,6 @@ def native_attention(kernels: Kernels) -> PagedMaker:
 
 
 def _fits(heads: Tensor) -> bool:
-    """Whether a token's heads lie back to back, in float32."""
-    return heads.dtype == torch.float32 and heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
+    """Whether a token's heads lie back to back, in float32, and are not too many or too wide for what the kernels keep on the stack."""
+    small = heads.shape[1] <= MOST_HEADS and heads.shape[2] <= MOST_WIDTH
+    return small and heads.dtype == torch.float32 and heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from runtime.engine.frame import Frame, Paging
 from runtime.engine.fused import FusedAttention, FusedFfn
 from runtime.engine.linear import SharedLinear
-from runtime.engine.native.calls import Half, Kernels, Parts, StepData
+from runtime.engine.native.calls import MOST_HEADS, MOST_WIDTH, Half, Kernels, Parts, StepData
 from runtime.engine.native.groups import Added, is_silu, parts_of
 from runtime.engine.operations import NativeNorm, NativeOperations
 
@@ -139,6 +139,8 @@ def _attends(half: Half, module: FusedAttention, qkv: Parts) -> bool:
     half.kind, half.dim = _ATTENTION, dim
     half.heads, half.kv_heads = qkv.sizes[0] // dim, qkv.sizes[1] // dim
     half.window, half.scale = how.window or 0, dim**-0.5 if how.scaling is None else how.scaling
+    if half.heads > MOST_HEADS or dim > MOST_WIDTH:
+        return False
     norms = (module.q_norm, module.k_norm)
     if norms == (None, None):
         return how.softcap is None

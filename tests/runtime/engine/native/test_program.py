@@ -62,3 +62,16 @@ def test_stock_layers_are_left_alone(bench, runs):
     name = bench.family("llama", "program-stock", num_hidden_layers=2, seed=4)
     both(bench, [name], layers="stock")
     assert not runs
+
+
+def test_heads_too_wide_for_the_kernels_attend_elsewhere(bench, runs, monkeypatch):
+    """The limits are of a thread's stack: a model beyond them is answered by torch's attention."""
+    from runtime.engine.native import paged, program
+
+    name = bench.family("llama", "program-wide", num_hidden_layers=2, seed=4)
+    ahead, _ = both(bench, [name])
+    for module in (paged, program):
+        monkeypatch.setattr(module, "MOST_WIDTH", 4)
+    runs.clear()
+    wide, _ = both(bench, [name])
+    assert wide == ahead and not runs
