@@ -170,4 +170,4 @@ class Panels:
         return self.kernels.pack(weight.detach())
 
     def product(self, packed: Tensor, outputs: int, bias: Tensor | None) -> NativeProduct:
-        return NativeProduct(self.kernels, packed, outputs, None if bias is None else bias.contiguous())
+        return NativeProduct(self.kernels, packed, outputs, None if bias is None else bias.float().contiguous())

@@ -49,8 +49,8 @@ class Piece:
 class Program(Protocol):
     """Units in one call (`engine.native.program`)."""
 
-    def takes(self, frame: Frame, paging: Paging | None) -> bool:
-        """Whether it can run over this frame, whose attention is over this paging (None where nothing attends)."""
+    def takes(self, hidden: Tensor, frame: Frame, paging: Paging | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+        """Whether it can run over this frame, whose attention is over this paging, by these tables (None where nothing attends)."""
         ...
 
     def run(

@@ -188,7 +188,7 @@ class StepRun:
                 paging = paged[0].paging if len(paged) == 1 else None
                 rotary = None if unit.rotary is None else self._frames.rotary(segment.models, unit.rotary, hidden)
                 break
-        if not program.takes(frame, paging):
+        if not program.takes(hidden, frame, paging, rotary):
             return None
         return program.run(hidden, frame, paging, layers, rotary), end
 

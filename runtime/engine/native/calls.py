@@ -113,6 +113,10 @@ class Parts:
     """
 
     def __init__(self, packed: Sequence[Tensor], sizes: Sequence[int], biases: Sequence[Tensor | None]) -> None:
+        if len({weight.shape[1] for weight in packed}) != 1 or any(
+            bias is not None and bias.numel() != n for bias, n in zip(biases, sizes, strict=True)
+        ):
+            raise ValueError("weights that are multiplied together read the same input, and a bias has a value per output")
         self._alive = (tuple(packed), tuple(biases))
         parts = [
             _Part(weight.data_ptr(), None if bias is None else bias.data_ptr(), size)
@@ -219,9 +223,11 @@ class Kernels:
 
     def linear(self, x: Tensor, parts: Parts, add: Tensor | None = None) -> Tensor:
         """x [.., in] -> [.., sum of outputs], each weight's beside the last one's; plus `add` of that shape."""
-        x = x.contiguous()
+        x = _rows_of(x, parts.inputs)
         out = torch.empty((*x.shape[:-1], parts.outputs))
-        extra = None if add is None else add.contiguous()
+        extra = None if add is None else _rows_of(add, parts.outputs)
+        if extra is not None and extra.shape != out.shape:
+            raise ValueError(f"{list(extra.shape)} cannot be added to {list(out.shape)}")
         self._linear(
             x.data_ptr(), x.numel() // parts.inputs, parts.inputs, parts.address, parts.count, _PLAIN,
             None if extra is None else extra.data_ptr(), out.data_ptr(), self.threads,
@@ -229,12 +235,17 @@ class Kernels:
         return out
 
     def adapt_(self, out: Tensor, x: Tensor, parts: Parts, lows: Lows, bounds: ctypes.Array[c_int64]) -> None:
-        """Add to out [1, tokens, sum of outputs] what adapters make of x [1, tokens, in]; bounds: the first token and the end, of each.
+        """Add to out [1, tokens, sum of outputs], which is contiguous, what adapters make of x [1, tokens, in].
+
+        Args:
+            bounds: of each adapter the first token and the end.
 
         Raises:
             MemoryError: there was none for what lies between A and B.
         """
-        x = x.contiguous()
+        x, bottom = _rows_of(x, parts.inputs), _rows_of(out, parts.outputs)
+        if bottom.data_ptr() != out.data_ptr() or x.shape[:-1] != out.shape[:-1] or max(bounds, default=0) > x.numel() // parts.inputs:
+            raise ValueError("adapters are added to the outputs of the same tokens, where they lie")
         failed = self._adapt(
             x.data_ptr(), parts.inputs, lows.address, ctypes.addressof(bounds), len(lows.array), ctypes.addressof(parts.widths),
             parts.count, out.data_ptr(), self.threads,
@@ -244,7 +255,9 @@ class Kernels:
 
     def gated(self, x: Tensor, parts: Parts) -> Tensor:
         """x [.., in] -> silu(x W0^T) * (x W1^T), [.., outputs of one]."""
-        x = x.contiguous()
+        if parts.count != 2 or parts.sizes[0] != parts.sizes[1]:
+            raise ValueError("a gate and what it lets through have one size")
+        x = _rows_of(x, parts.inputs)
         out = torch.empty((*x.shape[:-1], parts.sizes[0]))
         self._linear(
             x.data_ptr(), x.numel() // parts.inputs, parts.inputs, parts.address, parts.count, _GATED_SILU, None, out.data_ptr(),
@@ -256,7 +269,7 @@ class Kernels:
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMSNorm over the last dimension."""
-        x = x.contiguous()
+        x = _rows_of(x, weight.numel())
         out, width = torch.empty_like(x), x.shape[-1]
         rows = x.numel() // width
         self._norm(x.data_ptr(), rows, 1, width, width, weight.data_ptr(), eps, out.data_ptr(), width, self.threads)
@@ -265,12 +278,15 @@ class Kernels:
     def norm_heads_(self, x: Tensor, weight: Tensor, eps: float) -> None:
         """RMSNorm of each head of x [tokens, heads, head_dim], heads back to back, in place."""
         tokens, heads, width = x.shape
+        _rows_of(weight, width)
         stride = x.stride(0)
         self._norm(x.data_ptr(), tokens, heads, width, stride, weight.data_ptr(), eps, x.data_ptr(), stride, self.threads)
 
     def rotate_(self, x: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Rotary positions on x [tokens, heads, head_dim], heads back to back, in place; cos, sin [tokens, head_dim]."""
         tokens, heads, width = x.shape
+        if cos.shape != (tokens, width) or sin.shape != cos.shape or width % 2:
+            raise ValueError(f"tables {list(cos.shape)} are not for heads {list(x.shape)}")
         self._rotate(x.data_ptr(), tokens, x.stride(0), heads, width, cos.data_ptr(), sin.data_ptr(), self.threads)
 
     # -- pages ---------------------------------------------------------------------------------------------------------
@@ -297,7 +313,7 @@ class Kernels:
         Raises:
             MemoryError: there was none for what the parts make.
         """
-        heads, (_, _, kv_heads, width) = query.shape[1], pool.k.shape
+        heads, kv_heads, width = _heads_of(query, pool, out)
         pages = _pages(pool)
         failed = self._decode(
             query.data_ptr(), query.stride(0), None if tokens is None else tokens.data_ptr(), None if rows is None else rows.data_ptr(),
@@ -311,7 +327,7 @@ class Kernels:
         self, query: Tensor, pool: Pool, chunks: Chunks, out: Tensor, scale: float, window: int = 0, cap: float = 0.0
     ) -> None:  # fmt: skip
         """Chunks of prompts against their pages, which have their own K and V by now, into their places of `out`; else as `decode`."""
-        heads, (_, _, kv_heads, width) = query.shape[1], pool.k.shape
+        heads, kv_heads, width = _heads_of(query, pool, out)
         pages = _pages(pool)
         failed = self._chunks(
             query.data_ptr(), query.stride(0), chunks.address, chunks.count, heads, kv_heads, width, ctypes.addressof(pages), window,
@@ -326,6 +342,7 @@ class Kernels:
         Raises:
             MemoryError: there was none for what they work in.
         """
+        _rows_of(hidden, halves[0].width)
         if self._layers(hidden.data_ptr(), ctypes.addressof(halves), len(halves), ctypes.addressof(step), self.threads):
             raise MemoryError("no memory for a layer")
 
@@ -341,3 +358,18 @@ def _pages(pool: Pool) -> _Pages:
     return _Pages(
         pool.k.data_ptr(), pool.v.data_ptr(), pool.k.stride(0), pool.k.shape[1], pool.tables.data_ptr(), pool.tables.stride(0)
     )  # fmt: skip
+
+
+def _heads_of(query: Tensor, pool: Pool, out: Tensor) -> tuple[int, int, int]:
+    """Heads, KV heads and the width of a head. Raises ValueError where query, pages and output do not belong together."""
+    (_, heads, width), (_, _, kv_heads, kv_width) = query.shape, pool.k.shape
+    if width != kv_width or heads % kv_heads or out.shape != query.shape or not out.is_contiguous():
+        raise ValueError(f"heads {list(query.shape)} cannot attend to pages {list(pool.k.shape)} into {list(out.shape)}")
+    return heads, kv_heads, width
+
+
+def _rows_of(x: Tensor, width: int) -> Tensor:
+    """Contiguous [.., width] in float32: what lies behind an address cannot be checked any more. Raises ValueError."""
+    if x.dtype != torch.float32 or x.shape[-1] != width:
+        raise ValueError(f"the kernels were to read float32 [.., {width}], not {x.dtype} {list(x.shape)}")
+    return x.contiguous()

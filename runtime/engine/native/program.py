@@ -1,6 +1,6 @@
 """Halves of layers run by one call: a decode step of a small model is otherwise more Python than arithmetic.
 
-    halves_of(units) -> Program      Program.run(hidden, frame, …) -> hidden
+    program_of(modules) -> Program      Program.run(hidden, frame, …) -> hidden
 
 A program is made for some neighbouring units whose modules are fused halves over packed weights. It computes what these would, by the same
 kernels, and is asked to only where every row of the frame is one token, at one depth for all models, in pages of one size.
@@ -55,13 +55,16 @@ class Program:
         self._geometries = sorted({(s.half.kv_heads, s.half.dim) for s in steps if s.half.kind == _ATTENTION})
         self._like = torch.empty((1, *self._geometries[0])) if self._geometries else None
 
-    def takes(self, frame: Frame, paging: Paging | None) -> bool:
-        """Whether it can run over this frame, whose attention is over this paging (None where no half attends)."""
-        if frame.virtual or not all(step.plain for step in self._steps):
+    def takes(self, hidden: Tensor, frame: Frame, paging: Paging | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+        """Whether it can run over this frame, whose attention is over this paging, by these tables (None where no half attends)."""
+        if hidden.dtype != torch.float32 or frame.virtual or not all(step.plain for step in self._steps):
             return False
         if not self._geometries:
             return True
-        return paging is not None and paging.tokens is None and len(paging.spans) == frame.tokens and len(self._geometries) == 1
+        if paging is None or rotary is None or paging.tokens is not None or len(paging.spans) != frame.tokens or len(self._geometries) > 1:
+            return False
+        shape = (1, frame.tokens, self._geometries[0][1])
+        return all(table.dtype == torch.float32 and table.shape == shape for table in rotary)
 
     def run(
         self, hidden: Tensor, frame: Frame, paging: Paging | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
@@ -119,21 +122,23 @@ def _step(module: nn.Module) -> _Step | None:
     into, out, norm = parts_of(layers), parts_of((last,)), module.norm
     if into is None or out is None or not isinstance(norm, NativeNorm) or not norm.ready:
         return None
+    if norm.stock.weight.numel() != into.inputs or out.outputs != into.inputs:
+        return None
     half = Half(
         kind=_FFN, width=into.inputs, norm=norm.stock.weight.data_ptr(), eps=norm.eps, in_parts=into.address, out_parts=out.address,
         in_count=into.count, in_total=into.outputs, out_inputs=out.inputs, in_sizes=ctypes.addressof(into.widths),
         out_sizes=ctypes.addressof(out.widths),
     )  # fmt: skip
     if isinstance(module, FusedFfn):
-        if not is_silu(module.act):
+        if not is_silu(module.act) or into.sizes != (out.inputs, out.inputs):
             return None
-    elif not _attends(half, module, into):
+    elif not _attends(half, module, into, out):
         return None
     kernels = module.ops.kernels
     return _Step(half, module, (*layers, last), Added(kernels, layers, into), Added(kernels, (last,), out), (into, out))
 
 
-def _attends(half: Half, module: FusedAttention, qkv: Parts) -> bool:
+def _attends(half: Half, module: FusedAttention, qkv: Parts, o: Parts) -> bool:
     """Fill in what an attention has beyond an FFN; whether the kernels take it."""
     dim, how = module.head_dim, module.how
     half.kind, half.dim = _ATTENTION, dim
@@ -141,12 +146,17 @@ def _attends(half: Half, module: FusedAttention, qkv: Parts) -> bool:
     half.window, half.scale = how.window or 0, dim**-0.5 if how.scaling is None else how.scaling
     if half.heads > MOST_HEADS or dim > MOST_WIDTH:
         return False
+    kv = half.kv_heads * dim
+    if qkv.sizes != (half.heads * dim, kv, kv) or o.inputs != half.heads * dim or half.heads % half.kv_heads or dim % 2:
+        return False
     norms = (module.q_norm, module.k_norm)
     if norms == (None, None):
         return how.softcap is None
     if not all(isinstance(norm, NativeNorm) and norm.ready for norm in norms):
         return False
     q_norm, k_norm = (norm for norm in norms if isinstance(norm, NativeNorm))
+    if q_norm.stock.weight.numel() != dim or k_norm.stock.weight.numel() != dim:
+        return False
     half.q_norm, half.q_eps = q_norm.stock.weight.data_ptr(), q_norm.eps
     half.k_norm, half.k_eps = k_norm.stock.weight.data_ptr(), k_norm.eps
     return how.softcap is None

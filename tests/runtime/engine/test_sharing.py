@@ -102,7 +102,7 @@ def test_pages_never_leak_into_another_sequence_as_nan(bench, family):
             assert same_tokens(model, prompt, greedy(model, prompt, 20), got) == len(got)
 
 
-def test_a_damaged_object_is_found_on_load_and_names_its_models(bench, tmp_path):
+def test_a_damaged_object_is_found_on_load_and_names_its_models(bench, family, tmp_path):
     from zoo.errors import DamagedObject
     from zoo.store import Store
 
@@ -110,13 +110,13 @@ def test_a_damaged_object_is_found_on_load_and_names_its_models(bench, tmp_path)
     shutil.copytree(bench.root / "store", copy)
     with Store.open(copy) as store:
         with store.catalog.reading() as catalog:
-            digest = catalog.model("base").components[1].component.tensors[0][1]
+            digest = catalog.model(family[0]).components[1].component.tensors[0][1]
         path = store.objects.path(digest)
         path.chmod(0o644)
         raw = bytearray(path.read_bytes())
         raw[-1] ^= 1
         path.write_bytes(raw)
-        with pytest.raises(DamagedObject, match="base"):
+        with pytest.raises(DamagedObject, match=family[0]):
             PagedEngine(store, EngineConfig(kv_bytes=1 << 20), ["base"])
 
 
