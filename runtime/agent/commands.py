@@ -1,0 +1,156 @@
+"""What the state machines of a cluster ask their drivers to do, and what drivers tell them beside messages. Plan as data, then apply.
+
+A driver carries commands out in order. It calls `handle` with whatever happened, and carries out what comes back:
+
+    Relay      (one per device, `agent.relay`)      handle(message or event, arrays, now), next_step(now), finish_step, fail_step
+    Scheduler  (one per cluster)                    handle(message or event, now)
+
+Times are integer nanoseconds of the driver's clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runtime.messages import Message
+from runtime.stages import Array, Stage
+from runtime.types import ModelSpec, SequenceRequest, StepPlan, TokenEvent
+
+#: The scheduler's name where a device's could stand.
+SCHEDULER = "scheduler"
+
+
+# -- commands ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """To a device, or to SCHEDULER. Messages from one sender to one receiver arrive in order, or not at all (it is dead)."""
+
+    to: str
+    message: Message
+    arrays: tuple[Array, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadStage:
+    """For a relay's driver: load it into the engine, then tell StageLoaded or StageFailed."""
+
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class DropStage:
+    stage: Stage
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPages:
+    """For a relay's driver: read pages, put their digest into `message` (a `messages.Pages`, whose digest is empty) and send both."""
+
+    pages: tuple[int, ...]
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class WritePages:
+    """For a relay's driver: verify an array by its digest and put it into pages, then tell PagesWritten."""
+
+    pages: tuple[int, ...]
+    data: Array
+    digest: str
+    move: int
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    """For the scheduler's driver: tokens and ends for whoever asked, in order."""
+
+    events: tuple[TokenEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """For the scheduler's driver: a device is gone; bring another agent up in its place, if there can be one."""
+
+    device: str
+
+
+RelayCommand = Send | LoadStage | DropStage | ReadPages | WritePages
+SchedulerCommand = Send | Emit | Replace
+
+
+@dataclass(frozen=True, slots=True)
+class StageStep:
+    """A step for a stage engine. `inputs`: hidden states by row's name."""
+
+    plan: StepPlan
+    inputs: Mapping[str, Array]
+
+
+# -- events beside messages --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoaded:
+    """To a relay. `nbytes`: of all weights on the device, now."""
+
+    stage: Stage
+    spec: ModelSpec
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StageFailed:
+    stage: Stage
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class PagesWritten:
+    """To a relay. `error`: why they could not be, empty if they were."""
+
+    move: int
+    lo: int
+    hi: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unreachable:
+    """To a relay: another device is gone."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class Arrive:
+    """To the scheduler."""
+
+    request: SequenceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    seq: str
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """To the scheduler: an agent's process ended, or it has not been heard of for too long."""
+
+    device: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """To the scheduler, once per period: what is due by time alone."""
+
+
+RelayEvent = StageLoaded | StageFailed | PagesWritten | Unreachable
+SchedulerEvent = Arrive | Abort | Down | Tick

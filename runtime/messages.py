@@ -1,0 +1,236 @@
+"""What a scheduler and agents say to each other. Typed, versioned, columns instead of rows: one message per step and receiver.
+
+    scheduler -> agent    Load Drop   Open Close   Go    Receive Settle
+    agent -> agent        Pass (hidden states)     Want Pages (K and V)
+    agent -> scheduler    Ready   Loaded Refused   Done Lost    Moved Stuck    Report
+
+A sequence is named together with its *epoch*, which grows whenever it is placed anew: what belongs to an older one is dropped by whoever
+gets it, so a late message can do no harm. Sequences of columns have one entry per row. Arrays travel beside a message, in the order that it
+says. Knows no transport; `runtime.cluster.wire` turns these into bytes.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime.stages import Hop, Stage
+from runtime.types import ModelSpec, PromptLogprobs, Sampled, SequenceRequest
+
+#: Of these messages; agents and schedulers of different ones refuse each other.
+PROTOCOL = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
+    """Base of all."""
+
+
+# -- scheduler to agent ------------------------------------------------------------------------------------------------
+
+
+class Load(Message, frozen=True, tag=True, array_like=True):
+    """Make stages ready. Answered by one Loaded or Refused each."""
+
+    stages: tuple[Stage, ...]
+
+
+class Drop(Message, frozen=True, tag=True, array_like=True):
+    """Let stages go; no sequence is on them any more."""
+
+    stages: tuple[Stage, ...]
+
+
+class Open(Message, frozen=True, tag=True, array_like=True):
+    """Learn sequences that come over this device. `outputs`: tokens they have produced before, which run as part of the prompt.
+
+    `shared[i]`: (other sequence of the same domain on this device, tokens): its first pages are this one's too (BL-32); None for none.
+    """
+
+    epochs: tuple[int, ...]
+    requests: tuple[SequenceRequest, ...]
+    outputs: tuple[tuple[int, ...], ...]
+    paths: tuple[tuple[Hop, ...], ...]
+    shared: tuple[tuple[str, int] | None, ...]
+
+
+class Close(Message, frozen=True, tag=True, array_like=True):
+    """Forget sequences, in whatever phase they are; their pages are free once no step writes them. An epoch older than the one here is nothing
+    to do."""
+
+    seqs: tuple[str, ...]
+    epochs: tuple[int, ...]
+
+
+class Go(Message, frozen=True, tag=True, array_like=True):
+    """Run these rows from their first hop on, which is on this device: `tokens` (all rows' back to back, `counts` of each) at `starts`.
+
+    `sample`: choose a token behind the last one. `generated`: tokens produced so far. `steps`: decode so many tokens before coming back
+    (only where the path has one hop and the agent strides).
+    """
+
+    seqs: tuple[str, ...]
+    epochs: tuple[int, ...]
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    tokens: tuple[int, ...]
+    sample: tuple[bool, ...]
+    generated: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+# -- migration (BL-16) -------------------------------------------------------------------------------------------------
+
+
+class Receive(Message, frozen=True, tag=True, array_like=True):
+    """To the destination: bring the K and V of sequence's stage `lo` here, tokens [0, upto), from `source`.
+
+    `tokens`: its first ones, to recompute pages from the front (empty: copy only). `copy`: whether pages come from the back (false:
+    recompute only). A later Receive of the same move brings what has grown since (`upto` larger), copied.
+    """
+
+    move: int
+    seq: str
+    epoch: int
+    stage: Stage
+    source: str
+    upto: int
+    tokens: tuple[int, ...]
+    copy: bool
+    request: SequenceRequest
+
+
+class Settle(Message, frozen=True, tag=True, array_like=True):
+    """To the destination: the move is over. Committed, its pages are the sequence's under `epoch`; else they are free again."""
+
+    move: int
+    seq: str
+    epoch: int
+    commit: bool
+
+
+class Want(Message, frozen=True, tag=True, array_like=True):
+    """Destination to source: page groups of a sequence's stage, tokens [lo, hi). Answered by one Pages."""
+
+    move: int
+    seq: str
+    epoch: int
+    stage: Stage
+    lo: int
+    hi: int
+
+
+class Pages(Message, frozen=True, tag=True, array_like=True):
+    """Source to destination: K and V of tokens [lo, hi), one array of all page groups; or why not. `digest`: BLAKE3 of the bytes."""
+
+    move: int
+    seq: str
+    epoch: int
+    lo: int
+    hi: int
+    digest: str
+    error: str = ""
+
+
+class Moved(Message, frozen=True, tag=True, array_like=True):
+    """Destination to scheduler: all asked for is here. `copied`, `recomputed`: tokens of each, disjoint, together all of it."""
+
+    device: str
+    move: int
+    seq: str
+    copied: tuple[tuple[int, int], ...]
+    recomputed: tuple[tuple[int, int], ...]
+    nbytes: int
+
+
+class Stuck(Message, frozen=True, tag=True, array_like=True):
+    """Destination to scheduler: the move cannot go on, and nothing of it is left here."""
+
+    device: str
+    move: int
+    seq: str
+    reason: str
+
+
+# -- agent to agent ----------------------------------------------------------------------------------------------------
+
+
+class Pass(Message, frozen=True, tag=True, array_like=True):
+    """Rows for the next hop (`hops[i]` of their paths), their hidden states [counts, width] beside it, one array each."""
+
+    seqs: tuple[str, ...]
+    epochs: tuple[int, ...]
+    hops: tuple[int, ...]
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    sample: tuple[bool, ...]
+    generated: tuple[int, ...]
+
+
+# -- agent to scheduler ------------------------------------------------------------------------------------------------
+
+
+class Ready(Message, frozen=True, tag=True, array_like=True):
+    """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit."""
+
+    device: str
+    protocol: int
+    version: str
+    page_capacity: int
+    page_bytes: int
+    weights: int
+    address: str
+
+
+class Loaded(Message, frozen=True, tag=True, array_like=True):
+    device: str
+    stage: Stage
+    spec: ModelSpec
+    nbytes: int
+
+
+class Refused(Message, frozen=True, tag=True, array_like=True):
+    """A stage could not be loaded."""
+
+    device: str
+    stage: Stage
+    reason: str
+
+
+class Done(Message, frozen=True, tag=True, array_like=True):
+    """Rows that are through their last hop: K and V of `counts` tokens are written on all their path. `sampled` in the order of `seqs`, None
+    where none was asked for; with strides `more[i]` are the tokens before it.
+    """
+
+    device: str
+    seqs: tuple[str, ...]
+    epochs: tuple[int, ...]
+    counts: tuple[int, ...]
+    sampled: tuple[Sampled | None, ...]
+    prompts: tuple[PromptLogprobs, ...] = ()
+    more: tuple[tuple[int, ...], ...] = ()
+
+
+class Lost(Message, frozen=True, tag=True, array_like=True):
+    """Rows that will not come through. `retry`: the sequences are well, but their K and V here are not (no pages, a hop that was cut off);
+    else a step failed on them."""
+
+    device: str
+    seqs: tuple[str, ...]
+    epochs: tuple[int, ...]
+    reason: str
+    retry: bool
+
+
+class Report(Message, frozen=True, tag=True, array_like=True):
+    """An agent's state, once per period: rows waiting and steps taken since it began."""
+
+    device: str
+    queued: int
+    steps: int
+    busy: int
+    tokens: int
+    pages_free: int
+    queues: tuple[tuple[str, int], ...]
+
+
+ToAgent = Load | Drop | Open | Close | Go | Receive | Settle | Pass | Want | Pages
+ToScheduler = Ready | Loaded | Refused | Done | Lost | Moved | Stuck | Report

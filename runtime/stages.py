@@ -1,0 +1,166 @@
+"""The vocabulary of chains that run on several devices: blocks, chains, stages, paths, and the engine that runs parts of chains.
+
+    Chain      a model's blocks in order; each is a run [lo, hi) of its components
+    Stage      components [lo, hi) of one model on one device: blocks that run back to back, without a hop between (BL-15)
+    Path       who runs a sequence: one Hop per change of device, in order
+
+Weights are shared below this: two stages of two models on one device hold what they have in common once (`engine.units`), and their
+rows run together. Knows nothing of devices' states, of tensors or of transports; an `Array` is opaque to whoever decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from runtime.types import EngineMemory, ModelSpec, StepPlan, StepResult
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stage:
+    """Components [lo, hi) of a model. The first one of a chain starts at the embedding, the last one ends behind the head."""
+
+    model: str
+    lo: int
+    hi: int
+
+    @property
+    def id(self) -> str:
+        """Its name on a device, as `ModelSpec.name` and `Row.model` carry it."""
+        return f"{self.model}[{self.lo}:{self.hi}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block as the scheduler sees it: what is placed, scaled and moved. `id`: over the digests of its components without adapters.
+
+    `nbytes`: its weights, each distinct tensor once. `kv_layers`: attention layers in it.
+    """
+
+    id: str
+    nbytes: int
+    kv_layers: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockUse:
+    """A block in a chain: components [lo, hi). `domain`: the KV domain of its pages there (UN-15): weights, adapters and stitches of it and
+    of all upstream, dtype, positions. `adapter_bytes`: what this model's adapters add to it.
+    """
+
+    block: str
+    lo: int
+    hi: int
+    kv_layers: int
+    domain: str
+    adapter_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One version of a model, as blocks. `spec`: what holds for all of it; its `kv_layers` are those of all blocks together.
+
+    `version` names the components in order, adapters included: a sequence keeps to the one it began with (UN-09).
+    """
+
+    spec: ModelSpec
+    version: str
+    uses: tuple[BlockUse, ...]
+
+    @property
+    def model(self) -> str:
+        return self.spec.name
+
+    @property
+    def length(self) -> int:
+        """Components in all."""
+        return self.uses[-1].hi
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """Uses [first, last) of a chain, components [lo, hi), on one device."""
+
+    device: str
+    lo: int
+    hi: int
+
+
+#: Who runs a sequence, first hop first; neighbours are on different devices.
+Path = tuple[Hop, ...]
+
+
+def path_of(chain: Chain, devices: Sequence[str]) -> Path:
+    """Blocks' devices, one for each use, as hops: neighbours on one device are one (BL-15). Raises ValueError for another number of devices."""
+    if len(devices) != len(chain.uses):
+        raise ValueError(f"{chain.model} has {len(chain.uses)} blocks, not {len(devices)}")
+    hops: list[Hop] = []
+    for device, use in zip(devices, chain.uses, strict=True):
+        if hops and hops[-1].device == device:
+            hops[-1] = Hop(device, hops[-1].lo, use.hi)
+        else:
+            hops.append(Hop(device, use.lo, use.hi))
+    return tuple(hops)
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Numbers on their way between devices. `data` is bytes-like, in the machine's order; only engines and transports look into it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    data: Any
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    """What a stage engine gives back: `result` as of any engine, and by row's name the hidden states [tokens, width] of stages without a head."""
+
+    result: StepResult
+    outputs: Mapping[str, Array]
+
+
+class StageEngine(Protocol):
+    """One device that runs parts of chains. Plans are those of `runtime.types`, with stages in the place of models:
+
+    `Row.model` is a stage's id, and a sequence is named `<sequence>@<lo>` in each of its stages, so that one that comes back to a device
+    has a table there for each. Rows of a stage that does not begin with the embedding carry zeros for tokens; what they start from,
+    [tokens, width], is in `inputs` under the row's name. `sample` is false but in stages with a head. A stage without attention takes no
+    pages. Pages of all devices have the same bytes, and all stages of a model put as many tokens into a page.
+    Calls come from one thread.
+    """
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def page_capacity(self) -> int: ...
+
+    @property
+    def page_bytes(self) -> int:
+        """Of K and V together."""
+        ...
+
+    def load(self, stage: Stage) -> ModelSpec:
+        """Make a stage ready; its spec has the stage's id for a name, its own `kv_layers` (which may be 0), and else what holds for the model.
+
+        Raises zoo.errors.NotFound, NotServable, DamagedObject.
+        """
+        ...
+
+    def unload(self, stage: Stage) -> None: ...
+
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        """Run one step. Raises EngineLost when no later step can succeed; any other exception fails this step's rows only."""
+        ...
+
+    def read_pages(self, pages: Sequence[int]) -> Array:
+        """The bytes of pages: uint8 [pages, page_bytes], K before V; a copy."""
+        ...
+
+    def write_pages(self, pages: Sequence[int], data: Array) -> None:
+        """Put them there. Raises ValueError for data of another shape."""
+        ...
+
+    def memory(self) -> EngineMemory: ...
