@@ -40,21 +40,23 @@ class Drop(Message, frozen=True, tag=True, array_like=True):
 
 
 class Open(Message, frozen=True, tag=True, array_like=True):
-    """Learn sequences that come over this device. `outputs`: tokens they have produced before, which run as part of the prompt.
+    """Learn sequences that come over this device. `outputs`: tokens they have produced before.
 
-    `shared[i]`: (other sequence of the same domain on this device, tokens): its first pages are this one's too (BL-32); None for none.
+    `keep[i]`: one that is here already goes on, under the new epoch and path, with the K and V of the stages that it still has here;
+    else it begins anew. `shared[i]`: (other sequence of the same domain on this device, tokens): its first pages are this one's
+    too (BL-32); None for none.
     """
 
     epochs: tuple[int, ...]
     requests: tuple[SequenceRequest, ...]
     outputs: tuple[tuple[int, ...], ...]
     paths: tuple[tuple[Hop, ...], ...]
+    keep: tuple[bool, ...]
     shared: tuple[tuple[str, int] | None, ...]
 
 
 class Close(Message, frozen=True, tag=True, array_like=True):
-    """Forget sequences, in whatever phase they are; their pages are free once no step writes them. An epoch older than the one here is nothing
-    to do."""
+    """Forget sequences, in whatever phase they are; their pages are free once no step writes them. One that is here in a later epoch stays."""
 
     seqs: tuple[str, ...]
     epochs: tuple[int, ...]
@@ -196,8 +198,9 @@ class Refused(Message, frozen=True, tag=True, array_like=True):
 
 
 class Done(Message, frozen=True, tag=True, array_like=True):
-    """Rows that are through their last hop: K and V of `counts` tokens are written on all their path. `sampled` in the order of `seqs`, None
-    where none was asked for; with strides `more[i]` are the tokens before it.
+    """Rows that are through their last hop: K and V of `counts` tokens are written on all their path.
+
+    `sampled`: in the order of `seqs`, None where none was asked for; with strides `more[i]` are the tokens before it.
     """
 
     device: str

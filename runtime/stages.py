@@ -92,7 +92,7 @@ Path = tuple[Hop, ...]
 
 
 def path_of(chain: Chain, devices: Sequence[str]) -> Path:
-    """Blocks' devices, one for each use, as hops: neighbours on one device are one (BL-15). Raises ValueError for another number of devices."""
+    """Blocks' devices, one for each use, as hops: neighbours on one device are one (BL-15). Raises ValueError for too few or too many."""
     if len(devices) != len(chain.uses):
         raise ValueError(f"{chain.model} has {len(chain.uses)} blocks, not {len(devices)}")
     hops: list[Hop] = []
@@ -115,7 +115,7 @@ class Array:
 
 @dataclass(frozen=True, slots=True)
 class StageResult:
-    """What a stage engine gives back: `result` as of any engine, and by row's name the hidden states [tokens, width] of stages without a head."""
+    """What a stage engine gives back: `result` as of any engine, and by row's name the hidden states [tokens, width] of headless stages."""
 
     result: StepResult
     outputs: Mapping[str, Array]
@@ -143,7 +143,7 @@ class StageEngine(Protocol):
         ...
 
     def load(self, stage: Stage) -> ModelSpec:
-        """Make a stage ready; its spec has the stage's id for a name, its own `kv_layers` (which may be 0), and else what holds for the model.
+        """Make a stage ready. Its spec: the stage's id for a name, its own `kv_layers` (perhaps 0), and else what holds for the model.
 
         Raises zoo.errors.NotFound, NotServable, DamagedObject.
         """
