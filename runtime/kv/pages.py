@@ -64,8 +64,8 @@ def pages_for(spec: ModelSpec, tokens: int) -> int:
 
 
 def tokens_within(spec: ModelSpec, pages: int) -> int:
-    """The longest sequence, in tokens, that `pages` pages can hold."""
-    return pages // spec.kv_layers * spec.page_tokens
+    """The longest sequence, in tokens, that `pages` pages can hold; of a part without attention its model's context."""
+    return pages // spec.kv_layers * spec.page_tokens if spec.kv_layers else spec.max_model_len + spec.virtual_tokens
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class _Table:
 
 
 class PageBook:
-    """The pages of one device. Verbs: `open`, `extend`, `fill`, `release`; each is complete or changes nothing."""
+    """The pages of one device. Verbs: `open`, `share`, `extend`, `fill`, `rename`, `release`; each is complete or changes nothing."""
 
     def __init__(self, capacity: int) -> None:
         """`capacity`: pages of the device, numbered from 0. Raises ValueError unless positive."""
@@ -110,11 +110,44 @@ class PageBook:
         table = self._tables.get(seq)
         return 0 if table is None else len(table.groups) * table.spec.kv_layers
 
+    def groups_of(self, seq: str) -> tuple[Group, ...]:
+        """The table of `seq`; empty if it has none."""
+        table = self._tables.get(seq)
+        return () if table is None else tuple(table.groups)
+
+    def tokens_of(self, seq: str) -> int:
+        """Tokens of `seq` that have been written; 0 if it has no table."""
+        table = self._tables.get(seq)
+        return 0 if table is None else table.tokens
+
     def open(self, seq: str, spec: ModelSpec) -> None:
         """Begin an empty table. Raises ValueError if the sequence has one."""
         if seq in self._tables:
             raise ValueError(f"sequence {seq} has a table already")
         self._tables[seq] = _Table(spec)
+
+    def share(self, seq: str, other: str, tokens: int) -> tuple[Group, ...]:
+        """Begin the empty table of `seq` with the first `tokens` tokens of another's, whole groups that are full (BL-32). Returns them.
+
+        Raises ValueError if these are no whole groups, if the other has not written as many, or if `seq` holds something. KeyError: no table.
+        """
+        mine, theirs = self._tables[seq], self._tables[other]
+        width = theirs.spec.page_tokens
+        same = (mine.spec.page_tokens, mine.spec.kv_layers) == (width, theirs.spec.kv_layers)
+        if mine.groups or tokens % width or tokens > theirs.tokens or not same:
+            raise ValueError(f"{seq} cannot share {tokens} tokens of {other}")
+        groups = theirs.groups[: tokens // width]
+        for page in (page for group in groups for page in group):
+            self._refs[page] += 1
+        mine.groups.extend(groups)
+        mine.tokens = tokens
+        return tuple(groups)
+
+    def rename(self, seq: str, new: str) -> None:
+        """Give a table to another name, which has none. Raises ValueError if it has; KeyError: no such table."""
+        if new in self._tables:
+            raise ValueError(f"sequence {new} has a table already")
+        self._tables[new] = self._tables.pop(seq)
 
     def extend(self, seq: str, tokens: int) -> tuple[Group, ...]:
         """Make room for `tokens` more tokens than are written; returns the groups that were added, perhaps none.
@@ -192,7 +225,7 @@ class PageBook:
                 expected = PageState.RESERVED
             else:
                 expected = PageState.RESIDENT if written == width else PageState.FILLING
-            if any(self._state[page] != expected for page in group):
+            if any(self._state[page] != expected for page in group):  # a shared group is full in every table that has it
                 raise PageBookDamaged(f"sequence {seq}: group {index} should be {expected.name.lower()}")
 
     def _take(self, layers: int) -> Group:
@@ -214,6 +247,8 @@ class PageBook:
 
         Raises PageBookDamaged for a change that the life of a page does not have.
         """
+        if not group:  # of a part of a chain that does not attend
+            return
         now = self._state[group[0]]
         if now == to:
             return
