@@ -19,6 +19,26 @@ class BatchingConfig:
             raise ValueError("token_budget and max_sequences must be at least 1, watermark in [0, 1)")
 
 
+@dataclass(frozen=True, slots=True)
+class RelayConfig:
+    """One device of a cluster. `token_budget`, `max_rows`: of one step. `patience_ms`: how long a row waits for pages until it is lost.
+
+    A migration recomputes `chunk` tokens at a time from the front and fetches `window` page groups at a time from the back,
+    `fetches` of them under way at once.
+    """
+
+    token_budget: int = 512
+    max_rows: int = 256
+    patience_ms: int = 2000
+    chunk: int = 64
+    window: int = 4
+    fetches: int = 2
+
+    def __post_init__(self) -> None:
+        if min(self.token_budget, self.max_rows, self.patience_ms, self.chunk, self.window, self.fetches) < 1:
+            raise ValueError("the settings of a relay must be at least 1")
+
+
 #: How the dense executor fills its slots: Baton's four (mechanisms 5.5).
 #: `run-to-completion`: a batch takes no one in until all of it are done;
 #: `pd`: the same, but prompts run apart, in batches of similar length;

@@ -28,9 +28,14 @@ class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
 
 
 class Load(Message, frozen=True, tag=True, array_like=True):
-    """Make stages ready. Answered by one Loaded or Refused each."""
+    """Make stages ready. Answered by one Loaded or Refused each.
+
+    `blocks[i]`: the blocks of stage i in order. `limits`: rows of a step that may pass a block, where it has a limit of its own (BL-14).
+    """
 
     stages: tuple[Stage, ...]
+    blocks: tuple[tuple[str, ...], ...]
+    limits: tuple[tuple[str, int], ...] = ()
 
 
 class Drop(Message, frozen=True, tag=True, array_like=True):
@@ -56,7 +61,7 @@ class Open(Message, frozen=True, tag=True, array_like=True):
 
 
 class Close(Message, frozen=True, tag=True, array_like=True):
-    """Forget sequences, in whatever phase they are; their pages are free once no step writes them. One that is here in a later epoch stays."""
+    """Forget sequences, in whatever phase they are; their pages are free once no step writes them. Later epochs of them stay."""
 
     seqs: tuple[str, ...]
     epochs: tuple[int, ...]
@@ -110,7 +115,7 @@ class Settle(Message, frozen=True, tag=True, array_like=True):
 
 
 class Want(Message, frozen=True, tag=True, array_like=True):
-    """Destination to source: page groups of a sequence's stage, tokens [lo, hi). Answered by one Pages."""
+    """Destination (`by`) to source: page groups of a sequence's stage, tokens [lo, hi). Answered by one Pages."""
 
     move: int
     seq: str
@@ -118,6 +123,7 @@ class Want(Message, frozen=True, tag=True, array_like=True):
     stage: Stage
     lo: int
     hi: int
+    by: str
 
 
 class Pages(Message, frozen=True, tag=True, array_like=True):
@@ -224,7 +230,7 @@ class Lost(Message, frozen=True, tag=True, array_like=True):
 
 
 class Report(Message, frozen=True, tag=True, array_like=True):
-    """An agent's state, once per period: rows waiting and steps taken since it began."""
+    """An agent's state, once per period: rows waiting, here and by the block that they enter at, and totals since it began (`busy`: ns)."""
 
     device: str
     queued: int

@@ -86,10 +86,13 @@ SchedulerCommand = Send | Emit | Replace
 
 @dataclass(frozen=True, slots=True)
 class StageStep:
-    """A step for a stage engine. `inputs`: hidden states by row's name."""
+    """A step for a stage engine. `inputs`: hidden states by row's name. `strides`: rows that decode several tokens at once (simulated
+    engines only).
+    """
 
     plan: StepPlan
     inputs: Mapping[str, Array]
+    strides: Mapping[str, int]
 
 
 # -- events beside messages --------------------------------------------------------------------------------------------

@@ -129,14 +129,18 @@ def _rows(model: LoadedModel, rows: Sequence[Row]) -> Rows:
 
 
 def _open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:
-    """Append each row's new pages to its table. Those that this step does not fill are handed out zeroed (see kv.pool)."""
+    """Append each row's new pages to its table. Those that are empty, and not filled by this step, are handed out zeroed (see kv.pool).
+
+    What lies before a row's start has been written already, by somebody else.
+    """
     new: list[int] = []
     for row in plan.rows:
         if row.new_pages:
             model = models[row.model]
             held = model.sequences[row.seq]
-            full = max((row.start + len(row.tokens)) // model.spec.page_tokens - held.groups, 0)
+            width = model.spec.page_tokens
+            filled = max((row.start + len(row.tokens)) // width, -(-row.start // width)) - held.groups
             model.tables.append(held, row.new_pages)
-            new.extend(page for group in row.new_pages[full:] for page in group)
+            new.extend(page for group in row.new_pages[max(filled, 0) :] for page in group)
     if new:
         pool.clear(new)

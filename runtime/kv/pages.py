@@ -82,7 +82,7 @@ class _Table:
 
 
 class PageBook:
-    """The pages of one device. Verbs: `open`, `share`, `extend`, `fill`, `rename`, `release`; each is complete or changes nothing."""
+    """The pages of one device. Verbs: `open`, `share`, `extend`, `fill`, `release`; each is complete or changes nothing."""
 
     def __init__(self, capacity: int) -> None:
         """`capacity`: pages of the device, numbered from 0. Raises ValueError unless positive."""
@@ -110,10 +110,9 @@ class PageBook:
         table = self._tables.get(seq)
         return 0 if table is None else len(table.groups) * table.spec.kv_layers
 
-    def groups_of(self, seq: str) -> tuple[Group, ...]:
-        """The table of `seq`; empty if it has none."""
-        table = self._tables.get(seq)
-        return () if table is None else tuple(table.groups)
+    def groups_of(self, seq: str, lo: int = 0, hi: int | None = None) -> tuple[Group, ...]:
+        """Groups number [lo, hi) of the table of `seq`. KeyError: no such table."""
+        return tuple(self._tables[seq].groups[lo:hi])
 
     def tokens_of(self, seq: str) -> int:
         """Tokens of `seq` that have been written; 0 if it has no table."""
@@ -129,7 +128,7 @@ class PageBook:
     def share(self, seq: str, other: str, tokens: int) -> tuple[Group, ...]:
         """Begin the empty table of `seq` with the first `tokens` tokens of another's, whole groups that are full (BL-32). Returns them.
 
-        Raises ValueError if these are no whole groups, if the other has not written as many, or if `seq` holds something. KeyError: no table.
+        Raises ValueError if these are no whole groups, if the other has not written as many, or if `seq` holds some; KeyError for no table.
         """
         mine, theirs = self._tables[seq], self._tables[other]
         width = theirs.spec.page_tokens
@@ -142,12 +141,6 @@ class PageBook:
         mine.groups.extend(groups)
         mine.tokens = tokens
         return tuple(groups)
-
-    def rename(self, seq: str, new: str) -> None:
-        """Give a table to another name, which has none. Raises ValueError if it has; KeyError: no such table."""
-        if new in self._tables:
-            raise ValueError(f"sequence {new} has a table already")
-        self._tables[new] = self._tables.pop(seq)
 
     def extend(self, seq: str, tokens: int) -> tuple[Group, ...]:
         """Make room for `tokens` more tokens than are written; returns the groups that were added, perhaps none.

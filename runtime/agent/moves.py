@@ -1,0 +1,232 @@
+"""K and V of sequences on their way between devices, as one device's relay sees it (BL-16): what it receives, and what it gives.
+
+    scheduler --Receive--> destination --Want--> source --Pages--> destination (WritePages, PagesWritten) … --Moved--> scheduler
+                                       rows that recompute from the front run in its own steps meanwhile
+    scheduler --Receive (longer)--> … --Moved-->     what has grown since, with the sequence at rest for the last one
+    scheduler --Settle--> destination                committed: the table is the sequence's; else its pages are free
+
+Contract: the destination is the one authority (`policy.twoended`): each page group has one winner. All pages are taken before the first one
+comes; without room for all of them nothing begins. The source only reads, and serves the sequence on. Nothing here knows how
+pages travel, or when a move is worth while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from runtime.agent.commands import SCHEDULER, PagesWritten, ReadPages, RelayCommand, Send, WritePages
+from runtime.agent.guests import Guest, Waiting
+from runtime.agent.tables import Tables
+from runtime.config import RelayConfig
+from runtime.messages import Moved, Pages, Receive, Settle, Stuck, Want
+from runtime.policy.twoended import TwoEnded
+from runtime.stages import Array
+from runtime.types import ModelSpec
+
+
+@dataclass(slots=True)
+class _Incoming:
+    """A move to this device. `written`: bytes that came; `writing`: pages that the engine is putting down."""
+
+    order: Receive
+    key: str
+    spec: ModelSpec
+    ends: TwoEnded
+    guest: Guest
+    nbytes: int = 0
+    writing: dict[tuple[int, int], int] = field(default_factory=dict)
+    told: int = -1
+
+
+class Moves:
+    def __init__(self, device: str, tables: Tables, config: RelayConfig) -> None:
+        self._device = device
+        self._tables = tables
+        self._config = config
+        self._incoming: dict[int, _Incoming] = {}
+        self._adopted: dict[tuple[str, int, int], str] = {}
+        self._rows: list[Waiting] = []
+
+    def keys(self) -> set[str]:
+        """Tables that are no sequence's yet."""
+        return {each.key for each in self._incoming.values()} | set(self._adopted.values())
+
+    def take_rows(self) -> list[Waiting]:
+        """Rows that recompute, for the queue."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def adopted(self, seq: str, epoch: int, lo: int) -> str | None:
+        """The table that was settled for a stage of a sequence, handed over."""
+        return self._adopted.pop((seq, epoch, lo), None)
+
+    # -- the destination -----------------------------------------------------------------------------------------------
+
+    def receive(self, order: Receive, spec: ModelSpec | None, now: int) -> list[RelayCommand]:
+        """Begin a move, or bring what has grown since."""
+        known = self._incoming.get(order.move)
+        if known is not None:
+            return self._grow(known, order, now)
+        if spec is None:
+            return self._stuck(order.move, order.seq, f"{order.stage.id} is not loaded here")
+        key = self._tables.open(f"{order.seq}!{order.move}", order.stage.lo, spec)
+        if not self._tables.grow(key, order.upto):
+            self._tables.release(key)
+            return self._stuck(order.move, order.seq, "no room for its pages")
+        request = order.request
+        guest = Guest(request, order.epoch, (), ())
+        # Where nothing attends there are no pages, and nothing to bring.
+        tokens = order.upto if spec.kv_layers else 0
+        ends = TwoEnded(tokens, spec.page_tokens, recompute=bool(order.tokens), copy=order.copy)
+        self._incoming[order.move] = _Incoming(order, key, spec, ends, guest)
+        return self._go_on(self._incoming[order.move], now)
+
+    def arrived(self, pages: Pages, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
+        """Pages from the source. Those that nobody awaits any more are dropped."""
+        move, span = self._incoming.get(pages.move), range(pages.lo, pages.hi)
+        if move is None or not move.ends.awaits(span):
+            return []
+        if pages.error or len(arrays) != 1:
+            move.ends.copy_failed(span)
+            return self._go_on(move, now)
+        places = self._tables.pages(move.key, pages.lo, pages.hi)
+        move.writing[pages.lo, pages.hi] = len(arrays[0].data) if hasattr(arrays[0].data, "__len__") else 0
+        return [WritePages(places, arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
+
+    def written(self, event: PagesWritten, now: int) -> list[RelayCommand]:
+        """Pages are down, or did not verify."""
+        move, span = self._incoming.get(event.move), range(event.lo, event.hi)
+        if move is None:
+            return []
+        move.nbytes += move.writing.pop((event.lo, event.hi), 0)
+        if event.error:
+            move.ends.copy_failed(span)
+        else:
+            move.ends.copied(span)
+        return self._go_on(move, now)
+
+    def ran(self, row: Waiting, now: int) -> list[RelayCommand]:
+        """A row that recomputes is through."""
+        move = self._incoming.get(row.move)
+        if move is None or move.key != row.key:
+            return []
+        move.ends.recomputed(range(row.start, row.start + row.count))
+        return self._go_on(move, now)
+
+    def failed(self, row: Waiting, reason: str) -> list[RelayCommand]:
+        """The step of a row that recomputes failed."""
+        move = self._incoming.get(row.move)
+        if move is None or move.key != row.key:
+            return []
+        self._drop(move)
+        return self._stuck(row.move, row.guest.seq, reason)
+
+    def settle(self, order: Settle) -> list[RelayCommand]:
+        """The end of a move, whatever its phase. Committed, the table waits for the Open that comes next."""
+        move = self._incoming.get(order.move)
+        if move is None:
+            return []
+        if not order.commit or not move.ends.done:
+            self._drop(move)
+            return []
+        del self._incoming[order.move]
+        self._tables.fill(move.key, move.order.upto - self._tables.book.tokens_of(move.key))
+        self._adopted[order.seq, order.epoch, move.order.stage.lo] = move.key
+        return []
+
+    def unreachable(self, device: str, now: int) -> list[RelayCommand]:
+        """A device is gone: recomputing takes over to the end what it was to give, where it can."""
+        out: list[RelayCommand] = []
+        for move in tuple(self._incoming.values()):
+            if move.order.source == device:
+                move.ends.stop_copy()
+                out += self._go_on(move, now)
+        return out
+
+    def closed(self, seq: str, epoch: int) -> None:
+        """A sequence has ended: so have its moves, up to this epoch."""
+        for move in [each for each in self._incoming.values() if each.order.seq == seq and each.order.epoch <= epoch]:
+            self._drop(move)
+        for name in [name for name in self._adopted if name[0] == seq and name[1] <= epoch]:
+            self._tables.release(self._adopted.pop(name))
+
+    # -- the source ----------------------------------------------------------------------------------------------------
+
+    def give(self, want: Want, key: str | None) -> RelayCommand:
+        """Page groups of a sequence that runs here; or why there are none. `key`: its table of that stage."""
+        answer = Pages(want.move, want.seq, want.epoch, want.lo, want.hi, "")
+        if key is None or self._tables.spec(key).name != want.stage.id:
+            return Send(want.by, _refusal(answer, f"{want.seq} is not here"))
+        if not 0 <= want.lo < want.hi <= self._tables.book.tokens_of(key) or want.lo % self._tables.spec(key).page_tokens:
+            return Send(want.by, _refusal(answer, f"tokens {want.lo} to {want.hi} of {want.seq} are not written here"))
+        return ReadPages(self._tables.pages(key, want.lo, want.hi), want.by, answer)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _grow(self, move: _Incoming, order: Receive, now: int) -> list[RelayCommand]:
+        more = order.upto - move.order.upto
+        if more < 0 or not move.ends.done or not self._room(move, order.upto):
+            self._drop(move)
+            return self._stuck(order.move, order.seq, "no room for what has grown")
+        move.order = order
+        if move.spec.kv_layers:
+            move.ends.extend(order.upto)
+        return self._go_on(move, now)
+
+    def _room(self, move: _Incoming, upto: int) -> bool:
+        return self._tables.grow(move.key, upto - self._tables.book.tokens_of(move.key))
+
+    def _go_on(self, move: _Incoming, now: int) -> list[RelayCommand]:
+        """Give both ends what they can take; tell the scheduler when all is here, or when nothing more can come."""
+        ends, order = move.ends, move.order
+        if ends.done:
+            return self._tell(move)
+        out: list[RelayCommand] = []
+        while ends.copying < self._config.fetches * self._config.window:
+            span = ends.next_back(self._config.window)
+            if span is None:
+                break
+            out.append(Send(order.source, Want(order.move, order.seq, order.epoch, order.stage, span.start, span.stop, self._device)))
+        if not ends.recomputing and (span := ends.next_front(self._config.chunk)) is not None:
+            tokens = order.tokens[span.start : span.stop]
+            self._rows.append(
+                Waiting(
+                    move.guest,
+                    order.epoch,
+                    0,
+                    move.key,
+                    order.stage.id,
+                    span.start,
+                    len(span),
+                    tokens,
+                    None,
+                    False,
+                    0,
+                    1,
+                    now,
+                    order.move,
+                )
+            )
+        if ends.stuck and not ends.recomputing and not ends.copying:
+            self._drop(move)
+            return [*out, *self._stuck(order.move, order.seq, "its pages cannot be had any more")]
+        return out
+
+    def _tell(self, move: _Incoming) -> list[RelayCommand]:
+        order, ends = move.order, move.ends
+        if move.told == order.upto:
+            return []
+        move.told = order.upto
+        return [Send(SCHEDULER, Moved(self._device, order.move, order.seq, ends.copied_spans, ends.recomputed_spans, move.nbytes))]
+
+    def _drop(self, move: _Incoming) -> None:
+        del self._incoming[move.order.move]
+        self._tables.release(move.key)
+
+    def _stuck(self, move: int, seq: str, reason: str) -> list[RelayCommand]:
+        return [Send(SCHEDULER, Stuck(self._device, move, seq, reason))]
+
+
+def _refusal(pages: Pages, why: str) -> Pages:
+    return Pages(pages.move, pages.seq, pages.epoch, pages.lo, pages.hi, "", why)

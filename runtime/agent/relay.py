@@ -1,0 +1,389 @@
+"""The relay: the state machine of one device in a cluster. Rows of sequences come in, steps go out, what they give goes to the next hop.
+
+Contract: a driver calls, from one thread at a time, with `now` in nanoseconds of its own clock,
+
+    handle(message or event, arrays, now)     whatever came; returns commands (`agent.commands`)
+    next_step(now)                            a step for the engine, or None while nothing can run
+    finish_step(result, now)                  once per step; or fail_step(reason, now)
+
+A row waits in the queue of the stage that it enters at and runs in the next step that has room: nobody waits for a batch to fill (BL-14).
+Rows of older epochs, of sequences that nobody opened and of hops that are not here are dropped: whoever moved or closed the sequence knows.
+Pages of what is closed while a step writes them are free when it is over. Rows that find no page wait, up to `patience`; then
+they are told to be lost, and the scheduler sees what is to be done.
+
+It knows no tensors, clocks, sockets or models' contents; whose turn it is decides `policy`; which device is next stands in the path.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from runtime.agent.answers import sampled_by_seq
+from runtime.agent.commands import (
+    SCHEDULER,
+    DropStage,
+    LoadStage,
+    PagesWritten,
+    RelayCommand,
+    RelayEvent,
+    Send,
+    StageFailed,
+    StageLoaded,
+    StageStep,
+    Unreachable,
+)
+from runtime.agent.guests import Guest, Waiting
+from runtime.agent.moves import Moves
+from runtime.agent.tables import Tables
+from runtime.config import RelayConfig
+from runtime.messages import Close, Done, Drop, Go, Load, Loaded, Lost, Message, Open, Pages, Pass, Receive, Refused, Report, Settle, Want
+from runtime.stages import Array, Hop, Stage, StageResult
+from runtime.types import ModelSpec, Opened, PageCounts, PromptLogprobs, Row, Sampled, StepPlan
+
+
+class Relay:
+    """See the top of the file.
+
+    Args:
+        device: its name in paths.
+        page_capacity: pages of the device.
+        config: limits of a step, patience.
+    """
+
+    def __init__(self, device: str, page_capacity: int, config: RelayConfig) -> None:
+        self.device = device
+        self._config = config
+        self._tables = Tables(page_capacity)
+        self._guests: dict[str, Guest] = {}
+        self._queue: deque[Waiting] = deque()
+        self._step: tuple[StepPlan, list[Waiting]] | None = None
+        self._moves = Moves(device, self._tables, config)
+        self._stages: dict[str, ModelSpec] = {}
+        self._blocks: dict[str, tuple[str, ...]] = {}
+        self._limits: dict[str, int] = {}
+        self._steps = self._busy = self._tokens = 0
+
+    @property
+    def busy(self) -> bool:
+        """Whether a step is under way or rows wait for one."""
+        return self._step is not None or bool(self._queue)
+
+    def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
+        """Take a message or an event. What is stale is dropped; what cannot be done is answered. Raises TypeError for others' messages."""
+        match event:
+            case Go():
+                self._go(event, now)
+                return []
+            case Pass():
+                self._take(event, arrays, now)
+                return []
+            case Open():
+                return self._open(event, now)
+            case Close():
+                for seq, epoch in zip(event.seqs, event.epochs, strict=True):
+                    self._close(seq, epoch)
+                return []
+            case Load() | Drop() | StageLoaded() | StageFailed():
+                return self._provide(event)
+            case Receive() | Settle() | Want() | Pages() | PagesWritten() | Unreachable():
+                return self._move(event, arrays, now)
+        raise TypeError(f"{type(event).__name__} is not for relays")
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def next_step(self, now: int) -> StageStep | None:
+        """Rows for the engine, or None. Raises RuntimeError while a step is under way."""
+        if self._step is not None:
+            raise RuntimeError("a step is still under way")
+        chosen = self._choose()
+        if not chosen and not self._tables.released:
+            return None
+        opened: list[Opened] = []
+        rows = tuple(self._row(each, opened) for each in chosen)
+        self._steps += 1
+        plan = StepPlan(self._steps, rows, tuple(opened), self._tables.take_released())
+        self._step = plan, chosen
+        inputs = {each.key: each.array for each in chosen if each.array is not None}
+        return StageStep(plan, inputs, {each.key: each.steps for each in chosen if each.steps > 1})
+
+    def finish_step(self, result: StageResult, now: int) -> list[RelayCommand]:
+        """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the plan."""
+        plan, rows = self._under_way()
+        sampled = sampled_by_seq(plan, result.result)
+        self._step = None
+        self._busy += result.result.busy
+        self._tokens += plan.tokens
+        prompts: dict[str, list[PromptLogprobs]] = {}
+        for scores in result.result.prompt_logprobs:
+            prompts.setdefault(scores.seq, []).append(scores)
+        through: list[Waiting] = []
+        onward: dict[str, list[Waiting]] = {}
+        out: list[RelayCommand] = []
+        for each in rows:
+            self._tables.fill(each.key, each.work)
+            if each.move:
+                out += self._moves.ran(each, now)
+                self._queue.extend(self._moves.take_rows())
+            elif not self._stands(each):
+                pass
+            elif each.hop + 1 < len(each.guest.path):
+                onward.setdefault(each.guest.path[each.hop + 1].device, []).append(each)
+            else:
+                through.append(each)
+        self._tables.settle()
+        for device, passed in onward.items():
+            out.append(Send(device, _pass_of(passed), tuple(result.outputs[each.key] for each in passed)))
+        if through:
+            out.append(Send(SCHEDULER, self._done(through, sampled, prompts)))
+        return out
+
+    def fail_step(self, reason: str, now: int) -> list[RelayCommand]:
+        """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets their tables."""
+        plan, rows = self._under_way()
+        self._step = None
+        self._tables.forget([row.seq for row in plan.rows], plan.released)
+        self._tables.settle()
+        out: list[RelayCommand] = []
+        for each in rows:
+            out += self._moves.failed(each, reason) if each.move else []
+        return out + self._lost([each for each in rows if not each.move], reason, retry=False)
+
+    def starved(self, now: int) -> list[RelayCommand]:
+        """Rows that have waited too long for pages are lost here. To be called now and then."""
+        due = now - self._config.patience_ms * 1_000_000
+        late = [each for each in self._queue if each.since < due and self._stands(each) and not self._tables.fits(each.key, each.work)]
+        gone = set(map(id, late))
+        self._queue = deque(each for each in self._queue if id(each) not in gone)
+        return self._lost(late, f"no pages for its next tokens on {self.device}", retry=True)
+
+    # -- looking in ----------------------------------------------------------------------------------------------------
+
+    def report(self) -> Report:
+        entered = Counter(each.stage for each in self._queue)
+        queues = tuple((self._blocks.get(stage, (stage,))[0], count) for stage, count in sorted(entered.items()))
+        return Report(self.device, len(self._queue), self._steps, self._busy, self._tokens, self._tables.book.free, queues)
+
+    def pages(self) -> PageCounts:
+        return self._tables.book.counts()
+
+    def check(self) -> None:
+        """Verify that tables and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every event."""
+        held = {key for guest in self._guests.values() for key in guest.keys.values()} | self._moves.keys()
+        self._tables.check(held)
+
+    # -- inside: sequences ---------------------------------------------------------------------------------------------
+
+    def _open(self, message: Open, now: int) -> list[RelayCommand]:
+        refused: list[tuple[str, int]] = []
+        for at, request in enumerate(message.requests):
+            epoch = message.epochs[at]
+            known = self._guests.get(request.seq)
+            if known is not None and known.epoch >= epoch:
+                continue
+            guest = Guest(request, epoch, message.paths[at], message.outputs[at])
+            if known is not None:
+                kept = {hop.lo: (hop.lo, hop.hi) for hop in guest.path if hop.device == self.device} if message.keep[at] else {}
+                for lo, key in known.keys.items():
+                    if lo in kept and self._tables.spec(key).name == Stage(request.model, *kept[lo]).id:
+                        guest.keys[lo] = key
+                    else:
+                        self._tables.release(key)
+            if not self._seat(guest, message.shared[at]):
+                refused.append((request.seq, epoch))
+        if not refused:
+            return []
+        seqs, epochs = zip(*refused, strict=True)
+        return [Send(SCHEDULER, Lost(self.device, seqs, epochs, "a stage of its path is not loaded here", True))]
+
+    def _seat(self, guest: Guest, shared: tuple[str, int] | None) -> bool:
+        """Give a sequence its tables; false, and nothing is kept of it, where a stage is missing."""
+        self._guests[guest.seq] = guest
+        other = self._guests.get(shared[0]) if shared is not None else None
+        for hop in _here(guest, self.device):
+            spec = self._stages.get(Stage(guest.request.model, hop.lo, hop.hi).id)
+            adopted = self._moves.adopted(guest.seq, guest.epoch, hop.lo)
+            if adopted is not None and hop.lo not in guest.keys:
+                guest.keys[hop.lo] = adopted
+            if hop.lo in guest.keys:
+                continue
+            if spec is None:
+                self._forget(guest)
+                return False
+            guest.keys[hop.lo] = self._tables.open(guest.seq, hop.lo, spec)
+            if other is not None and shared is not None and hop.lo in other.keys:
+                self._tables.share(guest.keys[hop.lo], other.keys[hop.lo], shared[1])
+        return True
+
+    def _close(self, seq: str, epoch: int) -> None:
+        guest = self._guests.get(seq)
+        if guest is not None and guest.epoch <= epoch:
+            self._forget(guest)
+        self._moves.closed(seq, epoch)
+
+    def _forget(self, guest: Guest) -> None:
+        del self._guests[guest.seq]
+        for key in guest.keys.values():
+            self._tables.release(key)
+
+    # -- inside: rows --------------------------------------------------------------------------------------------------
+
+    def _go(self, go: Go, now: int) -> None:
+        at = 0
+        guests, append = self._guests, self._queue.append
+        for seq, epoch, start, count, sample, generated, steps in zip(
+            go.seqs, go.epochs, go.starts, go.counts, go.sample, go.generated, go.steps, strict=True
+        ):
+            tokens = go.tokens[at : at + count]
+            at += count
+            guest = guests.get(seq)
+            if guest is not None and guest.epoch == epoch:
+                hop = guest.path[0]
+                stage = f"{guest.request.model}[{hop.lo}:{hop.hi}]"
+                append(Waiting(guest, epoch, 0, guest.keys[hop.lo], stage, start, count, tokens, None, sample, generated, steps, now))
+
+    def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
+        if len(arrays) != len(rows.seqs):
+            return  # not one for each row: nobody could say whose is whose
+        for at, seq in enumerate(rows.seqs):
+            guest, index = self._guests.get(seq), rows.hops[at]
+            if guest is None or guest.epoch != rows.epochs[at] or not 0 < index < len(guest.path):
+                continue
+            hop, count = guest.path[index], rows.counts[at]
+            if hop.device != self.device or arrays[at].shape[:1] != (count,):
+                continue
+            stage = Stage(guest.request.model, hop.lo, hop.hi).id
+            self._queue.append(
+                Waiting(
+                    guest,
+                    guest.epoch,
+                    index,
+                    guest.keys[hop.lo],
+                    stage,
+                    rows.starts[at],
+                    count,
+                    None,
+                    arrays[at],
+                    rows.sample[at],
+                    rows.generated[at],
+                    1,
+                    now,
+                )
+            )
+
+    def _choose(self) -> list[Waiting]:
+        """The rows of the next step, with pages for what they write; the others stay. Rows of what has gone meanwhile are dropped."""
+        chosen: list[Waiting] = []
+        stay: deque[Waiting] = deque()
+        budget = self._config.token_budget
+        for each in self._queue:
+            if not self._stands(each):
+                continue
+            if len(chosen) == self._config.max_rows or (chosen and each.count > budget) or not self._tables.grow(each.key, each.work):
+                stay.append(each)
+                continue
+            budget -= each.count
+            self._tables.write(each.key)
+            chosen.append(each)
+        self._queue = stay
+        return chosen
+
+    def _stands(self, each: Waiting) -> bool:
+        """Whether a row's sequence, or its move, is as it was when the row came."""
+        if each.move:
+            return self._tables.has(each.key)
+        return self._guests.get(each.guest.seq) is each.guest and each.guest.epoch == each.epoch
+
+    def _row(self, each: Waiting, opened: list[Opened]) -> Row:
+        if self._tables.introduce(each.key):
+            opened.append(Opened(replace(each.guest.request, seq=each.key, model=each.stage), each.guest.output))
+        groups = self._tables.tell(each.key, each.start + each.work)
+        tokens = (0,) * each.count if each.tokens is None else each.tokens
+        last = each.move == 0 and each.hop + 1 == len(each.guest.path)
+        return Row(each.key, each.stage, tokens, each.start, groups, each.sample and last, each.generated)
+
+    def _lost(self, rows: Iterable[Waiting], reason: str, *, retry: bool) -> list[RelayCommand]:
+        gone = [each for each in rows if self._stands(each)]
+        if not gone:
+            return []
+        seqs, epochs = tuple(each.guest.seq for each in gone), tuple(each.epoch for each in gone)
+        return [Send(SCHEDULER, Lost(self.device, seqs, epochs, reason, retry))]
+
+    # -- inside: stages and moves ---------------------------------------------------------------------------------------
+
+    def _provide(self, event: Load | Drop | StageLoaded | StageFailed) -> list[RelayCommand]:
+        match event:
+            case Load():
+                self._limits.update(event.limits)
+                for stage, blocks in zip(event.stages, event.blocks, strict=True):
+                    self._blocks[stage.id] = blocks
+                return [LoadStage(stage) for stage in event.stages]
+            case Drop():
+                for stage in event.stages:
+                    self._stages.pop(stage.id, None)
+                    self._blocks.pop(stage.id, None)
+                return [DropStage(stage) for stage in event.stages]
+            case StageLoaded():
+                self._stages[event.stage.id] = event.spec
+                return [Send(SCHEDULER, Loaded(self.device, event.stage, event.spec, event.nbytes))]
+            case StageFailed():
+                self._blocks.pop(event.stage.id, None)
+                return [Send(SCHEDULER, Refused(self.device, event.stage, event.reason))]
+
+    def _move(
+        self, event: Receive | Settle | Want | Pages | PagesWritten | Unreachable, arrays: Sequence[Array], now: int
+    ) -> list[RelayCommand]:
+        match event:
+            case Receive():
+                out = self._moves.receive(event, self._stages.get(event.stage.id), now)
+            case Settle():
+                out = self._moves.settle(event)
+            case Want():
+                guest = self._guests.get(event.seq)
+                out = [self._moves.give(event, guest.keys.get(event.stage.lo) if guest is not None else None)]
+            case Pages():
+                out = self._moves.arrived(event, arrays, now)
+            case PagesWritten():
+                out = self._moves.written(event, now)
+            case Unreachable():
+                out = self._moves.unreachable(event.device, now)
+        self._queue.extend(self._moves.take_rows())
+        return out
+
+    def _under_way(self) -> tuple[StepPlan, list[Waiting]]:
+        if self._step is None:
+            raise RuntimeError("no step is under way")
+        return self._step
+
+    def _done(self, rows: Sequence[Waiting], sampled: Mapping[str, Sampled], prompts: Mapping[str, list[PromptLogprobs]]) -> Done:
+        scores = tuple(replace(part, seq=each.guest.seq) for each in rows if each.key in prompts for part in prompts[each.key])
+        return Done(
+            self.device,
+            tuple(each.guest.seq for each in rows),
+            tuple(each.epoch for each in rows),
+            tuple(each.work for each in rows),
+            tuple(_own(sampled.get(each.key), each.guest.seq) for each in rows),
+            scores,
+        )
+
+
+def _own(sampled: Sampled | None, seq: str) -> Sampled | None:
+    """A token under its sequence's name."""
+    return None if sampled is None else Sampled(seq, sampled.token, sampled.logprob, sampled.top)
+
+
+def _here(guest: Guest, device: str) -> tuple[Hop, ...]:
+    return tuple(hop for hop in guest.path if hop.device == device)
+
+
+def _pass_of(rows: Sequence[Waiting]) -> Pass:
+    return Pass(
+        tuple(each.guest.seq for each in rows),
+        tuple(each.epoch for each in rows),
+        tuple(each.hop + 1 for each in rows),
+        tuple(each.start for each in rows),
+        tuple(each.count for each in rows),
+        tuple(each.sample for each in rows),
+        tuple(each.generated for each in rows),
+    )

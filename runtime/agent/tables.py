@@ -1,0 +1,118 @@
+"""Page tables of a device whose sequences come and go while steps run: what the engine knows of them, and what may not be freed yet.
+
+Contract: a key names one table, once. `grow` takes pages; `tell` says which groups the engine has not heard of yet; a table that is
+released while a step writes it is freed by `settle`. The next plan tells the engine what has gone (`take_released`). Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from runtime.kv.pages import Group, OutOfPages, PageBook, groups_for
+from runtime.types import ModelSpec
+
+
+class Tables:
+    def __init__(self, capacity: int) -> None:
+        self.book = PageBook(capacity)
+        self._specs: dict[str, ModelSpec] = {}
+        self._told: dict[str, int] = {}
+        self._writing: set[str] = set()
+        self._leaving: set[str] = set()
+        self._serial = 0
+        self.released: list[str] = []
+
+    def open(self, seq: str, lo: int, spec: ModelSpec) -> str:
+        """A new, empty table for a stage of a sequence; its key."""
+        self._serial += 1
+        key = f"{seq}@{lo}#{self._serial}"
+        self.book.open(key, spec)
+        self._specs[key] = spec
+        return key
+
+    def has(self, key: str) -> bool:
+        """Whether a table is there and not about to go."""
+        return key in self._specs and key not in self._leaving
+
+    def spec(self, key: str) -> ModelSpec:
+        return self._specs[key]
+
+    def share(self, key: str, other: str, tokens: int) -> None:
+        """As PageBook.share."""
+        self.book.share(key, other, tokens)
+
+    def grow(self, key: str, tokens: int) -> bool:
+        """Make room for `tokens` more tokens than are written; false, and nothing has changed, where pages are short."""
+        try:
+            self.book.extend(key, tokens)
+        except OutOfPages:
+            return False
+        return True
+
+    def fits(self, key: str, tokens: int) -> bool:
+        """Whether `grow` would find its pages."""
+        spec, book = self._specs[key], self.book
+        more = groups_for(spec, book.tokens_of(key) + tokens) - book.holds(key)
+        return more * spec.kv_layers <= book.free
+
+    def write(self, key: str) -> None:
+        """A step is about to write it."""
+        self._writing.add(key)
+
+    def introduce(self, key: str) -> bool:
+        """Whether the engine is to hear of it now, for the first time."""
+        if key in self._told:
+            return False
+        self._told[key] = 0
+        return True
+
+    def tell(self, key: str, tokens: int) -> tuple[Group, ...]:
+        """Groups that `tokens` tokens need and the engine has not heard of. Never more: what lies beyond may be on its way here."""
+        told, need = self._told[key], groups_for(self._specs[key], tokens)
+        if need <= told:
+            return ()
+        self._told[key] = need
+        return self.book.groups_of(key, told, need)
+
+    def pages(self, key: str, lo: int, hi: int) -> tuple[int, ...]:
+        """Pages of tokens [lo, hi), whole groups, in the order of tokens and then layers."""
+        width = self._specs[key].page_tokens
+        return tuple(page for group in self.book.groups_of(key, lo // width, -(-hi // width)) for page in group)
+
+    def fill(self, key: str, tokens: int) -> None:
+        self.book.fill(key, tokens)
+
+    def release(self, key: str) -> None:
+        """Forget a table: now, or when the step that writes it is over."""
+        if key in self._writing:
+            self._leaving.add(key)
+        else:
+            self._free(key)
+
+    def settle(self) -> None:
+        """The step is over."""
+        self._writing.clear()
+        for key in sorted(self._leaving):
+            self._free(key)
+        self._leaving.clear()
+
+    def forget(self, keys: Iterable[str], released: Sequence[str]) -> None:
+        """After a failed step: the engine is to forget these once more, and what it had been told to."""
+        self.released.extend((*released, *keys))
+
+    def take_released(self) -> tuple[str, ...]:
+        """What the engine is to forget; each is told once."""
+        gone, self.released = tuple(self.released), []
+        return gone
+
+    def check(self, held: set[str]) -> None:
+        """Verify that exactly these tables and those that are leaving exist. Raises PageBookDamaged or RuntimeError."""
+        self.book.check()
+        if set(self._specs) != held | self._leaving:
+            raise RuntimeError(f"tables of nobody: {sorted(set(self._specs) ^ (held | self._leaving))[:5]}")
+
+    def _free(self, key: str) -> None:
+        self.book.release(key)
+        del self._specs[key]
+        if self._told.pop(key, None) is not None:
+            self.released.append(key)
