@@ -52,10 +52,10 @@ def answer(spec: ModelSpec, prompt: Iterable[int], sampling: SamplingParams) -> 
     tokens = list(prompt)
     output: list[int] = []
     while len(output) < sampling.max_tokens and len(tokens) < spec.max_model_len:
-        token = _allowed(spec, sampling, len(output), next_token(spec, tokens))
+        token = allowed(spec, sampling, len(output), next_token(spec, tokens))
         tokens.append(token)
         output.append(token)
-        if len(output) >= sampling.min_tokens and token in _ends(spec, sampling):
+        if len(output) >= sampling.min_tokens and token in ends_of(spec, sampling):
             break
     return output
 
@@ -64,12 +64,14 @@ def _token(spec: ModelSpec, total: int, length: int) -> int:
     return (total + length + sum(spec.name.encode())) % spec.vocab_size
 
 
-def _ends(spec: ModelSpec, sampling: SamplingParams) -> frozenset[int]:
+def ends_of(spec: ModelSpec, sampling: SamplingParams) -> frozenset[int]:
+    """Tokens that end a sequence."""
     return frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else spec.eos_token_ids))
 
 
-def _allowed(spec: ModelSpec, sampling: SamplingParams, produced: int, token: int) -> int:
-    ends = _ends(spec, sampling) if produced + 1 < sampling.min_tokens else frozenset()
+def allowed(spec: ModelSpec, sampling: SamplingParams, produced: int, token: int) -> int:
+    """A token, or the next one that may come: `min_tokens` forbids those that would end the sequence."""
+    ends = ends_of(spec, sampling) if produced + 1 < sampling.min_tokens else frozenset()
     for offset in range(spec.vocab_size):
         if (token + offset) % spec.vocab_size not in ends:
             return (token + offset) % spec.vocab_size
@@ -144,8 +146,8 @@ class FakeEngine:
         return self._models.setdefault(name, self._available[name])
 
     def unload(self, name: str) -> None:
-        _require(name in self._models, f"model {name} is not loaded")
-        _require(all(held.spec.name != name for held in self._held.values()), f"model {name} still has sequences")
+        require(name in self._models, f"model {name} is not loaded")
+        require(all(held.spec.name != name for held in self._held.values()), f"model {name} still has sequences")
         del self._models[name]
 
     def memory(self) -> EngineMemory:
@@ -155,7 +157,7 @@ class FakeEngine:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a step. Raises PlanViolation, or FakeFault where that was asked for."""
-        _require(plan.step > self._last_step, f"step {plan.step} comes after step {self._last_step}")
+        require(plan.step > self._last_step, f"step {plan.step} comes after step {self._last_step}")
         self._last_step = plan.step
         if plan.step % 2 == 0:
             self._fail_if_asked(plan.step)
@@ -180,7 +182,7 @@ class FakeEngine:
     def _release(self, released: Iterable[str]) -> None:
         for seq in released:
             held = self._held.pop(seq, None)
-            _require(held is not None or self._failed, f"released sequence {seq} is unknown")
+            require(held is not None or self._failed, f"released sequence {seq} is unknown")
             for group in held.groups if held is not None else ():
                 for page in group:
                     del self._owner[page]
@@ -189,20 +191,20 @@ class FakeEngine:
     def _open(self, opened: Iterable[Opened]) -> None:
         for one in opened:
             request = one.request
-            _require(request.seq not in self._held, f"sequence {request.seq} is opened twice")
-            _require(request.model in self._models, f"model {request.model} is not loaded")
+            require(request.seq not in self._held, f"sequence {request.seq} is opened twice")
+            require(request.model in self._models, f"model {request.model} is not loaded")
             spec = self._models[request.model]
             self._held[request.seq] = _Held(one, spec, [*[0] * spec.virtual_tokens, *request.prompt, *one.output])
 
     def _verify(self, rows: tuple[Row, ...]) -> None:
-        _require(len({row.seq for row in rows}) == len(rows), "a sequence has two rows")
+        require(len({row.seq for row in rows}) == len(rows), "a sequence has two rows")
         given = [page for row in rows for group in row.new_pages for page in group]
-        _require(len(set(given)) == len(given), "a page is given twice")
+        require(len(set(given)) == len(given), "a page is given twice")
         for page in given:
-            _require(0 <= page < self._capacity, f"page {page} is out of range")
-            _require(page not in self._owner, f"page {page} belongs to {self._owner.get(page)}")
+            require(0 <= page < self._capacity, f"page {page} is out of range")
+            require(page not in self._owner, f"page {page} belongs to {self._owner.get(page)}")
         for row in rows:
-            _require(row.seq in self._held, f"sequence {row.seq} is unknown")
+            require(row.seq in self._held, f"sequence {row.seq} is unknown")
             self._verify_row(row, self._held[row.seq])
 
     def _verify_row(self, row: Row, held: _Held) -> None:
@@ -210,15 +212,15 @@ class FakeEngine:
         groups = len(held.groups) + len(row.new_pages)
         whole = end == len(held.tokens)
         wanted = held.opened.request.sampling.max_tokens > 0
-        _require(row.model == held.spec.name, f"{row.seq} belongs to {held.spec.name}, not {row.model}")
-        _require(bool(row.tokens), f"{row.seq}: no tokens to run")
-        _require(row.start == held.computed, f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
-        _require(list(row.tokens) == held.tokens[row.start : end], f"{row.seq}: these are not its tokens")
-        _require(all(len(group) == held.spec.kv_layers for group in row.new_pages), f"{row.seq}: a group is not one page per layer")
-        _require(groups == -(-end // held.spec.page_tokens), f"{row.seq}: {groups} groups for {end} tokens")
-        _require(row.sample == (whole and wanted), f"{row.seq}: samples exactly when its context is complete")
-        _require(row.generated == held.produced, f"{row.seq}: has produced {held.produced} tokens, not {row.generated}")
-        _require(end - held.spec.virtual_tokens < held.spec.max_model_len or not row.sample, f"{row.seq}: no room for another token")
+        require(row.model == held.spec.name, f"{row.seq} belongs to {held.spec.name}, not {row.model}")
+        require(bool(row.tokens), f"{row.seq}: no tokens to run")
+        require(row.start == held.computed, f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
+        require(list(row.tokens) == held.tokens[row.start : end], f"{row.seq}: these are not its tokens")
+        require(all(len(group) == held.spec.kv_layers for group in row.new_pages), f"{row.seq}: a group is not one page per layer")
+        require(groups == -(-end // held.spec.page_tokens), f"{row.seq}: {groups} groups for {end} tokens")
+        require(row.sample == (whole and wanted), f"{row.seq}: samples exactly when its context is complete")
+        require(row.generated == held.produced, f"{row.seq}: has produced {held.produced} tokens, not {row.generated}")
+        require(end - held.spec.virtual_tokens < held.spec.max_model_len or not row.sample, f"{row.seq}: no room for another token")
 
     # -- what a step does ----------------------------------------------------------------------------------------------
 
@@ -231,11 +233,11 @@ class FakeEngine:
         if not row.sample:
             return None
         sampling = held.opened.request.sampling
-        token = _allowed(held.spec, sampling, held.produced, _token(held.spec, held.total, held.computed))
+        token = allowed(held.spec, sampling, held.produced, _token(held.spec, held.total, held.computed))
         held.tokens.append(token)
         if sampling.logprobs is None:
             return Sampled(row.seq, token)
-        return Sampled(row.seq, token, -1.0, _alternatives(held.spec, token, sampling.logprobs))
+        return Sampled(row.seq, token, -1.0, alternatives(held.spec, token, sampling.logprobs))
 
     def _prompt_logprobs(self, row: Row) -> PromptLogprobs | None:
         held = self._held[row.seq]
@@ -246,7 +248,7 @@ class FakeEngine:
         if count is None or not tokens:
             return None
         chosen = tuple(Logprob(token, -1.0) for token in tokens)
-        return PromptLogprobs(row.seq, first, chosen, tuple(_alternatives(held.spec, token, count) for token in tokens))
+        return PromptLogprobs(row.seq, first, chosen, tuple(alternatives(held.spec, token, count) for token in tokens))
 
     def _segment_runs(self, rows: tuple[Row, ...]) -> tuple[SegmentRun, ...]:
         """Each block once, over the rows of all models that have it (BL-14), in the order in which chains name them."""
@@ -264,10 +266,12 @@ def _segment(block: str, rows: list[Row]) -> SegmentRun:
     return SegmentRun((block,), "block", (None,), models, len(rows), sum(len(row.tokens) for row in rows))
 
 
-def _alternatives(spec: ModelSpec, token: int, count: int) -> tuple[Logprob, ...]:
+def alternatives(spec: ModelSpec, token: int, count: int) -> tuple[Logprob, ...]:
+    """The first `count` alternatives to a token, itself among them."""
     return tuple(Logprob((token + k) % spec.vocab_size, -1.0 - k) for k in range(count))
 
 
-def _require(condition: bool, otherwise: str) -> None:
+def require(condition: bool, otherwise: str) -> None:
+    """Raises PlanViolation, and says what is wrong."""
     if not condition:
         raise PlanViolation(otherwise)

@@ -170,3 +170,17 @@ class Pages(RuleBasedStateMachine):
 
 Pages.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestPages = Pages.TestCase
+
+
+def test_parts_without_attention_have_tables_without_pages() -> None:
+    book = PageBook(1)
+    none = spec("none", kv_layers=0, page_tokens=4, max_model_len=64)
+    book.open("a", none)
+    assert book.extend("a", 9) == ((), (), ())
+    book.fill("a", 9)
+    book.check()
+    assert (book.holds("a"), book.pages_of("a"), book.free) == (3, 0, 1)
+    assert book.groups_of("a") == ((), (), ()) and book.groups_of("b") == ()
+    assert pages_for(none, 9) == 0 and tokens_within(none, 0) == 64
+    assert book.release("a") == 0
+    book.check()
