@@ -39,6 +39,37 @@ class RelayConfig:
             raise ValueError("the settings of a relay must be at least 1")
 
 
+#: How blocks are first put on devices: each chain on as few devices as hold it, and as often as there is room (`auto`); cut over all of them
+#: (`split`).
+Placing = Literal["auto", "split"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterConfig:
+    """The scheduler of a cluster.
+
+    `devices`: how many must be there before blocks are placed. `max_running`: sequences on a device at once. `chunk`: tokens of a prompt
+    that travel together. `watermark`: share of a device's pages that newcomers leave free. `stride`: tokens that a sequence
+    decodes before it comes back, on simulated devices. `hop_cost`: what a change of device weighs against a sequence on one, when paths are
+    chosen. A migration hands over when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
+    """
+
+    devices: int = 1
+    placing: Placing = "auto"
+    max_running: int = 256
+    chunk: int = 256
+    watermark: float = 0.01
+    stride: int = 1
+    hop_cost: float = 4.0
+    handover_groups: int = 2
+    handover_stages: int = 8
+
+    def __post_init__(self) -> None:
+        whole = (self.devices, self.max_running, self.chunk, self.stride, self.handover_groups, self.handover_stages)
+        if min(whole) < 1 or not 0.0 <= self.watermark < 1.0 or self.hop_cost < 0 or self.placing not in get_args(Placing):
+            raise ValueError("a cluster's numbers must be at least 1, its watermark in [0, 1), its placing auto or split")
+
+
 #: How the dense executor fills its slots: Baton's four (mechanisms 5.5).
 #: `run-to-completion`: a batch takes no one in until all of it are done;
 #: `pd`: the same, but prompts run apart, in batches of similar length;

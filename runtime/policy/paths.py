@@ -1,0 +1,37 @@
+"""Which devices run a new sequence, block by block: the least loaded that have the block, as long as they save no hop's worth (BL-13, BL-15).
+
+    cost of a path = sum over blocks of load(device) / blocks  +  hop_cost for each change of device
+
+Pure: loads are the caller's, in sequences. The K and V of a sequence that has run stay where they are; only `dispatch` weighs that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+
+def choose_devices(candidates: Sequence[Sequence[str]], loads: Mapping[str, float], hop_cost: float) -> tuple[str, ...] | None:
+    """A device for each block, the cheapest path; of equals the one whose devices come first. None where a block has no candidate."""
+    if not candidates or not all(candidates):
+        return None
+    share = 1.0 / len(candidates)
+    costs = {device: loads[device] * share for device in candidates[0]}
+    came: list[dict[str, str]] = []
+    for some in candidates[1:]:
+        cheapest = min(costs, key=costs.__getitem__)
+        by_hop = costs[cheapest] + hop_cost
+        after: dict[str, float] = {}
+        before: dict[str, str] = {}
+        for device in some:
+            stays = costs.get(device)
+            if stays is not None and stays <= by_hop:
+                after[device], before[device] = stays + loads[device] * share, device
+            else:
+                after[device], before[device] = by_hop + loads[device] * share, cheapest
+        costs = after
+        came.append(before)
+    last = min(costs, key=costs.__getitem__)
+    path = [last]
+    for before in reversed(came):
+        path.append(before[path[-1]])
+    return tuple(reversed(path))

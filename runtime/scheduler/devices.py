@@ -1,0 +1,98 @@
+"""The devices of a cluster as its scheduler knows them: pages that are spoken for, blocks and stages that are there, who is alive.
+
+Contract: `Device.used` counts pages of sequences that were let in, never more than there are; the agents' own books follow (an agent frees a
+little later than the scheduler closes). A stage is wanted, loading, or loaded. A device that died keeps its name and what it is to hold; what it
+held is gone. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from runtime.messages import Ready
+from runtime.stages import Stage
+from runtime.types import ModelSpec
+
+
+@dataclass(slots=True)
+class Device:
+    """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold. `members`: sequences whose paths pass it."""
+
+    name: str
+    capacity: int
+    limit: int
+    alive: bool = True
+    used: int = 0
+    members: int = 0
+    weights: int = 0
+    blocks: set[str] = field(default_factory=set)
+    loading: set[str] = field(default_factory=set)
+    loaded: dict[str, ModelSpec] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    queued: int = 0
+    queues: dict[str, int] = field(default_factory=dict)
+    steps: int = 0
+    busy: int = 0
+    tokens: int = 0
+
+    @property
+    def free(self) -> int:
+        return self.capacity - self.used
+
+    def has(self, stage: Stage) -> bool:
+        return stage.id in self.loaded
+
+
+class Devices:
+    def __init__(self) -> None:
+        self._devices: dict[str, Device] = {}
+
+    def __len__(self) -> int:
+        return len(self._devices)
+
+    def __iter__(self) -> Iterator[Device]:
+        """In the order in which they came."""
+        return iter(self._devices.values())
+
+    def __getitem__(self, name: str) -> Device:
+        return self._devices[name]
+
+    def get(self, name: str) -> Device | None:
+        return self._devices.get(name)
+
+    def alive(self, name: str) -> bool:
+        device = self._devices.get(name)
+        return device is not None and device.alive
+
+    def up(self, ready: Ready) -> Device:
+        """A device is there, for the first time or again; then it is empty, with what it is to hold on its list."""
+        known = self._devices.get(ready.device)
+        made = Device(ready.device, ready.page_capacity, ready.weights, blocks=known.blocks if known is not None else set())
+        self._devices[ready.device] = made
+        return made
+
+    def down(self, name: str) -> None:
+        device = self._devices[name]
+        device.alive = False
+        device.used = device.members = device.weights = device.queued = 0
+        device.loading.clear()
+        device.loaded.clear()
+        device.queues.clear()
+
+    def take(self, weights: Iterable[tuple[str, int]], groups: int) -> None:
+        """Page groups for a sequence on each device of its path."""
+        for name, pages in weights:
+            self._devices[name].used += pages * groups
+
+    def give_back(self, weights: Iterable[tuple[str, int]], groups: int) -> None:
+        for name, pages in weights:
+            device = self._devices[name]
+            if device.alive:
+                device.used -= pages * groups
+
+    def check(self) -> None:
+        """Raises RuntimeError if more pages are spoken for than there are, or fewer than none."""
+        for device in self:
+            if not 0 <= device.used <= device.capacity or device.members < 0:
+                raise RuntimeError(f"{device.name}: {device.used} of {device.capacity} pages, {device.members} sequences")

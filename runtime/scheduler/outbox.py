@@ -1,0 +1,147 @@
+"""What a scheduler has to say after an event, gathered: in the order in which it was decided, neighbours of one kind in one message.
+
+Contract: each call is what holds at that moment; `flush` gives commands whose order is, for each device, that of the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from runtime.agent.commands import Emit, Replace, SchedulerCommand, Send
+from runtime.messages import Close, Drop, Go, Load, Message, Open
+from runtime.scheduler.members import Member
+from runtime.stages import Path, Stage
+from runtime.types import SequenceRequest, TokenEvent
+
+
+class _Batch(Protocol):
+    def message(self) -> Message: ...
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Columns of a Go."""
+
+    seqs: list[str] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    sample: list[bool] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+
+    def message(self) -> Go:
+        return Go(
+            tuple(self.seqs), tuple(self.epochs), tuple(self.starts), tuple(self.counts), tuple(self.tokens),
+            tuple(self.sample), tuple(self.generated), tuple(self.steps),
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Opens:
+    epochs: list[int] = field(default_factory=list)
+    requests: list[SequenceRequest] = field(default_factory=list)
+    outputs: list[tuple[int, ...]] = field(default_factory=list)
+    paths: list[Path] = field(default_factory=list)
+    keep: list[bool] = field(default_factory=list)
+    shared: list[tuple[str, int] | None] = field(default_factory=list)
+
+    def message(self) -> Open:
+        return Open(
+            tuple(self.epochs), tuple(self.requests), tuple(self.outputs), tuple(self.paths), tuple(self.keep), tuple(self.shared)
+        )
+
+
+@dataclass(slots=True)
+class _Closes:
+    seqs: list[str] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+
+    def message(self) -> Close:
+        return Close(tuple(self.seqs), tuple(self.epochs))
+
+
+@dataclass(slots=True)
+class _One:
+    said: Message
+
+    def message(self) -> Message:
+        return self.said
+
+
+class Outbox:
+    def __init__(self) -> None:
+        self.events: list[TokenEvent] = []
+        self._devices: dict[str, list[_Batch]] = {}
+        self._replaced: list[str] = []
+
+    def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
+        """Stages, each with its blocks."""
+        self.say(device, Load(tuple(stage for stage, _ in stages), tuple(blocks for _, blocks in stages)))
+
+    def drop(self, device: str, stages: Sequence[Stage]) -> None:
+        self.say(device, Drop(tuple(stages)))
+
+    def say(self, device: str, message: Message) -> None:
+        self._devices.setdefault(device, []).append(_One(message))
+
+    def close(self, device: str, seq: str, epoch: int) -> None:
+        last = self._last(device)
+        if not isinstance(last, _Closes):
+            self._devices[device].append(last := _Closes())
+        last.seqs.append(seq)
+        last.epochs.append(epoch)
+
+    def open(self, device: str, member: Member, *, keep: bool = False, shared: tuple[str, int] | None = None) -> None:
+        last = self._last(device)
+        if not isinstance(last, _Opens):
+            self._devices[device].append(last := _Opens())
+        last.epochs.append(member.epoch)
+        last.requests.append(member.request)
+        last.outputs.append(tuple(member.output))
+        last.paths.append(member.path)
+        last.keep.append(keep)
+        last.shared.append(shared)
+
+    def go(self, member: Member, count: int, steps: int, sample: bool) -> None:
+        """The next `count` tokens of a sequence, from its first hop on."""
+        device = member.path[0].device
+        rows = self._last(device)
+        if not isinstance(rows, _Rows):
+            self._devices[device].append(rows := _Rows())
+        rows.seqs.append(member.request.seq)
+        rows.epochs.append(member.epoch)
+        rows.starts.append(member.computed)
+        rows.counts.append(count)
+        if member.phase == "decode":
+            rows.tokens.append(member.output[-1])
+        else:
+            rows.tokens.extend(member.span(count))
+        rows.sample.append(sample)
+        rows.generated.append(len(member.output))
+        rows.steps.append(steps)
+
+    def replace(self, device: str) -> None:
+        self._replaced.append(device)
+
+    def flush(self) -> list[SchedulerCommand]:
+        """Everything; the box is empty then."""
+        out: list[SchedulerCommand] = [Send(device, batch.message()) for device, batches in self._devices.items() for batch in batches]
+        out.extend(Replace(device) for device in self._replaced)
+        if self.events:
+            out.append(Emit(tuple(self.events)))
+            self.events = []
+        self._devices.clear()
+        self._replaced.clear()
+        return out
+
+    def forget(self, device: str) -> None:
+        """The device is gone: nothing is said to it."""
+        self._devices.pop(device, None)
+
+    def _last(self, device: str) -> _Batch | None:
+        batches = self._devices.setdefault(device, [])
+        return batches[-1] if batches else None

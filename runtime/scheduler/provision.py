@@ -1,0 +1,146 @@
+"""Which blocks are on which devices, which stages that makes, and the paths that they allow.
+
+    place(chains) once the devices are there     paths: per block the living devices that hold it     ensure(path): loads what is missing
+
+Contract: a block's devices are a plan; stages of models are loaded on the devices that their paths need, when they are first needed.
+A chain that no placement holds has a reason (`why_not`), and its sequences are refused with it. Says what is to be loaded; sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from runtime.config import ClusterConfig
+from runtime.policy.paths import choose_devices
+from runtime.policy.spread import cells, spread
+from runtime.scheduler.devices import Devices
+from runtime.stages import Block, Chain, Path, Stage, path_of
+
+#: Devices that are weighed for a block: more of them cost time and gain little (power of a few choices).
+_MOST = 8
+
+
+class Provision:
+    def __init__(self, blocks: Iterable[Block], config: ClusterConfig, devices: Devices) -> None:
+        self._config = config
+        self._devices = devices
+        self._blocks = {block.id: block for block in blocks}
+        self._where: dict[str, list[str]] = {}
+        self._why: dict[str, str] = {}
+        self._turn = 0
+        self._paths: dict[tuple[str, tuple[str, ...]], Path] = {}
+
+    @property
+    def instances(self) -> Mapping[str, Sequence[str]]:
+        """Block -> the devices that are to hold it."""
+        return self._where
+
+    def block(self, name: str) -> Block:
+        return self._blocks[name]
+
+    def learn(self, blocks: Iterable[Block]) -> None:
+        """Blocks of another chain."""
+        self._blocks.update((block.id, block) for block in blocks)
+
+    def why_not(self, chain: Chain) -> str | None:
+        """Why a chain cannot be run by this cluster; None if it can, or if that is not known yet."""
+        return self._why.get(chain.version)
+
+    def place(self, chains: Sequence[Chain]) -> None:
+        """Put the blocks of these chains on devices, as often as there is room; what is there already stays.
+
+        A chain that does not fit beside the others is left out, with a reason. Chains are taken in order.
+        """
+        names = [device.name for device in self._devices]
+        limits = [device.limit for device in self._devices]
+        taken: list[Chain] = []
+        groups: tuple[tuple[int, ...], ...] = ()
+        for chain in chains:
+            found = cells(self._sizes([*taken, chain]), limits, self._config.placing == "split")
+            if not found:
+                self._why[chain.version] = self._lacks(chain, limits)
+                continue
+            self._why.pop(chain.version, None)
+            taken, groups = [*taken, chain], found
+        order = self._order(taken)
+        for group in groups:
+            plan = spread([self._blocks[name].nbytes for name in order], [limits[at] for at in group]) or ()
+            for block, at in zip(order, plan, strict=True):
+                self.add(block, names[group[at]])
+
+    def add(self, block: str, device: str) -> None:
+        """Another instance."""
+        where = self._where.setdefault(block, [])
+        if device not in where:
+            where.append(device)
+            self._devices[device].blocks.add(block)
+
+    def remove(self, block: str, device: str) -> None:
+        """One instance less. Raises ValueError for the last one."""
+        if self._where.get(block) == [device]:
+            raise ValueError(f"{device} has the only instance of block {block[:12]}")
+        self._where[block].remove(device)
+        self._devices[device].blocks.discard(block)
+
+    def path(self, chain: Chain, loads: Mapping[str, float]) -> Path | None:
+        """The cheapest path now, or None while a block has no living device."""
+        self._turn += 1
+        candidates = [self._candidates(use.block) for use in chain.uses]
+        chosen = choose_devices(candidates, loads, self._config.hop_cost)
+        return None if chosen is None else self.hops(chain, chosen)
+
+    def hops(self, chain: Chain, devices: tuple[str, ...]) -> Path:
+        """Devices of a chain's blocks as a path, made once."""
+        path = self._paths.get((chain.version, devices))
+        if path is None:
+            path = self._paths[chain.version, devices] = path_of(chain, devices)
+        return path
+
+    def weights(self, chain: Chain, path: Path) -> tuple[tuple[str, int], ...]:
+        """Pages that a group of a sequence takes, by device, along a path."""
+        pages: dict[str, int] = {}
+        for hop in path:
+            layers = sum(use.kv_layers for use in chain.uses if hop.lo <= use.lo and use.hi <= hop.hi)
+            pages[hop.device] = pages.get(hop.device, 0) + layers
+        return tuple((device, count) for device, count in pages.items() if count)
+
+    def missing(self, chain: Chain, path: Path) -> list[tuple[str, Stage]]:
+        """Stages of a path that are not loaded, whether or not they are on their way."""
+        stages = ((hop.device, Stage(chain.model, hop.lo, hop.hi)) for hop in path)
+        return [(device, stage) for device, stage in stages if not self._devices[device].has(stage)]
+
+    def blocks_of(self, chain: Chain, stage: Stage) -> tuple[str, ...]:
+        return tuple(use.block for use in chain.uses if stage.lo <= use.lo and use.hi <= stage.hi)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _candidates(self, block: str) -> Sequence[str]:
+        """Living devices with a block; of very many a few, others each time."""
+        where = self._where.get(block, [])
+        if len(where) <= _MOST:
+            return [name for name in where if self._devices.alive(name)]
+        first = self._turn * 7919 % len(where)
+        some: list[str] = []
+        for at in range(len(where)):
+            name = where[(first + at) % len(where)]
+            if self._devices.alive(name):
+                some.append(name)
+                if len(some) == _MOST:
+                    break
+        return some
+
+    def _order(self, chains: Sequence[Chain]) -> list[str]:
+        """Blocks so that each chain finds its own in order, as far as chains agree: by where they stand, first seen first."""
+        depth: dict[str, tuple[int, int]] = {}
+        for chain in chains:
+            for use in chain.uses:
+                depth.setdefault(use.block, (use.lo, len(depth)))
+        return sorted(depth, key=depth.__getitem__)
+
+    def _sizes(self, chains: Sequence[Chain]) -> list[int]:
+        return [self._blocks[name].nbytes for name in self._order(chains)]
+
+    def _lacks(self, chain: Chain, limits: Sequence[int]) -> str:
+        need = sum(self._blocks[name].nbytes for name in {use.block for use in chain.uses})
+        have = ", ".join(str(limit) if limit else "any" for limit in limits)
+        return f"the cluster cannot hold {chain.model} beside what it holds: {need} bytes of weights, devices take {have}"
