@@ -1,0 +1,158 @@
+"""Which rows that wait on a device run in its next step (BL-14, BL-22).
+
+Contract: `decide` takes the rows of all the device's entry queues in the order of arrival and answers with those that run:
+
+  1. rows that have waited longer than `patience`; rows whose sequence has K and V here; then all others. Within each, first in, first out;
+  2. of one sequence in one stage only the first: chunks of a prompt keep their order, and none is in a step twice;
+  3. through no block more rows than its own limit, whatever stages and models they are of. Of that, slots are kept from those others for
+     sequences that are expected back until their countdowns run out; but not on a block that would have no row at all;
+  4. no more tokens than the budget, but one row always runs.
+
+A row that is turned away does not hold back rows behind it, which may need other blocks or less of the budget: it gets older, and the
+oldest in its rank cannot be turned away by the budget for long, for whoever comes first fits. It knows no pages, clocks, tensors or where
+rows come from. Plain loops over what the caller keeps: the step waits for this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A row in an entry queue. `name`: of the sequence in that stage; `holds`: K and V of it are here; `since`: when it came, in ns."""
+
+    name: str
+    stage: str
+    tokens: int
+    holds: bool
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """A sequence that went on from here and is expected back in `stage`. Nobody waits for it after `deadline`, nanoseconds."""
+
+    stage: str
+    deadline: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The device's block instances. `passes`: the blocks that a row of each stage runs through; `limits`: rows per step of each block."""
+
+    passes: Mapping[str, Sequence[str]]
+    limits: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class HopLimits:
+    """`tokens` and `rows` of one step; `patience` in nanoseconds."""
+
+    tokens: int
+    rows: int
+    patience: int = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class HopDecision:
+    """`rows`: places in the input, in the order in which they were chosen. Then how many were turned away and why: a later row of the same
+    sequence (`behind`), no slot left (`full`), a slot that is kept for others (`kept`), no tokens or rows left (`budget`)."""
+
+    rows: tuple[int, ...]
+    behind: int = 0
+    full: int = 0
+    kept: int = 0
+    budget: int = 0
+
+
+def countdown(now: int, round_trip: int, slack: float) -> int:
+    """The deadline of a sequence that leaves now: its chain's round trip, and `slack` of that more (0.5: half as long again)."""
+    return now + int(round_trip * (1 + slack))
+
+
+def decide(waiting: Sequence[Waiting], returning: Sequence[Return], blocks: Blocks, limits: HopLimits, now: int) -> HopDecision:
+    """The next step of a device. Raises KeyError for a row of a stage that is not there."""
+    step = _Step(waiting, blocks, limits)
+    first, others, behind = _ranked(waiting, now - limits.patience)
+    step.take(first)
+    if others:
+        step.keep(returning, now)
+        step.take(others)
+    return HopDecision(tuple(step.chosen), behind, step.full, step.kept, step.budget)
+
+
+def _ranked(waiting: Sequence[Waiting], overdue: int) -> tuple[list[int], list[int], int]:
+    """Places of rows that may take kept slots, in their order; of the others; and how many are behind one of the same name."""
+    late: list[int] = []
+    holders: list[int] = []
+    others: list[int] = []
+    seen: set[str] = set()
+    for place, row in enumerate(waiting):
+        name = row.name
+        if name in seen:
+            continue
+        seen.add(name)
+        if row.since < overdue:
+            late.append(place)
+        elif row.holds:
+            holders.append(place)
+        else:
+            others.append(place)
+    return late + holders, others, len(waiting) - len(seen)
+
+
+class _Step:
+    """The ledger of one decision: what is left of tokens, rows and each block's slots."""
+
+    def __init__(self, waiting: Sequence[Waiting], blocks: Blocks, limits: HopLimits) -> None:
+        self._waiting = waiting
+        self._passes = blocks.passes
+        self._limits = blocks.limits
+        self._room = dict(blocks.limits)
+        self._kept_in: set[str] = set()  # blocks that keep slots
+        self._tokens, self._rows = limits.tokens, limits.rows
+        self.chosen: list[int] = []
+        self.full = self.kept = self.budget = 0
+
+    def take(self, places: Sequence[int]) -> None:
+        """Choose rows in this order while they fit."""
+        waiting, passes, room, chosen = self._waiting, self._passes, self._room, self.chosen
+        tokens, rows = self._tokens, self._rows
+        for place in places:
+            row = waiting[place]
+            if (row.tokens > tokens or not rows) and chosen:
+                self.budget += 1
+                continue
+            through = passes[row.stage]
+            for block in through:
+                if room[block] <= 0:
+                    self._turn_away(block)
+                    break
+            else:
+                for block in through:
+                    room[block] -= 1
+                tokens -= row.tokens
+                rows -= 1
+                chosen.append(place)
+        self._tokens, self._rows = tokens, rows
+
+    def keep(self, returning: Sequence[Return], now: int) -> None:
+        """Set slots aside for sequences that are still expected, on blocks that have rows already."""
+        expected: dict[str, int] = {}
+        for each in returning:
+            if each.deadline > now:
+                expected[each.stage] = expected.get(each.stage, 0) + 1
+        busy = {block for block, room in self._room.items() if room < self._limits[block]}
+        for stage, count in expected.items():
+            for block in self._passes[stage]:
+                if block in busy:
+                    self._room[block] -= count
+                    self._kept_in.add(block)
+
+    def _turn_away(self, block: str) -> None:
+        if block in self._kept_in:
+            self.kept += 1
+        else:
+            self.full += 1
