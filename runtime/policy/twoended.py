@@ -71,6 +71,13 @@ class TwoEnded:
         return self._counts[_State.COPYING]
 
     @property
+    def gap(self) -> tuple[int, int]:
+        """Tokens [lo, hi) between both ends: `lo` is the first that is not here, and from `hi` on all are here or given to somebody."""
+        self._close_in()
+        lo = min(self._low * self._width, self.tokens)
+        return lo, max(lo, min(self._high * self._width, self.tokens))
+
+    @property
     def recomputed_spans(self) -> Spans:
         """Tokens [lo, hi) that were recomputed, in order. Disjoint from those copied; together they are all tokens once it is done."""
         return self._spans(_State.RECOMPUTED)
@@ -95,7 +102,7 @@ class TwoEnded:
         they are all given, it is at work, or what it would read is still on its way."""
         if not self._recompute:
             return None
-        self._climb()
+        self._close_in()
         first = self._low
         end = min(first + max(1, chunk_tokens // self._width), self._grown if self._copy else len(self._groups))
         last = first
@@ -119,8 +126,7 @@ class TwoEnded:
         before they have come."""
         if not self._copy:
             return None
-        while self._high > self._low and self._groups[self._high - 1] != _State.WANTED:
-            self._high -= 1
+        self._close_in()
         first = self._high
         while first > self._low and self._high - first < max(1, window_groups) and self._groups[first - 1] == _State.WANTED:
             first -= 1
@@ -170,9 +176,12 @@ class TwoEnded:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _climb(self) -> None:
+    def _close_in(self) -> None:
+        """Move both ends over what is settled. Each moves a group at a time and one way only, but for failures and growth."""
         while self._low < len(self._groups) and self._groups[self._low] >= _State.RECOMPUTED:
             self._low += 1
+        while self._high > self._low and self._groups[self._high - 1] != _State.WANTED:
+            self._high -= 1
 
     def _give(self, first: int, last: int, to: _State) -> range | None:
         if first >= last:

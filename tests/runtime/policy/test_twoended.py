@@ -62,9 +62,9 @@ def test_nothing_to_move_is_done_at_once() -> None:
 
 def test_the_front_takes_whole_groups_and_at_least_one() -> None:
     move = TwoEnded(22, B)
-    assert move.next_front(10) == range(0, 8)
+    assert move.next_front(10) == range(8)
     assert move.next_front(10) is None  # the next chunk reads what this one writes
-    assert move.recomputed(range(0, 8))
+    assert move.recomputed(range(8))
     assert move.next_front(1) == range(8, 12)
     assert move.recomputed(range(8, 12)) and move.next_front(99) == range(12, 22)
 
@@ -74,7 +74,7 @@ def test_the_back_may_ask_for_more_before_it_has_what_it_asked_for() -> None:
     assert (move.next_back(2), move.next_back(1), move.next_back(9), move.next_back(1)) == (
         range(16, 22),
         range(12, 16),
-        range(0, 12),
+        range(12),
         None,
     )
     assert move.copying == 6 and not move.done and not move.stuck
@@ -82,10 +82,10 @@ def test_the_back_may_ask_for_more_before_it_has_what_it_asked_for() -> None:
 
 def test_the_last_group_has_one_winner() -> None:
     front_first, back_first = TwoEnded(B, B), TwoEnded(B, B)
-    assert front_first.next_front(B) == range(0, B) and front_first.next_back(1) is None
-    assert back_first.next_back(1) == range(0, B) and back_first.next_front(B) is None
-    assert not front_first.copied(range(0, B)) and front_first.recomputed(range(0, B)) and front_first.recomputed_spans == ((0, B),)
-    assert not back_first.recomputed(range(0, B)) and back_first.copied(range(0, B)) and back_first.copied_spans == ((0, B),)
+    assert front_first.next_front(B) == range(B) and front_first.next_back(1) is None
+    assert back_first.next_back(1) == range(B) and back_first.next_front(B) is None
+    assert not front_first.copied(range(B)) and front_first.recomputed(range(B)) and front_first.recomputed_spans == ((0, B),)
+    assert not back_first.recomputed(range(B)) and back_first.copied(range(B)) and back_first.copied_spans == ((0, B),)
 
 
 def test_one_side_alone_does_all_of_it() -> None:
@@ -98,10 +98,10 @@ def test_one_side_alone_does_all_of_it() -> None:
 def test_when_the_source_dies_the_front_goes_on_to_the_end() -> None:
     move = TwoEnded(22, B)
     assert move.next_back(2) == range(16, 22) and move.copied(range(16, 22))
-    assert move.next_back(2) == range(8, 16) and move.next_front(2 * B) == range(0, 8)
+    assert move.next_back(2) == range(8, 16) and move.next_front(2 * B) == range(8)
     move.stop_copy()
     assert not move.awaits(range(8, 16)) and not move.copied(range(8, 16))  # a late answer changes nothing
-    assert move.recomputed(range(0, 8)) and not move.stuck
+    assert move.recomputed(range(8)) and not move.stuck
     drain(move)
     assert move.done and move.recomputed_spans == ((0, 16),) and move.copied_spans == ((16, 22),)
 
@@ -109,10 +109,10 @@ def test_when_the_source_dies_the_front_goes_on_to_the_end() -> None:
 def test_a_hole_behind_copied_groups_is_recomputed_once_all_before_it_is_here() -> None:
     move = TwoEnded(16, B)
     assert move.next_back(1) == range(12, 16) and move.next_back(1) == range(8, 12)
-    assert move.next_front(8) == range(0, 8)
+    assert move.next_front(8) == range(8)
     move.copy_failed(range(12, 16))
     move.stop_copy()
-    assert move.next_front(B) is None and move.recomputed(range(0, 8))
+    assert move.next_front(B) is None and move.recomputed(range(8))
     assert move.next_front(99) == range(8, 16)
     assert move.recomputed(range(8, 16)) and move.done
 
@@ -128,16 +128,16 @@ def test_a_copy_that_fails_may_be_asked_for_again_but_not_forever() -> None:
 
 def test_a_front_that_can_do_no_more_leaves_the_rest_to_the_back() -> None:
     move = TwoEnded(8, B)
-    assert move.next_front(B) == range(0, B)
+    assert move.next_front(B) == range(B)
     move.stop_recompute()
-    assert not move.recomputed(range(0, B))
+    assert not move.recomputed(range(B))
     drain(move)
     assert move.done and move.copied_spans == ((0, 8),) and move.met_at == 0
 
 
 def test_what_has_grown_is_copied_with_all_of_a_partial_group() -> None:
     move = TwoEnded(10, B)
-    assert move.next_front(99) == range(0, 10) and move.recomputed(range(0, 10)) and move.met_at == 10
+    assert move.next_front(99) == range(10) and move.recomputed(range(10)) and move.met_at == 10
     move.extend(13)
     assert not move.done and move.next_front(99) is None
     assert move.next_back(9) == range(8, 13) and move.copied(range(8, 13))
@@ -195,9 +195,7 @@ def test_an_aborted_move_gives_nothing_more_and_shows_when_it_is_at_rest(phase: 
     assert (move.recomputing, move.copying) == (0, 0)
 
 
-@pytest.mark.parametrize(
-    "span", [range(0, 0), range(0, 3), range(1, 4), range(4, 9), range(8, 12), range(-4, 4), range(0, 8), range(0, 4, 2)]
-)
+@pytest.mark.parametrize("span", [range(0), range(3), range(1, 4), range(4, 9), range(8, 12), range(-4, 4), range(8), range(0, 4, 2)])
 def test_ranges_that_nobody_was_given_are_refused(span: range) -> None:
     move = TwoEnded(10, B)
     move.next_front(B)
@@ -287,8 +285,8 @@ class Moves(RuleBasedStateMachine):
         assert self.move.done or self.move.stuck
         if self.move.done:
             assert covered(self.move)
-        self.here = {token: "front" for token in tokens_in(self.move.recomputed_spans)}
-        self.here.update({token: "back" for token in tokens_in(self.move.copied_spans)})
+        self.here = dict.fromkeys(tokens_in(self.move.recomputed_spans), "front")
+        self.here.update(dict.fromkeys(tokens_in(self.move.copied_spans), "back"))
 
     @invariant()
     def each_token_has_the_winner_that_brought_it(self) -> None:

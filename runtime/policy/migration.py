@@ -1,0 +1,178 @@
+"""How a sequence's K and V should move, how long that takes, and when the move is over (BL-16).
+
+    T = min over m of max( front(m), (P - m) * copy )        P groups in all, m of them recomputed
+
+    front(m)  chunks of m groups one after another, each at the context before it, and what upstream must do for it
+    copy      a group's way over the link; infinite without one
+
+Recomputing a block needs its input for all of the context: token ids at the start of a chain; elsewhere whoever is upstream runs again,
+or ships hidden states that were kept. Both are `upstream` here and are charged to the front, which waits for them.
+
+Pure arithmetic over costs that the caller takes from profiles. It knows no pages, no clock and not who the sequence is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+#: (context before the chunk, tokens of the chunk) -> seconds. Never less for more tokens.
+ChunkSeconds = Callable[[int, int], float]
+
+#: `same`: the destination's block has the weights that made the pages, and so has all upstream (one KV domain). `equivalent`: other
+#: weights, the same layers, heads and widths. `different`: anything else.
+Kinship = Literal["same", "equivalent", "different"]
+Mode = Literal["two-ended", "copy", "recompute"]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What moving costs. `recompute` None: it cannot be (no inputs). `copy_group`: seconds for a group of pages; infinite: no link.
+
+    `upstream`: seconds that preceding blocks, or shipped activations, take for a chunk; None for the first block of a chain.
+    """
+
+    page_tokens: int
+    chunk_tokens: int
+    recompute: ChunkSeconds | None
+    copy_group: float = math.inf
+    upstream: ChunkSeconds | None = None
+
+    def __post_init__(self) -> None:
+        if self.page_tokens < 1 or self.chunk_tokens < 1 or not self.copy_group >= 0:
+            raise ValueError("pages and chunks hold tokens, and copying takes time")
+
+    @property
+    def chunk_groups(self) -> int:
+        return max(1, self.chunk_tokens // self.page_tokens)
+
+    def chunk(self, context: int, tokens: int) -> float:
+        """Seconds for one chunk of the front."""
+        if self.recompute is None:
+            return math.inf
+        return self.recompute(context, tokens) + (self.upstream(context, tokens) if self.upstream is not None else 0.0)
+
+    def back(self, groups: int) -> float:
+        """Seconds to copy so many groups; nothing takes no time even over no link."""
+        return groups * self.copy_group if groups else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """When both ends meet. `groups`: how many the front recomputes; `tokens`: they hold so many."""
+
+    seconds: float
+    groups: int
+    tokens: int
+
+
+def finish_time(tokens: int, costs: Costs, context: int = 0) -> Meeting:
+    """The best place to meet for `tokens` tokens behind `context` others that are there already; of equals the one copied most."""
+    total = -(-tokens // costs.page_tokens)
+    reached, done = 0, 0.0  # the front at a chunk's end, while it would be there before the back
+    while reached < total:
+        ahead = min(reached + costs.chunk_groups, total)
+        after = done + _chunk(reached, ahead, tokens, costs, context)
+        if after >= costs.back(total - ahead):
+            break
+        reached, done = ahead, after
+    # The front is faster up to `reached` and slower behind `ahead`: the best place lies between.
+    best = min(
+        (max(done + _chunk(reached, place, tokens, costs, context), costs.back(total - place)), place)
+        for place in range(reached, min(reached + costs.chunk_groups, total) + 1)
+    )
+    return Meeting(best[0], best[1], min(best[1] * costs.page_tokens, tokens))
+
+
+def _chunk(first: int, last: int, tokens: int, costs: Costs, context: int) -> float:
+    """Seconds for the front to recompute groups [first, last) at once."""
+    lo, hi = first * costs.page_tokens, min(last * costs.page_tokens, tokens)
+    return costs.chunk(context + lo, hi - lo) if hi > lo else 0.0
+
+
+def front_share(gap_tokens: int, context: int, costs: Costs) -> int:
+    """Tokens that the front should be given next, of a gap between both ends that begins at `context`: a chunk, or less where both will
+    meet inside it; 0 when the back is done sooner than the front could help. Without copies (any more), pass costs that have none."""
+    return min(costs.chunk_groups * costs.page_tokens, finish_time(gap_tokens, costs, context).tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class MovePlan:
+    """How to move, with the terms that led there, in seconds. `exact`: what arrives is what the destination's weights would make.
+
+    `meet`: tokens that the front is expected to recompute. `reason`: why other modes were out, empty if none was.
+    """
+
+    mode: Mode
+    seconds: float
+    meet: int
+    exact: bool
+    two_ended: float
+    copy_only: float
+    recompute_only: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CannotMove:
+    """No mode is left."""
+
+    reason: str
+
+
+def plan_move(tokens: int, costs: Costs, kinship: Kinship = "same", approximate: bool = False) -> MovePlan | CannotMove:
+    """The fastest way among those allowed. Pages that other weights made are copied only where the sequence allows approximate K and V."""
+    reason = _why_not_copy(kinship, approximate)
+    allowed = Costs(costs.page_tokens, costs.chunk_tokens, costs.recompute, math.inf, costs.upstream) if reason else costs
+    meeting = finish_time(tokens, allowed)
+    if math.isinf(meeting.seconds):
+        return CannotMove(f"it can be neither recomputed nor copied{f': {reason}' if reason else ''}")
+    total = -(-tokens // costs.page_tokens)
+    mode: Mode = "two-ended"
+    if meeting.groups == total and total:
+        mode = "recompute"
+    elif meeting.groups == 0:
+        mode = "recompute" if reason else "copy"
+    return MovePlan(
+        mode,
+        meeting.seconds,
+        meeting.tokens,
+        exact=kinship == "same" or mode == "recompute",
+        two_ended=meeting.seconds,
+        copy_only=allowed.back(total),
+        recompute_only=recompute_time(tokens, costs),
+        reason=reason,
+    )
+
+
+def recompute_time(tokens: int, costs: Costs) -> float:
+    """Seconds to recompute all of it, chunk by chunk."""
+    width = costs.chunk_groups * costs.page_tokens
+    return math.fsum(costs.chunk(lo, min(width, tokens - lo)) for lo in range(0, tokens, width))
+
+
+def _why_not_copy(kinship: Kinship, approximate: bool) -> str:
+    if kinship == "different":
+        return "the destination's pages have another shape"
+    if kinship == "equivalent" and not approximate:
+        return "other weights made the pages, and the sequence is exact"
+    return ""
+
+
+class Stage(Enum):
+    """What follows a stage of a move whose sequence runs on at the source."""
+
+    CONTINUE = "continue"
+    FINAL = "final"
+    GIVE_UP = "give up"
+
+
+def next_stage(remaining_groups: int, stages: int, limit_groups: int, max_stages: int) -> Stage:
+    """After `stages` stages `remaining_groups` have come up meanwhile: ship them as it runs (CONTINUE), stop it and ship the rest (FINAL),
+    or leave it where it is, for it grows faster than it moves (GIVE_UP). Few enough is final whatever the number of stages (Llumnix)."""
+    if remaining_groups <= limit_groups:
+        return Stage.FINAL
+    return Stage.GIVE_UP if stages >= max_stages else Stage.CONTINUE
