@@ -1,0 +1,86 @@
+"""The order of moves and what it doubles: by hand, and exactly as much as it is said to hold, against all choices (BL-18)."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.policy.move_order import Mover, doubled, fewest_doubled, order_moves
+
+
+def mover(seq: str, *pages: int, resume: int = 0) -> Mover:
+    return Mover(seq, frozenset(pages), resume)
+
+
+def rest(movers: list[Mover], moved: tuple[Mover, ...] | list[Mover]) -> list[Mover]:
+    return [each for each in movers if each not in moved]
+
+
+def test_fewer_shared_pages_first_and_of_equals_who_resumes_sooner() -> None:
+    a, b = mover("a", 1, 2, 3), mover("b", 1, 2, 4)  # two shared each
+    c, d = mover("c", 5, 6, resume=9), mover("d", 7, resume=3)  # none
+    e = mover("e", 1, 8)  # one
+    order = order_moves([a, b, c, d, e])
+    assert [(one.mover.seq, one.shared) for one in order] == [("d", 0), ("c", 0), ("e", 1), ("a", 2), ("b", 2)]
+
+
+def test_pages_shared_with_those_that_stay_count() -> None:
+    assert [(one.mover.seq, one.shared) for one in order_moves([mover("a", 1), mover("b", 2)], [mover("s", 1)])] == [("b", 0), ("a", 1)]
+
+
+def test_the_papers_order_is_not_the_best_where_movers_share() -> None:
+    a, b = mover("a", *range(5)), mover("b", *range(5))
+    trio = [mover(name, 9) for name in "cde"]
+    movers = [a, b, *trio]
+    papers = [one.mover for one in order_moves(movers)][:2]
+    assert [each.seq for each in papers] == ["c", "d"] and doubled(papers, rest(movers, papers)) == 1
+    assert {each.seq for each in fewest_doubled(movers, 2)} == {"a", "b"}
+    assert doubled([a, b], trio) == 0
+
+
+def test_no_more_than_there_are() -> None:
+    assert fewest_doubled([], 0) == ()
+    with pytest.raises(ValueError):
+        fewest_doubled([mover("a", 1)], 2)
+
+
+_devices = st.lists(st.frozensets(st.integers(0, 7), max_size=5), min_size=1, max_size=6).map(
+    lambda sets: [Mover(f"s{index}", pages) for index, pages in enumerate(sets)]
+)
+
+
+@given(_devices, st.data())
+@settings(max_examples=150, deadline=None)
+def test_what_is_said_to_hold_does(movers: list[Mover], data: st.DataObject) -> None:
+    count = data.draw(st.integers(0, len(movers)))
+    ranked = order_moves(movers)
+    shared = {one.mover.seq: one.shared for one in ranked}
+    papers = [one.mover for one in ranked[:count]]
+    choices = [list(chosen) for chosen in combinations(movers, count)]
+    cost = {tuple(each.seq for each in chosen): doubled(chosen, rest(movers, chosen)) for chosen in choices}
+    before = len(frozenset().union(*(each.pages for each in movers)))
+    for chosen in choices:
+        here, there = (frozenset().union(*(each.pages for each in side)) for side in (rest(movers, chosen), chosen))
+        assert len(here) + len(there) == before + cost[tuple(each.seq for each in chosen)]
+        bound = sum(shared[each.seq] for each in chosen)
+        assert cost[tuple(each.seq for each in chosen)] <= bound
+        assert sum(shared[each.seq] for each in papers) <= bound
+    own = doubled(papers, rest(movers, papers))
+    if count == 1 or all(not a.pages & b.pages for a, b in combinations(movers, 2)):
+        assert own == min(cost.values())
+    better = fewest_doubled(movers, count)
+    assert len(set(better)) == count and min(cost.values()) <= doubled(better, rest(movers, better)) <= own
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.data())
+@settings(max_examples=60, deadline=None)
+def test_it_is_the_best_where_all_sharing_is_with_sequences_that_stay(shared: list[int], data: st.DataObject) -> None:
+    movers = [Mover(f"s{index}", frozenset(range(10 * index, 10 * index + 5))) for index in range(len(shared))]
+    stay = [Mover(f"t{index}", frozenset(range(10 * index, 10 * index + count))) for index, count in enumerate(shared)]
+    count = data.draw(st.integers(1, len(movers)))
+    papers = [one.mover for one in order_moves(movers, stay)][:count]
+    best = min(doubled(chosen, [*rest(movers, chosen), *stay]) for chosen in combinations(movers, count))
+    assert doubled(papers, [*rest(movers, papers), *stay]) == best == sum(sorted(shared)[:count])
