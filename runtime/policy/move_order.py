@@ -16,7 +16,7 @@ given sizes. Pure: sets of page numbers in, an order out. It knows no devices an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -53,20 +53,29 @@ def fewest_doubled(movers: Sequence[Mover], count: int, stay: Collection[Mover] 
     """`count` movers that double few pages: the paper's, or, if those double fewer, ones that begin with any mover and go on with whoever
     adds least to those before. Never worse than the paper's. Raises ValueError for more than there are.
 
-    O(count * movers^2) set operations: for the tens of sequences that a device gives away at once.
+    O(count * movers^2 * shared pages): for the tens of sequences that a device gives away at once.
     """
     if not 0 <= count <= len(movers):
         raise ValueError(f"{count} of {len(movers)} sequences cannot move")
     order = [one.mover for one in order_moves(movers, stay)]
-    choices: list[list[Mover]] = [order[:count], *(_grown_from(first, order, count, stay) for first in order if count)]
-    return tuple(min(choices, key=lambda chosen: doubled(chosen, [*_without(order, chosen), *stay])))
+    holders = Counter(page for each in (*movers, *stay) for page in each.pages)
+    choices = [order[:count]]
+    if count:
+        choices.extend(_grown_from(first, order, count, holders) for first in order)
+    best = min(choices, key=lambda chosen: doubled(chosen, [*_without(order, chosen), *stay]))
+    return tuple(best)
 
 
-def _grown_from(first: Mover, order: Sequence[Mover], count: int, stay: Collection[Mover]) -> list[Mover]:
-    chosen = [first]
+def _grown_from(first: Mover, order: Sequence[Mover], count: int, holders: Mapping[int, int]) -> list[Mover]:
+    """`first`, and one after another whoever doubles the fewest pages more, or takes the last holder of most."""
+    shared = {each.seq: [page for page in each.pages if holders[page] > 1] for each in order}
+    moved = Counter(shared[first.seq])
+    chosen, rest = [first], _without(order, [first])
     while len(chosen) < count:
-        rest = _without(order, chosen)
-        chosen.append(min(rest, key=lambda each: doubled([*chosen, each], [*_without(rest, [each]), *stay])))
+        following = min(rest, key=lambda each: sum((not moved[page]) - (moved[page] + 1 == holders[page]) for page in shared[each.seq]))
+        moved.update(shared[following.seq])
+        chosen.append(following)
+        rest.remove(following)
     return chosen
 
 
