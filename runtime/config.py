@@ -21,10 +21,12 @@ class BatchingConfig:
 
 @dataclass(frozen=True, slots=True)
 class RelayConfig:
-    """One device of a cluster. `token_budget`, `max_rows`: of one step. `patience_ms`: how long a row waits for pages until it is lost.
+    """One device of a cluster. `token_budget`, `max_rows`: of one step. `patience_ms`: of a row
+    that waits for pages, until it is lost.
 
     A migration recomputes `chunk` tokens at a time from the front and fetches `window` page groups at a time from the back,
-    `fetches` of them under way at once.
+    `fetches` of them under way at once. `slack`: how much longer than a round trip usually takes a slot is kept for a sequence that went on
+    (BL-22), as a share of it.
     """
 
     token_budget: int = 512
@@ -33,14 +35,15 @@ class RelayConfig:
     chunk: int = 64
     window: int = 4
     fetches: int = 2
+    slack: float = 0.5
 
     def __post_init__(self) -> None:
-        if min(self.token_budget, self.max_rows, self.patience_ms, self.chunk, self.window, self.fetches) < 1:
+        if min(self.token_budget, self.max_rows, self.patience_ms, self.chunk, self.window, self.fetches) < 1 or self.slack < 0:
             raise ValueError("the settings of a relay must be at least 1")
 
 
-#: How blocks are first put on devices: each chain on as few devices as hold it, and as often as there is room (`auto`); cut over all of them
-#: (`split`).
+#: How blocks are first put on devices: everything on as few devices as hold it, and as often as there is room (`auto`); cut over all of
+#: them (`split`).
 Placing = Literal["auto", "split"]
 
 

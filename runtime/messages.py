@@ -1,6 +1,6 @@
 """What a scheduler and agents say to each other. Typed, versioned, columns instead of rows: one message per step and receiver.
 
-    scheduler -> agent    Load Drop   Open Close   Go    Receive Settle
+    scheduler -> agent    Load Drop   Open Close   Go Gone   Receive Settle
     agent -> agent        Pass (hidden states)     Want Pages (K and V)
     agent -> scheduler    Ready   Loaded Refused   Done Lost    Moved Stuck    Report
 
@@ -65,6 +65,12 @@ class Close(Message, frozen=True, tag=True, array_like=True):
 
     seqs: tuple[str, ...]
     epochs: tuple[int, ...]
+
+
+class Gone(Message, frozen=True, tag=True, array_like=True):
+    """Another device is gone: nothing will come from there."""
+
+    device: str
 
 
 class Go(Message, frozen=True, tag=True, array_like=True):
@@ -241,5 +247,5 @@ class Report(Message, frozen=True, tag=True, array_like=True):
     queues: tuple[tuple[str, int], ...]
 
 
-ToAgent = Load | Drop | Open | Close | Go | Receive | Settle | Pass | Want | Pages
+ToAgent = Load | Drop | Open | Close | Go | Gone | Receive | Settle | Pass | Want | Pages
 ToScheduler = Ready | Loaded | Refused | Done | Lost | Moved | Stuck | Report

@@ -124,13 +124,6 @@ class PagesWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class Unreachable:
-    """To a relay: another device is gone."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
 class Arrive:
     """To the scheduler."""
 
@@ -155,5 +148,5 @@ class Tick:
     """To the scheduler, once per period: what is due by time alone."""
 
 
-RelayEvent = StageLoaded | StageFailed | PagesWritten | Unreachable
+RelayEvent = StageLoaded | StageFailed | PagesWritten
 SchedulerEvent = Arrive | Abort | Down | Tick

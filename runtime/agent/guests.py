@@ -30,27 +30,29 @@ class Guest:
 
 @dataclass(slots=True)
 class Waiting:
-    """A row before, or in, a step. `move`: which migration recomputes by it, 0 for the rows of sequences.
+    """A row before, or in, a step: `tokens` of a sequence from `start` on. `name`: of its table. `holds`: K and V of it are here already.
 
-    `tokens`: ids where the stage begins with the embedding, else None and `array` has the hidden states. `steps`: tokens to decode.
+    `ids`: the tokens where the stage begins with the embedding, else None and `array` has the hidden states. `steps`: tokens to decode.
+    `move`: which migration recomputes by it, 0 for the rows of sequences.
     """
 
     guest: Guest
     epoch: int
     hop: int
-    key: str
+    name: str
     stage: str
     start: int
-    count: int
-    tokens: tuple[int, ...] | None
+    tokens: int
+    ids: tuple[int, ...] | None
     array: Array | None
     sample: bool
     generated: int
     steps: int
     since: int
+    holds: bool
     move: int = 0
 
     @property
     def work(self) -> int:
         """Tokens whose K and V are written by it."""
-        return self.count + self.steps - 1
+        return self.tokens + self.steps - 1

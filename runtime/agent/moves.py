@@ -109,15 +109,15 @@ class Moves:
     def ran(self, row: Waiting, now: int) -> list[RelayCommand]:
         """A row that recomputes is through."""
         move = self._incoming.get(row.move)
-        if move is None or move.key != row.key:
+        if move is None or move.key != row.name:
             return []
-        move.ends.recomputed(range(row.start, row.start + row.count))
+        move.ends.recomputed(range(row.start, row.start + row.tokens))
         return self._go_on(move, now)
 
     def failed(self, row: Waiting, reason: str) -> list[RelayCommand]:
         """The step of a row that recomputes failed."""
         move = self._incoming.get(row.move)
-        if move is None or move.key != row.key:
+        if move is None or move.key != row.name:
             return []
         self._drop(move)
         return self._stuck(row.move, row.guest.seq, reason)
@@ -205,6 +205,7 @@ class Moves:
                     0,
                     1,
                     now,
+                    True,
                     order.move,
                 )
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from runtime.messages import Moved
 from runtime.policy.batching import Phase
 from runtime.trace import TraceSink
 from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, TraceEvent
@@ -50,6 +51,20 @@ class Narrator:
             self._tell(now, "abort", request, n=produced)
         else:
             self._tell(now, "finish", request, n=produced, cause=reason)
+
+    def move(
+        self, now: int, event: str, request: SequenceRequest, number: int, source: str, target: str, last: Moved | None, why: str | None
+    ) -> None:
+        """A migration begins, ends well (`kv.meet`, with the tokens of either kind), or is given up."""
+        if self._sink is None:
+            return
+        extra: dict[str, Any] = {"move": number, "from": source, "to": target}
+        if last is not None:
+            extra |= {"copied": last.copied, "recomputed": last.recomputed}
+        if why is not None:
+            extra["error"] = why
+        nbytes = None if last is None else last.nbytes
+        self._sink.emit(TraceEvent(now, event, request.request, request.seq, dev=target, bytes=nbytes, cause="BL-16", extra=extra))
 
     def model(self, now: int, event: str, spec: ModelSpec) -> None:
         if self._sink is not None:

@@ -16,7 +16,7 @@ It knows no tensors, clocks, sockets or models' contents; whose turn it is decid
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -32,13 +32,32 @@ from runtime.agent.commands import (
     StageFailed,
     StageLoaded,
     StageStep,
-    Unreachable,
 )
 from runtime.agent.guests import Guest, Waiting
 from runtime.agent.moves import Moves
+from runtime.agent.returns import Returns
 from runtime.agent.tables import Tables
 from runtime.config import RelayConfig
-from runtime.messages import Close, Done, Drop, Go, Load, Loaded, Lost, Message, Open, Pages, Pass, Receive, Refused, Report, Settle, Want
+from runtime.messages import (
+    Close,
+    Done,
+    Drop,
+    Go,
+    Gone,
+    Load,
+    Loaded,
+    Lost,
+    Message,
+    Open,
+    Pages,
+    Pass,
+    Receive,
+    Refused,
+    Report,
+    Settle,
+    Want,
+)
+from runtime.policy.hops import Blocks, HopLimits, decide
 from runtime.stages import Array, Hop, Stage, StageResult
 from runtime.types import ModelSpec, Opened, PageCounts, PromptLogprobs, Row, Sampled, StepPlan
 
@@ -57,12 +76,13 @@ class Relay:
         self._config = config
         self._tables = Tables(page_capacity)
         self._guests: dict[str, Guest] = {}
-        self._queue: deque[Waiting] = deque()
+        self._queue: list[Waiting] = []
         self._step: tuple[StepPlan, list[Waiting]] | None = None
         self._moves = Moves(device, self._tables, config)
         self._stages: dict[str, ModelSpec] = {}
         self._blocks: dict[str, tuple[str, ...]] = {}
         self._limits: dict[str, int] = {}
+        self._returns = Returns(config.slack)
         self._steps = self._busy = self._tokens = 0
 
     @property
@@ -87,7 +107,7 @@ class Relay:
                 return []
             case Load() | Drop() | StageLoaded() | StageFailed():
                 return self._provide(event)
-            case Receive() | Settle() | Want() | Pages() | PagesWritten() | Unreachable():
+            case Receive() | Settle() | Want() | Pages() | PagesWritten() | Gone():
                 return self._move(event, arrays, now)
         raise TypeError(f"{type(event).__name__} is not for relays")
 
@@ -97,7 +117,7 @@ class Relay:
         """Rows for the engine, or None. Raises RuntimeError while a step is under way."""
         if self._step is not None:
             raise RuntimeError("a step is still under way")
-        chosen = self._choose()
+        chosen = self._choose(now)
         if not chosen and not self._tables.released:
             return None
         opened: list[Opened] = []
@@ -105,8 +125,8 @@ class Relay:
         self._steps += 1
         plan = StepPlan(self._steps, rows, tuple(opened), self._tables.take_released())
         self._step = plan, chosen
-        inputs = {each.key: each.array for each in chosen if each.array is not None}
-        return StageStep(plan, inputs, {each.key: each.steps for each in chosen if each.steps > 1})
+        inputs = {each.name: each.array for each in chosen if each.array is not None}
+        return StageStep(plan, inputs, {each.name: each.steps for each in chosen if each.steps > 1})
 
     def finish_step(self, result: StageResult, now: int) -> list[RelayCommand]:
         """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the plan."""
@@ -122,7 +142,7 @@ class Relay:
         onward: dict[str, list[Waiting]] = {}
         out: list[RelayCommand] = []
         for each in rows:
-            self._tables.fill(each.key, each.work)
+            self._tables.fill(each.name, each.work)
             if each.move:
                 out += self._moves.ran(each, now)
                 self._queue.extend(self._moves.take_rows())
@@ -130,11 +150,13 @@ class Relay:
                 pass
             elif each.hop + 1 < len(each.guest.path):
                 onward.setdefault(each.guest.path[each.hop + 1].device, []).append(each)
+                self._returns.leaves(each, now)
             else:
                 through.append(each)
+                self._returns.leaves(each, now)
         self._tables.settle()
         for device, passed in onward.items():
-            out.append(Send(device, _pass_of(passed), tuple(result.outputs[each.key] for each in passed)))
+            out.append(Send(device, _pass_of(passed), tuple(result.outputs[each.name] for each in passed)))
         if through:
             out.append(Send(SCHEDULER, self._done(through, sampled, prompts)))
         return out
@@ -153,9 +175,9 @@ class Relay:
     def starved(self, now: int) -> list[RelayCommand]:
         """Rows that have waited too long for pages are lost here. To be called now and then."""
         due = now - self._config.patience_ms * 1_000_000
-        late = [each for each in self._queue if each.since < due and self._stands(each) and not self._tables.fits(each.key, each.work)]
+        late = [each for each in self._queue if each.since < due and self._stands(each) and not self._tables.fits(each.name, each.work)]
         gone = set(map(id, late))
-        self._queue = deque(each for each in self._queue if id(each) not in gone)
+        self._queue = [each for each in self._queue if id(each) not in gone]
         return self._lost(late, f"no pages for its next tokens on {self.device}", retry=True)
 
     # -- looking in ----------------------------------------------------------------------------------------------------
@@ -226,6 +248,7 @@ class Relay:
         del self._guests[guest.seq]
         for key in guest.keys.values():
             self._tables.release(key)
+            self._returns.gone(key)
 
     # -- inside: rows --------------------------------------------------------------------------------------------------
 
@@ -240,8 +263,10 @@ class Relay:
             guest = guests.get(seq)
             if guest is not None and guest.epoch == epoch:
                 hop = guest.path[0]
+                self._returns.comes(guest.keys[hop.lo], now)
                 stage = f"{guest.request.model}[{hop.lo}:{hop.hi}]"
-                append(Waiting(guest, epoch, 0, guest.keys[hop.lo], stage, start, count, tokens, None, sample, generated, steps, now))
+                name = guest.keys[hop.lo]
+                append(Waiting(guest, epoch, 0, name, stage, start, count, tokens, None, sample, generated, steps, now, start > 0))
 
     def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
         if len(arrays) != len(rows.seqs):
@@ -254,6 +279,7 @@ class Relay:
             if hop.device != self.device or arrays[at].shape[:1] != (count,):
                 continue
             stage = Stage(guest.request.model, hop.lo, hop.hi).id
+            self._returns.comes(guest.keys[hop.lo], now)
             self._queue.append(
                 Waiting(
                     guest,
@@ -269,39 +295,38 @@ class Relay:
                     rows.generated[at],
                     1,
                     now,
+                    rows.starts[at] > 0,
                 )
             )
 
-    def _choose(self) -> list[Waiting]:
+    def _choose(self, now: int) -> list[Waiting]:
         """The rows of the next step, with pages for what they write; the others stay. Rows of what has gone meanwhile are dropped."""
-        chosen: list[Waiting] = []
-        stay: deque[Waiting] = deque()
-        budget = self._config.token_budget
-        for each in self._queue:
-            if not self._stands(each):
-                continue
-            if len(chosen) == self._config.max_rows or (chosen and each.count > budget) or not self._tables.grow(each.key, each.work):
-                stay.append(each)
-                continue
-            budget -= each.count
-            self._tables.write(each.key)
-            chosen.append(each)
-        self._queue = stay
+        waiting = [each for each in self._queue if self._stands(each)]
+        if not waiting:
+            self._queue.clear()
+            return []
+        limits = HopLimits(self._config.token_budget, self._config.max_rows, self._config.patience_ms * 1_000_000)
+        decision = decide(waiting, self._returns.expected(), Blocks(self._blocks, self._limits), limits, now)
+        chosen = [each for each in (waiting[place] for place in decision.rows) if self._tables.grow(each.name, each.work)]
+        for each in chosen:
+            self._tables.write(each.name)
+        taken = set(map(id, chosen))
+        self._queue = [each for each in waiting if id(each) not in taken]
         return chosen
 
     def _stands(self, each: Waiting) -> bool:
         """Whether a row's sequence, or its move, is as it was when the row came."""
         if each.move:
-            return self._tables.has(each.key)
+            return self._tables.has(each.name)
         return self._guests.get(each.guest.seq) is each.guest and each.guest.epoch == each.epoch
 
     def _row(self, each: Waiting, opened: list[Opened]) -> Row:
-        if self._tables.introduce(each.key):
-            opened.append(Opened(replace(each.guest.request, seq=each.key, model=each.stage), each.guest.output))
-        groups = self._tables.tell(each.key, each.start + each.work)
-        tokens = (0,) * each.count if each.tokens is None else each.tokens
+        if self._tables.introduce(each.name):
+            opened.append(Opened(replace(each.guest.request, seq=each.name, model=each.stage), each.guest.output))
+        groups = self._tables.tell(each.name, each.start + each.work)
+        tokens = (0,) * each.tokens if each.ids is None else each.ids
         last = each.move == 0 and each.hop + 1 == len(each.guest.path)
-        return Row(each.key, each.stage, tokens, each.start, groups, each.sample and last, each.generated)
+        return Row(each.name, each.stage, tokens, each.start, groups, each.sample and last, each.generated)
 
     def _lost(self, rows: Iterable[Waiting], reason: str, *, retry: bool) -> list[RelayCommand]:
         gone = [each for each in rows if self._stands(each)]
@@ -315,9 +340,12 @@ class Relay:
     def _provide(self, event: Load | Drop | StageLoaded | StageFailed) -> list[RelayCommand]:
         match event:
             case Load():
-                self._limits.update(event.limits)
                 for stage, blocks in zip(event.stages, event.blocks, strict=True):
                     self._blocks[stage.id] = blocks
+                    for block in blocks:
+                        self._limits.setdefault(block, self._config.max_rows)
+                self._limits.update(event.limits)
+                self._returns.matter = any(limit < self._config.max_rows for limit in self._limits.values())
                 return [LoadStage(stage) for stage in event.stages]
             case Drop():
                 for stage in event.stages:
@@ -331,9 +359,7 @@ class Relay:
                 self._blocks.pop(event.stage.id, None)
                 return [Send(SCHEDULER, Refused(self.device, event.stage, event.reason))]
 
-    def _move(
-        self, event: Receive | Settle | Want | Pages | PagesWritten | Unreachable, arrays: Sequence[Array], now: int
-    ) -> list[RelayCommand]:
+    def _move(self, event: Receive | Settle | Want | Pages | PagesWritten | Gone, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
         match event:
             case Receive():
                 out = self._moves.receive(event, self._stages.get(event.stage.id), now)
@@ -346,7 +372,7 @@ class Relay:
                 out = self._moves.arrived(event, arrays, now)
             case PagesWritten():
                 out = self._moves.written(event, now)
-            case Unreachable():
+            case Gone():
                 out = self._moves.unreachable(event.device, now)
         self._queue.extend(self._moves.take_rows())
         return out
@@ -357,13 +383,13 @@ class Relay:
         return self._step
 
     def _done(self, rows: Sequence[Waiting], sampled: Mapping[str, Sampled], prompts: Mapping[str, list[PromptLogprobs]]) -> Done:
-        scores = tuple(replace(part, seq=each.guest.seq) for each in rows if each.key in prompts for part in prompts[each.key])
+        scores = tuple(replace(part, seq=each.guest.seq) for each in rows if each.name in prompts for part in prompts[each.name])
         return Done(
             self.device,
             tuple(each.guest.seq for each in rows),
             tuple(each.epoch for each in rows),
             tuple(each.work for each in rows),
-            tuple(_own(sampled.get(each.key), each.guest.seq) for each in rows),
+            tuple(_own(sampled.get(each.name), each.guest.seq) for each in rows),
             scores,
         )
 
@@ -383,7 +409,7 @@ def _pass_of(rows: Sequence[Waiting]) -> Pass:
         tuple(each.epoch for each in rows),
         tuple(each.hop + 1 for each in rows),
         tuple(each.start for each in rows),
-        tuple(each.count for each in rows),
+        tuple(each.tokens for each in rows),
         tuple(each.sample for each in rows),
         tuple(each.generated for each in rows),
     )

@@ -14,8 +14,8 @@ from runtime.kv.pages import PageBook
 
 class Roster:
     def __init__(self) -> None:
-        self.running = RankedQueue()
-        self.waiting = RankedQueue()
+        self.running: RankedQueue[LiveSequence] = RankedQueue()
+        self.waiting: RankedQueue[LiveSequence] = RankedQueue()
         self._live: dict[str, LiveSequence] = {}
         self._leaving: dict[str, LiveSequence] = {}
 

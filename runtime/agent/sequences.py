@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from runtime.policy.batching import Phase, SequenceView
 from runtime.types import FinishReason, ModelSpec, PromptLogprobs, SequenceRequest
@@ -90,31 +90,34 @@ class LiveSequence:
         return "length" if full else None
 
 
-class RankedQueue:
+Live = TypeVar("Live", bound=LiveSequence)
+
+
+class RankedQueue(Generic[Live]):
     """Sequences in rank order. Adding and removing cost a binary search and a move of pointers."""
 
     def __init__(self) -> None:
         self._ranks: list[Rank] = []
-        self._members: dict[Rank, LiveSequence] = {}
+        self._members: dict[Rank, Live] = {}
 
     def __len__(self) -> int:
         return len(self._ranks)
 
-    def __iter__(self) -> Iterator[LiveSequence]:
+    def __iter__(self) -> Iterator[Live]:
         return (self._members[rank] for rank in self._ranks)
 
-    def __contains__(self, live: LiveSequence) -> bool:
+    def __contains__(self, live: Live) -> bool:
         return live.rank in self._members
 
-    def head(self, count: int) -> list[LiveSequence]:
+    def head(self, count: int) -> list[Live]:
         """The first `count` of them, or all."""
         return [self._members[rank] for rank in self._ranks[: max(0, count)]]
 
-    def add(self, live: LiveSequence) -> None:
+    def add(self, live: Live) -> None:
         insort(self._ranks, live.rank)
         self._members[live.rank] = live
 
-    def remove(self, live: LiveSequence) -> None:
+    def remove(self, live: Live) -> None:
         """Raises KeyError if it is not a member."""
         del self._members[live.rank]
         del self._ranks[bisect_left(self._ranks, live.rank)]

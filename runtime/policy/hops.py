@@ -17,6 +17,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class HopRow(Protocol):
+    """A row in an entry queue, as whoever keeps it has it; `Waiting` is the plain one."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def stage(self) -> str: ...
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def holds(self) -> bool: ...
+
+    @property
+    def since(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +92,7 @@ def countdown(now: int, round_trip: int, slack: float) -> int:
     return now + int(round_trip * (1 + slack))
 
 
-def decide(waiting: Sequence[Waiting], returning: Sequence[Return], blocks: Blocks, limits: HopLimits, now: int) -> HopDecision:
+def decide(waiting: Sequence[HopRow], returning: Sequence[Return], blocks: Blocks, limits: HopLimits, now: int) -> HopDecision:
     """The next step of a device. Raises KeyError for a row of a stage that is not there."""
     step = _Step(waiting, blocks, limits)
     first, others, behind = _ranked(waiting, now - limits.patience)
@@ -83,7 +103,7 @@ def decide(waiting: Sequence[Waiting], returning: Sequence[Return], blocks: Bloc
     return HopDecision(tuple(step.chosen), behind, step.full, step.kept, step.budget)
 
 
-def _ranked(waiting: Sequence[Waiting], overdue: int) -> tuple[list[int], list[int], int]:
+def _ranked(waiting: Sequence[HopRow], overdue: int) -> tuple[list[int], list[int], int]:
     """Places of rows that may take kept slots, in their order; of the others; and how many are behind one of the same name."""
     late: list[int] = []
     holders: list[int] = []
@@ -106,7 +126,7 @@ def _ranked(waiting: Sequence[Waiting], overdue: int) -> tuple[list[int], list[i
 class _Step:
     """The ledger of one decision: what is left of tokens, rows and each block's slots."""
 
-    def __init__(self, waiting: Sequence[Waiting], blocks: Blocks, limits: HopLimits) -> None:
+    def __init__(self, waiting: Sequence[HopRow], blocks: Blocks, limits: HopLimits) -> None:
         self._waiting = waiting
         self._passes = blocks.passes
         self._limits = blocks.limits

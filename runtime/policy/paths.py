@@ -1,4 +1,4 @@
-"""Which devices run a new sequence, block by block: the least loaded that have the block, as long as they save no hop's worth (BL-13, BL-15).
+"""Which devices run a new sequence, block by block: the least loaded that have the block, hops weighed against loads (BL-13, BL-15).
 
     cost of a path = sum over blocks of load(device) / blocks  +  hop_cost for each change of device
 

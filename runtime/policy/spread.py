@@ -1,6 +1,6 @@
 """Where blocks are put at first: in chain order over devices, so that each chain changes device as seldom as it can.
 
-    spread(blocks, limits)    blocks in order, cut into runs, one for each device: the largest share of a device's limit is as small as can be
+    spread(sizes, limits)     blocks in order, cut into runs, one for each device: the largest run is as small as can be
     cells(total, limits)      devices in groups that each hold everything, as many groups as there can be
 
 Pure; sizes in bytes. What happens later (scaling, locality) is others' affair (`scaling`, `placement`).

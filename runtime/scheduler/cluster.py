@@ -1,19 +1,19 @@
 """The scheduler of a cluster: the state machine that knows every sequence, and says which device runs what next. Per step, not per token.
 
-    Arrive -> waiting --path, pages--> Open, Go -> … Done -> Go -> … Done -> Emit, Close          one row of a sequence is under way at a time
+    Arrive -> waiting --path, pages--> Open, Go -> … Done -> Go -> … Done -> Emit, Close      one row of a sequence is under way at a time
 
-Contract: a driver calls `handle` with each message and event, in the order in which they came, and carries out what it returns, in order. A
-sequence's prompt and output are kept here and are the truth: whatever is lost on the way (a device, a row, pages), it runs again from them
-on another path, under a new epoch, and nobody sees a token twice. Every sequence gets exactly one event with `finish`, its last.
-Pages are taken here before a row is sent, on all devices of its path, so that no row waits for pages behind another; short of them, whoever is last in
-rank gives way, and the first in rank always goes on.
+Contract: a driver calls `handle` with each message and event, in the order in which they came, and carries out what it returns, in order.
+A sequence's prompt and output are kept here and are the truth: whatever is lost on the way (a device, a row, pages), it runs again from
+them on another path, under a new epoch, and nobody sees a token twice. Every sequence gets exactly one event with `finish`, its last.
+Pages are taken here before a row is sent, on all devices of its path, so that no row waits for pages behind another; short of them,
+whoever is last in rank gives way, and the first in rank always goes on.
 
 It knows no tensors, clocks, transports or text. Where blocks are is `provision`'s, how K and V move is `handover`'s affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from runtime.agent.admission import refusal
@@ -24,13 +24,13 @@ from runtime.agent.sequences import Rank, RankedQueue
 from runtime.agent.state import AgentState, Tally, block_loads, model_loads
 from runtime.config import ClusterConfig
 from runtime.kv.pages import groups_for
-from runtime.messages import PROTOCOL, Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck
-from runtime.scheduler.devices import Device, Devices
-from runtime.scheduler.handover import Handovers
+from runtime.messages import PROTOCOL, Done, Gone, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck
+from runtime.scheduler.devices import Devices
+from runtime.scheduler.handover import Handover, Handovers
 from runtime.scheduler.members import Member
 from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.provision import Provision
-from runtime.stages import Block, Chain, Path
+from runtime.stages import Block, Chain, Path, Stage
 from runtime.trace import TraceSink
 from runtime.types import FinishReason, ModelSpec, PageCounts, PromptLogprobs, Sampled, SequenceRequest
 
@@ -55,7 +55,7 @@ class Scheduler:
         self._out = Outbox()
         self._members: dict[str, Member] = {}
         self._running: dict[str, Member] = {}
-        self._waiting = RankedQueue()
+        self._waiting: RankedQueue[Member] = RankedQueue()
         self._starved: dict[str, Member] = {}
         self._arrivals = 0
         self._placed = False
@@ -231,7 +231,7 @@ class Scheduler:
             self._preempt(member, now)
         elif member.move and self.handovers.at_rest(member, now):
             pass
-        elif not self._issue(member, now):
+        elif member.seq in self._running and not member.flying and not self._issue(member, now):
             self._starved[member.seq] = member
 
     def _issue(self, member: Member, now: int) -> bool:
@@ -305,6 +305,9 @@ class Scheduler:
             path = self.provision.path(chain, loads)
             if path is None or any(hop.device in full for hop in path):
                 continue
+            if (why := self._hopeless(member, chain, path)) is not None:
+                self._end(member, "error", now, why)
+                continue
             if not self._ready(chain, path):
                 continue
             if not self._fits(member, chain, path):
@@ -316,14 +319,22 @@ class Scheduler:
             for name in member.devices:
                 loads[name] += 1.0
 
+    def _hopeless(self, member: Member, chain: Chain, path: Path) -> str | None:
+        """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for the sequence."""
+        for device, stage in self.provision.missing(chain, path):
+            if (reason := self.devices[device].refused.get(stage.id)) is not None:
+                return f"{chain.model} cannot be loaded: {reason}"
+        groups = groups_for(chain.spec, member.tokens + (1 if member.samples else 0))
+        for name, pages in self.provision.weights(chain, path):
+            if groups * pages > self.devices[name].capacity:
+                return f"its {member.tokens} tokens need {groups * pages} pages on {name}, which has {self.devices[name].capacity}"
+        return None
+
     def _ready(self, chain: Chain, path: Path) -> bool:
         """Whether all stages of a path are loaded; asks for those that are not on their way."""
         missing = self.provision.missing(chain, path)
         for device, stage in missing:
-            known = self.devices[device]
-            if stage.id not in known.loading and stage.id not in known.refused:
-                known.loading.add(stage.id)
-                self._out.load(device, [(stage, self.provision.blocks_of(chain, stage))])
+            self.ask_for(chain, device, stage)
         return not missing
 
     def _fits(self, member: Member, chain: Chain, path: Path) -> bool:
@@ -353,9 +364,7 @@ class Scheduler:
     def _capped(self, member: Member, chain: Chain) -> ModelSpec:
         """Its model with a context that this path can hold for one sequence alone."""
         spec = chain.spec
-        fits = min(
-            (self.devices[name].capacity // pages * spec.page_tokens for name, pages in member.weights), default=spec.max_model_len
-        )
+        fits = min((self.devices[name].capacity // pages * spec.page_tokens for name, pages in member.weights), default=spec.max_model_len)
         limit = min(spec.max_model_len, fits - spec.virtual_tokens)
         return spec if limit == spec.max_model_len else replace(spec, max_model_len=limit)
 
@@ -433,9 +442,13 @@ class Scheduler:
         self._tell.fault(now, 0, f"{down.device} is gone: {down.reason}")
         self.devices.down(down.device)
         self._out.forget(down.device)
-        self.handovers.gone(down.device, now)
-        for member in [m for m in self._running.values() if down.device in m.devices and not m.held]:
+        for device in self.devices:
+            if device.alive:
+                self._out.say(device.name, Gone(down.device))
+        lost = [m for m in self._running.values() if down.device in m.devices and not self.handovers.survives(m, down.device)]
+        for member in lost:
             self._preempt(member, now)
+        self.handovers.gone(down.device, now)
         self._out.replace(down.device)
 
     def _loaded(self, loaded: Loaded) -> None:
@@ -459,8 +472,38 @@ class Scheduler:
             device.queued, device.steps, device.busy, device.tokens = report.queued, report.steps, report.busy, report.tokens
             device.queues = dict(report.queues)
 
-    def device_of(self, name: str) -> Device:
-        return self.devices[name]
+    # -- for handovers -------------------------------------------------------------------------------------------------
 
-    def each_running(self) -> Iterator[Member]:
-        return iter(tuple(self._running.values()))
+    def ask_for(self, chain: Chain, device: str, stage: Stage) -> None:
+        """Have a stage loaded, unless it is on its way."""
+        known = self.devices[device]
+        if stage.id not in known.loading and stage.id not in known.refused:
+            known.loading.add(stage.id)
+            self._out.load(device, [(stage, self.provision.blocks_of(chain, stage))])
+
+    def rest(self, member: Member) -> None:
+        """It waits for its move, not for pages."""
+        self._starved.pop(member.seq, None)
+
+    def go_on(self, member: Member, now: int) -> None:
+        """Its next row, if it still runs."""
+        if member.seq in self._running:
+            self._go_on(member, now)
+
+    def run_again(self, member: Member, now: int) -> None:
+        if member.seq in self._running:
+            self._preempt(member, now)
+
+    def resettle(self, member: Member, before: frozenset[str], epoch: int) -> None:
+        """Its path has changed: all devices of the new one learn that, those it left forget it."""
+        for name in sorted(member.devices - before):
+            self.devices[name].members += 1
+        for name in sorted(member.devices):
+            self._out.open(name, member, keep=True)
+        for name in sorted(before - member.devices):
+            if self.devices.alive(name):
+                self.devices[name].members -= 1
+                self._out.close(name, member.seq, epoch)
+
+    def tell_move(self, now: int, event: str, move: Handover, last: Moved | None = None, why: str | None = None) -> None:
+        self._tell.move(now, event, move.member.request, move.number, move.source, move.target, last, why)

@@ -1,8 +1,8 @@
 """The devices of a cluster as its scheduler knows them: pages that are spoken for, blocks and stages that are there, who is alive.
 
-Contract: `Device.used` counts pages of sequences that were let in, never more than there are; the agents' own books follow (an agent frees a
-little later than the scheduler closes). A stage is wanted, loading, or loaded. A device that died keeps its name and what it is to hold; what it
-held is gone. Decides nothing.
+Contract: `Device.used` counts pages of sequences that were let in, never more than there are; the agents' own books follow (an agent
+frees a little later than the scheduler closes). A stage is wanted, loading, or loaded. A device that died keeps its name and what it is to
+hold; what it held is gone. Decides nothing.
 """
 
 from __future__ import annotations

@@ -32,6 +32,10 @@ class Member(LiveSequence):
     hops: int = 0
     devices: frozenset[str] = field(default=frozenset())
 
+    def context(self, upto: int) -> tuple[int, ...]:
+        """The first tokens of its prompt and output."""
+        return (*self.request.prompt, *self.output)[:upto]
+
     def seated(self, path: Path, weights: tuple[tuple[str, int], ...]) -> None:
         """It runs there from now on, under a new epoch."""
         self.epoch += 1

@@ -50,9 +50,7 @@ class _Opens:
     shared: list[tuple[str, int] | None] = field(default_factory=list)
 
     def message(self) -> Open:
-        return Open(
-            tuple(self.epochs), tuple(self.requests), tuple(self.outputs), tuple(self.paths), tuple(self.keep), tuple(self.shared)
-        )
+        return Open(tuple(self.epochs), tuple(self.requests), tuple(self.outputs), tuple(self.paths), tuple(self.keep), tuple(self.shared))
 
 
 @dataclass(slots=True)

@@ -1,0 +1,266 @@
+"""Sequences that change a device while they run: their K and V move first, then they do (BL-16, Llumnix's stages).
+
+    start --Receive--> destination … Moved -> more has come up? --Receive--> … Moved -> little enough: hold the sequence
+        -> its row comes back -> Receive (the rest) -> Moved -> commit: Settle, Open (keep) on the new path, Close where it left
+
+Contract: the source serves the sequence on until it is held, and keeps its pages until the move is committed. The destination's pages are
+taken in the scheduler's account before they are asked for. Whatever goes wrong (no room, pages that do not verify, a dead device) leaves
+the sequence where it was; if the source itself dies, recomputing takes over to the end, where the chain's first hop moves. Every move ends in
+exactly one Settle or with the death of its destination.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from runtime.kv.pages import groups_for
+from runtime.messages import Moved, Receive, Settle, Stuck
+from runtime.policy.migration import Stage as Phase
+from runtime.policy.migration import next_stage
+from runtime.scheduler.members import Member
+from runtime.stages import Chain, Hop, Stage
+
+if TYPE_CHECKING:
+    from runtime.scheduler.cluster import Scheduler
+
+
+@dataclass(slots=True)
+class Handover:
+    """One move. `upto`: tokens that the destination has been asked for; `groups`: page groups taken there, of `pages` each.
+
+    `asked`: an answer is awaited; `orphan`: the source is dead.
+    """
+
+    number: int
+    member: Member
+    chain: Chain
+    at: int
+    source: str
+    target: str
+    pages: int
+    copy: bool
+    recompute: bool
+    upto: int = 0
+    groups: int = 0
+    stages: int = 0
+    asked: bool = True
+    orphan: bool = False
+
+    @property
+    def hop(self) -> Hop:
+        return self.member.path[self.at]
+
+    @property
+    def stage(self) -> Stage:
+        return Stage(self.chain.model, self.hop.lo, self.hop.hi)
+
+
+@dataclass(frozen=True, slots=True)
+class HandoverCounts:
+    """Totals since the beginning. Tokens are those that were copied and recomputed in committed moves; `nbytes` travelled."""
+
+    started: int = 0
+    committed: int = 0
+    aborted: int = 0
+    copied: int = 0
+    recomputed: int = 0
+    nbytes: int = 0
+
+
+class Handovers:
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._moves: dict[int, Handover] = {}
+        self._number = 0
+        self._started = self._committed = self._aborted = self._copied = self._recomputed = self._nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._moves)
+
+    def counts(self) -> HandoverCounts:
+        return HandoverCounts(self._started, self._committed, self._aborted, self._copied, self._recomputed, self._nbytes)
+
+    def held(self) -> dict[str, int]:
+        """Pages that are taken for moves, by destination."""
+        held: dict[str, int] = {}
+        for move in self._moves.values():
+            held[move.target] = held.get(move.target, 0) + move.pages * move.groups
+        return held
+
+    # -- beginning -----------------------------------------------------------------------------------------------------
+
+    def start(self, member: Member, at: int, target: str, now: int, *, copy: bool = True, recompute: bool = True) -> str | None:
+        """Move hop `at` of a running sequence to another device; why that cannot be (now), or None once it has begun.
+
+        `copy`, `recompute`: from which ends. What is not the chain's first hop cannot be recomputed there: it has no inputs.
+        """
+        devices, chain = self._scheduler.devices, member.chain
+        if chain is None or not member.path or member.move or member.doomed or not 0 <= at < len(member.path):
+            return "the sequence does not run, or is about to go elsewhere"
+        hop, device = member.path[at], devices.get(target)
+        if device is None or not device.alive or target == hop.device:
+            return f"{target} is not another living device"
+        recompute = recompute and hop.lo == 0 and not member.spec.virtual_tokens
+        if not (copy or recompute):
+            return "only a chain's first hop can be recomputed where it goes"
+        stage = Stage(chain.model, hop.lo, hop.hi)
+        if not device.has(stage):
+            self._scheduler.ask_for(chain, target, stage)
+            return f"{stage.id} is not loaded on {target} yet"
+        pages = sum(use.kv_layers for use in chain.uses if hop.lo <= use.lo and use.hi <= hop.hi)
+        self._number += 1
+        move = Handover(self._number, member, chain, at, hop.device, target, pages, copy, recompute)
+        if not self._take(move, member.computed):
+            return f"no room for its pages on {target}"
+        self._moves[move.number] = move
+        member.move = move.number
+        self._started += 1
+        self._scheduler.tell_move(now, "kv.move.start", move)
+        self._ask(move, member.computed)
+        return None
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def moved(self, event: Moved, now: int) -> None:
+        """All that was asked for is there: ask for what has come up meanwhile, hold the sequence for the rest, or commit."""
+        move = self._moves.get(event.move)
+        if move is None:
+            return
+        move.asked = False
+        member = move.member
+        if member.held and not member.flying:
+            self._finish(move, event, now)
+            return
+        config, width = self._scheduler.config, member.spec.page_tokens
+        grown = member.computed - move.upto
+        remaining = 0 if grown == 0 else groups_for(member.spec, member.computed) - move.upto // width
+        match next_stage(remaining, move.stages, config.handover_groups, config.handover_stages):
+            case Phase.CONTINUE:
+                self._ask_more(move, now)
+            case Phase.GIVE_UP:
+                self._abort(move, now, "it grows faster than it moves")
+            case Phase.FINAL:
+                member.held = True
+                if not member.flying:
+                    self._scheduler.rest(member)
+                    self._finish(move, event, now)
+
+    def stuck(self, event: Stuck, now: int) -> None:
+        """The destination has given up, and has kept nothing."""
+        move = self._moves.get(event.move)
+        if move is not None:
+            self._abort(move, now, event.reason, settle=False)
+
+    def at_rest(self, member: Member, now: int) -> bool:
+        """The row of a moving sequence has come back. True where it is held: nothing is to be issued."""
+        move = self._moves.get(member.move)
+        if move is None or not member.held:
+            return False
+        if not move.asked:
+            self._finish(move, None, now)
+        return True
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def cancel(self, member: Member) -> None:
+        """The sequence leaves its devices: its move is over."""
+        move = self._moves.get(member.move)
+        if move is not None:
+            self._drop(move)
+            self._aborted += 1
+            self._scheduler.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
+
+    def survives(self, member: Member, device: str) -> bool:
+        """Whether a sequence is saved from a device's death by a move that can go on without it."""
+        move = self._moves.get(member.move)
+        if move is None or not move.recompute or move.source != device:
+            return False
+        return sum(hop.device == device for hop in member.path) == 1 and self._scheduler.devices.alive(move.target)
+
+    def gone(self, device: str, now: int) -> None:
+        """A device has died. Moves to it are over; those from it go on where they can be recomputed, the sequence held meanwhile."""
+        for move in tuple(self._moves.values()):
+            if move.target == device:
+                self._abort(move, now, f"{device} is gone", settle=False)
+            elif self.survives(move.member, device):
+                move.orphan = True
+                move.member.held, move.member.flying = True, False
+                self._scheduler.rest(move.member)
+                if not move.asked:
+                    self._ask(move, move.member.computed)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _ask(self, move: Handover, upto: int) -> None:
+        member = move.member
+        tokens = member.context(upto) if move.recompute else ()
+        move.upto, move.asked, move.stages = upto, True, move.stages + 1
+        self._scheduler.out.say(
+            move.target,
+            Receive(move.number, member.seq, member.epoch, move.stage, move.source, upto, tokens, move.copy, member.request),
+        )
+
+    def _ask_more(self, move: Handover, now: int) -> None:
+        if self._take(move, move.member.computed):
+            self._ask(move, move.member.computed)
+        else:
+            self._abort(move, now, f"no room for what has grown on {move.target}")
+
+    def _finish(self, move: Handover, last: Moved | None, now: int) -> None:
+        """The sequence is at rest: bring the rest, or commit if there is none."""
+        if move.member.computed > move.upto:
+            self._ask_more(move, now)
+        else:
+            self._commit(move, last, now)
+
+    def _commit(self, move: Handover, last: Moved | None, now: int) -> None:
+        """From now on the sequence runs on the new path. Its pages are there before those it leaves are free."""
+        scheduler, member = self._scheduler, move.member
+        old, epoch = member.devices, member.epoch
+        path = tuple(Hop(move.target, hop.lo, hop.hi) if at == move.at else hop for at, hop in enumerate(member.path))
+        self._drop(move)
+        scheduler.devices.give_back(member.weights, member.groups)
+        member.seated(path, scheduler.provision.weights(move.chain, path))
+        scheduler.devices.take(member.weights, member.groups)
+        scheduler.out.say(move.target, Settle(move.number, member.seq, member.epoch, True))
+        scheduler.resettle(member, old, epoch)
+        self._committed += 1
+        if last is not None:
+            self._copied += sum(hi - lo for lo, hi in last.copied)
+            self._recomputed += sum(hi - lo for lo, hi in last.recomputed)
+            self._nbytes += last.nbytes
+        scheduler.tell_move(now, "kv.meet", move, last)
+        scheduler.go_on(member, now)
+
+    def _abort(self, move: Handover, now: int, why: str, settle: bool = True) -> None:
+        """The sequence stays where it is; if that is dead, it runs again."""
+        member = move.member
+        self._drop(move)
+        self._aborted += 1
+        self._scheduler.tell_move(now, "kv.move.abort", move, why=why)
+        if settle:
+            self._scheduler.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
+        if move.orphan:
+            self._scheduler.run_again(member, now)
+        elif not member.flying:
+            self._scheduler.go_on(member, now)
+
+    def _drop(self, move: Handover) -> None:
+        del self._moves[move.number]
+        move.member.move, move.member.held = 0, False
+        device = self._scheduler.devices[move.target]
+        if device.alive:
+            device.used -= move.pages * move.groups
+
+    def _take(self, move: Handover, upto: int) -> bool:
+        """Take pages at the destination for that many tokens."""
+        device = self._scheduler.devices[move.target]
+        # As many as the sequence holds, so that it can go on from its next row.
+        groups = max(groups_for(move.member.spec, upto), move.member.groups)
+        more = (groups - move.groups) * move.pages
+        if more > device.free:
+            return False
+        device.used += max(more, 0)
+        move.groups = max(groups, move.groups)
+        return True
