@@ -111,7 +111,10 @@ class Moves:
         move = self._incoming.get(row.move)
         if move is None or move.key != row.name:
             return []
-        move.ends.recomputed(range(row.start, row.start + row.tokens))
+        stop, width = row.start + row.tokens, move.spec.page_tokens
+        # What lies between was copied, and is here: nothing is recomputed before what it attends to.
+        self._tables.fill(move.key, stop - self._tables.book.tokens_of(move.key))
+        move.ends.recomputed(range(row.start // width * width, stop))
         return self._go_on(move, now)
 
     def failed(self, row: Waiting, reason: str) -> list[RelayCommand]:
@@ -189,30 +192,20 @@ class Moves:
                 break
             out.append(Send(order.source, Want(order.move, order.seq, order.epoch, order.stage, span.start, span.stop, self._device)))
         if not ends.recomputing and (span := ends.next_front(self._config.chunk)) is not None:
-            tokens = order.tokens[span.start : span.stop]
-            self._rows.append(
-                Waiting(
-                    move.guest,
-                    order.epoch,
-                    0,
-                    move.key,
-                    order.stage.id,
-                    span.start,
-                    len(span),
-                    tokens,
-                    None,
-                    False,
-                    0,
-                    1,
-                    now,
-                    True,
-                    order.move,
-                )
-            )
+            self._rows.append(self._front(move, span, now))
         if ends.stuck and not ends.recomputing and not ends.copying:
             self._drop(move)
             return [*out, *self._stuck(order.move, order.seq, "its pages cannot be had any more")]
         return out
+
+    def _front(self, move: _Incoming, span: range, now: int) -> Waiting:
+        """The row that recomputes a span; of a group that has grown only what is new, if the front has been there before."""
+        start = max(span.start, min(self._tables.book.tokens_of(move.key), span.stop - 1))
+        ids = move.order.tokens[start : span.stop]
+        return Waiting(
+            move.guest, move.order.epoch, 0, move.key, move.order.stage.id, start, len(ids), ids, None, False, 0, 1, now, True,
+            move.order.move,
+        )  # fmt: skip
 
     def _tell(self, move: _Incoming) -> list[RelayCommand]:
         order, ends = move.order, move.ends

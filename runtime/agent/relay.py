@@ -142,13 +142,14 @@ class Relay:
         onward: dict[str, list[Waiting]] = {}
         out: list[RelayCommand] = []
         for each in rows:
-            self._tables.fill(each.name, each.work)
             if each.move:
                 out += self._moves.ran(each, now)
                 self._queue.extend(self._moves.take_rows())
-            elif not self._stands(each):
-                pass
-            elif each.hop + 1 < len(each.guest.path):
+                continue
+            self._tables.fill(each.name, each.work)
+            if not self._stands(each):
+                continue
+            if each.hop + 1 < len(each.guest.path):
                 onward.setdefault(each.guest.path[each.hop + 1].device, []).append(each)
                 self._returns.leaves(each, now)
             else:

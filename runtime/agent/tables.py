@@ -25,7 +25,7 @@ class Tables:
     def open(self, seq: str, lo: int, spec: ModelSpec) -> str:
         """A new, empty table for a stage of a sequence; its key."""
         self._serial += 1
-        key = f"{seq}@{lo}#{self._serial}"
+        key = f"{seq}#{self._serial}@{lo}"
         self.book.open(key, spec)
         self._specs[key] = spec
         return key

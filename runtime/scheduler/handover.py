@@ -5,8 +5,8 @@
 
 Contract: the source serves the sequence on until it is held, and keeps its pages until the move is committed. The destination's pages are
 taken in the scheduler's account before they are asked for. Whatever goes wrong (no room, pages that do not verify, a dead device) leaves
-the sequence where it was; if the source itself dies, recomputing takes over to the end, where the chain's first hop moves. Every move ends in
-exactly one Settle or with the death of its destination.
+the sequence where it was; if the source itself dies, recomputing takes over to the end, where the chain's first hop moves. Every move ends
+in exactly one Settle or with the death of its destination.
 """
 
 from __future__ import annotations
@@ -186,6 +186,7 @@ class Handovers:
             elif self.survives(move.member, device):
                 move.orphan = True
                 move.member.held, move.member.flying = True, False
+                move.member.bereft(device)
                 self._scheduler.rest(move.member)
                 if not move.asked:
                     self._ask(move, move.member.computed)

@@ -43,9 +43,14 @@ class Member(LiveSequence):
         self.weights = weights
         self.devices = frozenset(hop.device for hop in path)
 
+    def bereft(self, device: str) -> None:
+        """A device of its path has died, with what it held; another takes its place soon."""
+        self.devices -= {device}
+        self.weights = tuple((name, pages) for name, pages in self.weights if name != device)
+
     def unseated(self) -> None:
         """Its K and V are gone; prompt and output will run again as one prompt."""
         self.restart()
-        self.groups = 0
+        self.path, self.weights, self.devices, self.groups = (), (), frozenset(), 0
         self.flying = self.doomed = self.held = False
         self.move = 0

@@ -1,0 +1,163 @@
+"""Chains over several devices: the model's own tokens whatever happens, and books that agree after every event."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from runtime.config import ClusterConfig, RelayConfig
+from runtime.engine.counted import counting_model
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1 2* 3 4* 5* 6")
+#: Shares its first parts with M.
+N = counting_model("n", "1 2* 3 4* 8 9", page_tokens=4)
+CUTS = [(1, 3, 4), (1, 3, 4)]
+
+
+def some(count: int, seed: int = 0, models: tuple[str, ...] = ("m", "n"), **changes):
+    rng = random.Random(seed)
+    return [
+        request(
+            f"s{number}",
+            [rng.randrange(97) for _ in range(rng.randrange(1, 24))],
+            rng.choice(models),
+            max_tokens=rng.randrange(1, 20),
+            **changes,
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_tokens_are_the_models_own_however_the_chain_is_cut(devices: int) -> None:
+    cluster = VirtualCluster([M, N], CUTS, devices=devices)
+    for one in some(20, devices):
+        cluster.ask(one, at=random.Random(one.seq).randrange(20 * MS))
+    cluster.run()
+    cluster.expect()
+    assert len({device.name for device in cluster.scheduler.devices if device.loaded}) == devices
+
+
+def test_blocks_on_one_device_run_without_a_hop() -> None:
+    """BL-15: hops are changes of device; a chain of four blocks on two devices has one."""
+    cluster = VirtualCluster([M], [(1, 3, 4)], devices=2)
+    cluster.ask(request("a", range(1, 6), "m", max_tokens=5))
+    cluster.run()
+    cluster.expect()
+    passed = [message for _, sender, to, message in cluster.sent if type(message).__name__ == "Pass"]
+    assert len(passed) == 5  # one for the prompt, one for each further token
+
+
+def test_short_pages_preempt_and_change_nothing() -> None:
+    cluster = VirtualCluster([M, N], CUTS, devices=2, pages=60)
+    cluster.ask(*some(16, 5))
+    cluster.run()
+    cluster.expect()
+    assert cluster.scheduler.state().counters.preemptions > 0
+
+
+def test_aborts_in_every_phase_leave_nothing() -> None:
+    cluster = VirtualCluster([M, N], CUTS, devices=3)
+    rng = random.Random(3)
+    asked = some(30, 3)
+    cluster.ask(*asked)
+    for one in asked[::2]:
+        cluster.abort(one.seq, rng.randrange(40 * MS))
+    cluster.run()
+    cluster.expect_empty()
+    kept = [one for one in asked[1::2]]
+    cluster.requests = {one.seq: one for one in kept}
+    cluster.expect()
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_deaths_lose_duplicate_and_alter_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = VirtualCluster([M, N], CUTS, devices=rng.choice((2, 3)), pages=rng.choice((80, 200)))
+    for one in some(20, seed):
+        cluster.ask(one, at=rng.randrange(30 * MS))
+    for _ in range(4):
+        cluster.at(rng.randrange(120 * MS), lambda: cluster.kill(f"d{rng.randrange(cluster.devices)}"))
+    cluster.run()
+    cluster.expect()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
+    rng = random.Random(seed)
+    chunk, window = rng.choice((4, 8, 64)), rng.choice((1, 2, 5))
+    cluster = VirtualCluster(
+        [M, N], CUTS, devices=3, pages=rng.choice((120, 400)), relay_config=RelayConfig(chunk=chunk, window=window, patience_ms=200),
+        page_bytes_per_ms=rng.choice((1e9, 200.0, 20.0)), latency=rng.choice((MS // 100, MS // 4)),
+    )  # fmt: skip
+    for one in some(14, seed):
+        cluster.ask(one, at=rng.randrange(20 * MS))
+
+    def move() -> None:
+        running = [member for member in cluster.scheduler.members.values() if member.path]
+        if running:
+            member = rng.choice(running)
+            at = rng.randrange(len(member.path))
+            ends = rng.choice(({}, {"copy": False}, {"recompute": False}))
+            cluster.migrate(member.seq, at, f"d{rng.randrange(3)}", **ends)
+
+    for _ in range(40):
+        cluster.at(rng.randrange(80 * MS), move)
+    cluster.run()
+    cluster.expect()
+    counts = cluster.scheduler.handovers.counts()
+    assert counts.started == counts.committed + counts.aborted
+    if seed == 0:
+        assert counts.committed > 0
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_deaths_and_migrations_together(seed: int) -> None:
+    rng = random.Random(1000 + seed)
+    cluster = VirtualCluster([M, N], CUTS, devices=3, pages=300, page_bytes_per_ms=rng.choice((1e9, 50.0)))
+    for one in some(14, seed):
+        cluster.ask(one, at=rng.randrange(20 * MS))
+
+    def move() -> None:
+        running = [member for member in cluster.scheduler.members.values() if member.path]
+        if running:
+            member = rng.choice(running)
+            cluster.migrate(member.seq, rng.randrange(len(member.path)), f"d{rng.randrange(3)}")
+
+    for _ in range(30):
+        cluster.at(rng.randrange(80 * MS), move)
+    for _ in range(4):
+        cluster.at(rng.randrange(100 * MS), lambda: cluster.kill(f"d{rng.randrange(3)}"))
+    cluster.run()
+    cluster.expect()
+
+
+def test_a_chain_that_no_device_can_hold_is_refused_with_a_reason() -> None:
+    cluster = VirtualCluster([M], [(1, 3, 4)], devices=2, limits=(1500, 1500))
+    cluster.ask(request("a", (1, 2), "m"))
+    cluster.run()
+    assert cluster.told["a"].last.finish == "error"
+    assert "cannot hold m" in (cluster.told["a"].last.error or "")
+
+
+def test_a_prompt_larger_than_a_device_is_refused_with_a_reason() -> None:
+    cluster = VirtualCluster([M], [(1, 3, 4)], devices=2, pages=6)
+    cluster.ask(request("a", range(30), "m"), request("b", (1, 2), "m"))
+    cluster.run()
+    assert "pages" in (cluster.told["a"].last.error or "")
+    assert cluster.told["b"].last.finish == "length"
+
+
+def test_pages_that_do_not_verify_are_not_used() -> None:
+    """The move is given up, or recomputed; the tokens stay the model's."""
+    cluster = VirtualCluster([M], [(1, 3, 4)], devices=3, config=ClusterConfig(devices=3, placing="split"), damage=lambda pages: True)
+    cluster.ask(request("a", range(20), "m", max_tokens=20))
+    cluster.at(8 * MS, lambda: cluster.migrate("a", 1, "d0"))
+    cluster.at(12 * MS, lambda: cluster.migrate("a", 1, "d0"))
+    cluster.run()
+    cluster.expect()
+    counts = cluster.scheduler.handovers.counts()
+    assert (counts.committed, counts.aborted) == (0, 1)

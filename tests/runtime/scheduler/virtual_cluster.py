@@ -1,0 +1,242 @@
+"""Scheduler, relays and counting engines under one virtual clock: a heap instead of processes and sockets. The same inputs, the same events.
+
+Messages take `latency` and arrive in order between two ends; a device that is killed loses all it had and what was on its way to it. After
+every event all books are checked: scheduler, relays, pages, and that owners hear each token once, in order.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blake3 import blake3
+
+from runtime.agent.commands import (
+    SCHEDULER,
+    Abort,
+    Arrive,
+    Down,
+    DropStage,
+    Emit,
+    LoadStage,
+    PagesWritten,
+    ReadPages,
+    Replace,
+    Send,
+    StageFailed,
+    StageLoaded,
+    Tick,
+    WritePages,
+)
+from runtime.agent.relay import Relay
+from runtime.config import ClusterConfig, RelayConfig
+from runtime.engine.counted import CountingModel, expected
+from runtime.engine.counting import CountingEngine
+from runtime.messages import PROTOCOL, Pages, Ready
+from runtime.scheduler.cluster import Scheduler
+from runtime.stages import Array
+from runtime.types import SequenceRequest, TokenEvent
+from tests.runtime.virtual import ListTrace, Told
+
+MS = 1_000_000
+
+
+@dataclass
+class Node:
+    """One life of a device."""
+
+    name: str
+    relay: Relay
+    engine: CountingEngine
+    running: bool = False
+    alive: bool = True
+
+
+@dataclass
+class VirtualCluster:
+    models: Sequence[CountingModel]
+    cuts: Sequence[Sequence[int]] = ()
+    devices: int = 2
+    pages: int = 256
+    config: ClusterConfig | None = None
+    relay_config: RelayConfig = field(default_factory=lambda: RelayConfig(chunk=8, window=1))
+    latency: int = MS // 10
+    page_bytes_per_ms: float = 1e9
+    restart: int = 50 * MS
+    limits: Sequence[int] = ()
+    replace: bool = True
+    alpha: int = MS
+    damage: Callable[[Pages], bool] = lambda pages: False
+
+    def __post_init__(self) -> None:
+        cuts = self.cuts or [()] * len(self.models)
+        chains = [model.chain(*cut) for model, cut in zip(self.models, cuts, strict=True)]
+        blocks = {block.id: block for model, cut in zip(self.models, cuts, strict=True) for block in model.blocks(*cut)}
+        self.trace = ListTrace()
+        config = self.config or ClusterConfig(devices=self.devices, placing="split")
+        self.scheduler = Scheduler(chains, blocks.values(), config, self.trace)
+        self.now = 0
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._count = 0
+        self._last: dict[tuple[str, str], int] = {}
+        self.nodes: dict[str, Node] = {}
+        self.told: dict[str, Told] = {}
+        self.requests: dict[str, SequenceRequest] = {}
+        self.hidden_bytes = 0
+        self.sent: list[tuple[int, str, str, Any]] = []
+        for number in range(self.devices):
+            self.at(0, lambda name=f"d{number}": self.bring_up(name))
+
+    # -- what a test does ----------------------------------------------------------------------------------------------
+
+    def ask(self, *requests: SequenceRequest, at: int = 0) -> None:
+        for request in requests:
+            self.requests[request.seq] = request
+            self.told[request.seq] = Told()
+            self.at(at, lambda request=request: self.tell(Arrive(request)))
+
+    def abort(self, seq: str, at: int) -> None:
+        self.at(at, lambda: self.tell(Abort(seq)))
+
+    def at(self, when: int, act: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (max(when, self.now), self._count, act))
+
+    def run(self, until: int | None = None, most: int = 200_000) -> None:
+        """Until nothing is left to happen, or that time."""
+        for _ in range(most):
+            if not self._heap or (until is not None and self._heap[0][0] > until):
+                return
+            self.now, _, act = heapq.heappop(self._heap)
+            act()
+            self.check()
+        raise AssertionError(f"still busy after {most} events")
+
+    def expect(self) -> None:
+        """Every sequence has exactly its own model's tokens, and nothing is left anywhere."""
+        models = {model.spec.name: model for model in self.models}
+        for seq, request in self.requests.items():
+            told = self.told[seq]
+            assert told.events and told.last.finish in ("stop", "length"), (seq, told.events[-1:])
+            assert told.tokens == expected(models[request.model], request.prompt, request.sampling), seq
+        self.expect_empty()
+
+    def expect_empty(self) -> None:
+        assert not self.scheduler.busy
+        for node in self.living():
+            counts = node.relay.pages()
+            assert counts.free == counts.capacity, (node.name, counts)
+        assert all(device.used == 0 for device in self.scheduler.devices)
+
+    def living(self) -> list[Node]:
+        return [node for node in self.nodes.values() if node.alive]
+
+    def kill(self, name: str) -> None:
+        """The process is gone at once; the scheduler hears of it a little later, and so does whoever brings up another."""
+        node = self.nodes.get(name)
+        if node is not None and node.alive:
+            node.alive = False
+            self.at(self.now + self.latency, lambda: self.tell(Down(name, "killed")))
+
+    def migrate(self, seq: str, at: int, target: str, **how: bool) -> str | None:
+        """Move one hop of a sequence; the reason if that cannot be."""
+        member = self.scheduler.members[seq]
+        why = self.scheduler.handovers.start(member, at, target, self.now, **how)
+        self.carry_out(self.scheduler.handle(Tick(), self.now))
+        return why
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def bring_up(self, name: str) -> None:
+        number = int(name[1:])
+        engine = CountingEngine(self.models, self.pages, device=name, alpha=self.alpha)
+        self.nodes[name] = Node(name, Relay(name, self.pages, self.relay_config), engine)
+        limit = self.limits[number] if self.limits else 0
+        ready = Ready(name, PROTOCOL, "test", self.pages, engine.page_bytes, limit, name)
+        self.at(self.now + self.latency, lambda: self.tell(ready))
+
+    def tell(self, event: Any) -> None:
+        self.carry_out(self.scheduler.handle(event, self.now))
+
+    def carry_out(self, commands: Iterable[Any]) -> None:
+        for command in commands:
+            match command:
+                case Send(to, message, arrays):
+                    self.post("scheduler", to, message, arrays)
+                case Emit(events):
+                    self.hear(events)
+                case Replace(device):
+                    if self.replace:
+                        self.at(self.now + self.restart, lambda device=device: self.bring_up(device))
+
+    def hear(self, events: Iterable[TokenEvent]) -> None:
+        for event in events:
+            self.told[event.seq].take(event)
+
+    def post(self, sender: str, to: str, message: Any, arrays: Sequence[Array], extra: int = 0) -> None:
+        """Deliver later, behind whatever this sender has sent there."""
+        due = max(self.now + self.latency + extra, self._last.get((sender, to), 0))
+        self._last[sender, to] = due
+        self.sent.append((self.now, sender, to, message))
+        node = self.nodes.get(to)
+        if to == SCHEDULER:
+            source = self.nodes[sender]
+            self.at(due, lambda: self.tell(message) if source.alive else None)
+        elif node is not None:
+            self.at(due, lambda: self.deliver(node, message, arrays))
+
+    def deliver(self, node: Node, message: Any, arrays: Sequence[Array]) -> None:
+        if node.alive:
+            self.obey(node, node.relay.handle(message, arrays, self.now))
+
+    def obey(self, node: Node, commands: Iterable[Any]) -> None:
+        for command in commands:
+            match command:
+                case Send(to, message, arrays):
+                    self.post(node.name, to, message, arrays)
+                case LoadStage(stage):
+                    try:
+                        spec = node.engine.load(stage)
+                        event: Any = StageLoaded(stage, spec, node.engine.memory().weights)
+                    except Exception as error:
+                        event = StageFailed(stage, str(error))
+                    self.at(self.now + MS, lambda event=event: self.deliver(node, event, ()))
+                case DropStage(stage):
+                    node.engine.unload(stage)
+                case ReadPages(pages, to, message):
+                    array = node.engine.read_pages(pages)
+                    digest = blake3(bytes(array.data)).hexdigest()
+                    if self.damage(message):
+                        digest = "0" * 64
+                    answer = Pages(message.move, message.seq, message.epoch, message.lo, message.hi, digest)
+                    nbytes = len(pages) * node.engine.page_bytes
+                    self.post(node.name, to, answer, (array,), int(nbytes / self.page_bytes_per_ms * MS))
+                case WritePages(pages, data, digest, move, lo, hi):
+                    error = "" if blake3(bytes(data.data)).hexdigest() == digest else "the pages do not verify"
+                    if not error:
+                        node.engine.write_pages(pages, data)
+                    self.obey(node, node.relay.handle(PagesWritten(move, lo, hi, error), (), self.now))
+        self.start(node)
+
+    def start(self, node: Node) -> None:
+        if node.running or not node.alive:
+            return
+        step = node.relay.next_step(self.now)
+        if step is None:
+            return
+        node.running = True
+        result = node.engine.run(step.plan, step.inputs)
+        self.hidden_bytes += sum(len(array.data) for array in result.outputs.values())
+        self.at(self.now + result.result.busy, lambda: self.finish(node, result))
+
+    def finish(self, node: Node, result: Any) -> None:
+        if node.alive:
+            node.running = False
+            self.obey(node, node.relay.finish_step(result, self.now))
+
+    def check(self) -> None:
+        self.scheduler.check()
+        for node in self.living():
+            node.relay.check()
