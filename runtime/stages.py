@@ -124,10 +124,11 @@ class StageResult:
 class StageEngine(Protocol):
     """One device that runs parts of chains. Plans are those of `runtime.types`, with stages in the place of models:
 
-    `Row.model` is a stage's id, and a sequence has a name that ends with `@<lo>` in each of its stages, so that one that comes back to a device
-    has a table there for each. Rows of a stage that does not begin with the embedding carry zeros for tokens; what they start from,
+    `Row.model` is a stage's id, and a sequence has a name that ends with `@<lo>` in each of its stages, so that one that comes back to a
+    device has a table there for each. Rows of a stage that does not begin with the embedding carry zeros for tokens; what they start from,
     [tokens, width], is in `inputs` under the row's name. `sample` is false but in stages with a head. A stage without attention takes no
-    pages. Pages of all devices have the same bytes, and all stages of a model put as many tokens into a page.
+    pages. Pages of all devices have the same bytes, and all stages of a model put as many tokens into a page. What lies before the
+    start of a table's first row is in its pages already: they were shared, or brought by `write_pages`.
     Calls come from one thread.
     """
 

@@ -8,6 +8,7 @@ import pytest
 
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import counting_model
+from runtime.types import SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -17,18 +18,13 @@ N = counting_model("n", "1 2* 3 4* 8 9", page_tokens=4)
 CUTS = [(1, 3, 4), (1, 3, 4)]
 
 
-def some(count: int, seed: int = 0, models: tuple[str, ...] = ("m", "n"), **changes):
+def some(count: int, seed: int = 0, models: tuple[str, ...] = ("m", "n")) -> list[SequenceRequest]:
     rng = random.Random(seed)
-    return [
-        request(
-            f"s{number}",
-            [rng.randrange(97) for _ in range(rng.randrange(1, 24))],
-            rng.choice(models),
-            max_tokens=rng.randrange(1, 20),
-            **changes,
-        )
-        for number in range(count)
-    ]
+    asked = []
+    for number in range(count):
+        prompt = [rng.randrange(97) for _ in range(rng.randrange(1, 24))]
+        asked.append(request(f"s{number}", prompt, rng.choice(models), max_tokens=rng.randrange(1, 20)))
+    return asked
 
 
 @pytest.mark.parametrize("devices", [1, 2, 3])
@@ -68,8 +64,7 @@ def test_aborts_in_every_phase_leave_nothing() -> None:
         cluster.abort(one.seq, rng.randrange(40 * MS))
     cluster.run()
     cluster.expect_empty()
-    kept = [one for one in asked[1::2]]
-    cluster.requests = {one.seq: one for one in kept}
+    cluster.requests = {one.seq: one for one in asked[1::2]}
     cluster.expect()
 
 

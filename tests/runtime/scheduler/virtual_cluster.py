@@ -1,4 +1,4 @@
-"""Scheduler, relays and counting engines under one virtual clock: a heap instead of processes and sockets. The same inputs, the same events.
+"""Scheduler, relays and counting engines under one virtual clock: a heap instead of processes and sockets. Same inputs, same events.
 
 Messages take `latency` and arrive in order between two ends; a device that is killed loses all it had and what was on its way to it. After
 every event all books are checked: scheduler, relays, pages, and that owners hear each token once, in order.
