@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from runtime.engine.fake import allowed, ends_of
+from runtime.engine.fake import allowed, alternatives, ends_of
 from runtime.stages import Block, BlockUse, Chain
-from runtime.types import ModelSpec, SamplingParams
+from runtime.types import Logprob, ModelSpec, PromptLogprobs, Row, Sampled, SamplingParams, SequenceRequest
 
 #: Values are below it.
 PRIME = 2**31 - 1
@@ -97,3 +97,22 @@ def kept(x: int) -> int:
 
 def _name(parts: Sequence[Part]) -> str:
     return ".".join(f"{part.seed}{'*' * part.attends}" for part in parts)
+
+
+def sampled_of(spec: ModelSpec, request: SequenceRequest, row: Row, value: int) -> Sampled:
+    """The token for a row whose last value is `value`."""
+    token = allowed(spec, request.sampling, row.generated, value % spec.vocab_size)
+    if request.sampling.logprobs is None:
+        return Sampled(row.seq, token)
+    return Sampled(row.seq, token, -1.0, alternatives(spec, token, request.sampling.logprobs))
+
+
+def prompt_logprobs_of(spec: ModelSpec, request: SequenceRequest, row: Row) -> list[PromptLogprobs]:
+    """Of the prompt tokens that a row runs; none where nobody asked."""
+    begin, count = row.start - spec.virtual_tokens, request.sampling.prompt_logprobs
+    first = max(begin, 1)
+    tokens = request.prompt[first : max(0, begin + len(row.tokens))]
+    if count is None or not tokens:
+        return []
+    chosen = tuple(Logprob(token, -1.0) for token in tokens)
+    return [PromptLogprobs(row.seq, first, chosen, tuple(alternatives(spec, token, count) for token in tokens))]

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 
-from runtime.engine.counted import PRIME, CountingModel, Part, kept
-from runtime.engine.fake import FakeFault, allowed, alternatives, require
+from runtime.engine.counted import PRIME, CountingModel, Part, kept, prompt_logprobs_of, sampled_of
+from runtime.engine.fake import FakeFault, require
 from runtime.kv.pages import Group
 from runtime.stages import Array, Stage, StageResult
-from runtime.types import EngineMemory, Logprob, ModelSpec, Opened, PromptLogprobs, Row, Sampled, StepPlan, StepResult
+from runtime.types import EngineMemory, ModelSpec, Opened, PromptLogprobs, Row, Sampled, StepPlan, StepResult
 from zoo.errors import NotFound, NotServable
 
 #: Bytes of a value.
@@ -70,7 +70,8 @@ class CountingEngine:
         self._held: dict[str, _Held] = {}
         self._tables: dict[int, set[str]] = {}  # page -> sequences in whose tables it is
         self._last_step = 0
-        self._failed = False
+        self._brought: set[int] = set()  # pages as `write_pages` left them
+        self._failed: set[str] = set()  # sequences of steps that failed, which are released in any case
 
     @property
     def device(self) -> str:
@@ -120,6 +121,7 @@ class CountingEngine:
             raise ValueError(f"{len(pages)} pages of {size} bytes are not {data.dtype} {data.shape} of {held.nbytes} bytes")
         for at, page in enumerate(self._in_range(pages)):
             self._pool[page * size : (page + 1) * size] = held[at * size : (at + 1) * size]
+        self._brought.update(pages)
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         """Run a step. Raises PlanViolation, or FakeFault where that was asked for."""
@@ -128,7 +130,7 @@ class CountingEngine:
         self._release(plan.released)
         self._open(plan.opened)
         if plan.step in self._fail_at:
-            self._failed = True
+            self._failed.update([row.seq for row in plan.rows], [one.request.seq for one in plan.opened], plan.released)
             raise FakeFault(f"step {plan.step} was to fail")
         self._verify(plan.rows, inputs)
         busy = self._alpha + self._beta * plan.tokens
@@ -144,9 +146,9 @@ class CountingEngine:
             if held.stage.hi < len(self._models[held.stage.model].parts):
                 outputs[row.seq] = Array("int64", (len(values), 1), array("q", values).tobytes())
                 continue
-            prompts += _prompt_logprobs(held, row)
+            prompts += prompt_logprobs_of(held.spec, held.opened.request, row)
             if row.sample:
-                sampled.append(_sampled(held, row, values[-1]))
+                sampled.append(sampled_of(held.spec, held.opened.request, row, values[-1]))
         return StageResult(StepResult(plan.step, tuple(sampled), tuple(prompts), (), busy), outputs)
 
     # -- what a plan must be -------------------------------------------------------------------------------------------
@@ -154,10 +156,9 @@ class CountingEngine:
     def _release(self, released: Iterable[str]) -> None:
         for seq in released:
             held = self._held.pop(seq, None)
-            require(held is not None or self._failed, f"released sequence {seq} is unknown")
+            require(held is not None or seq in self._failed, f"released sequence {seq} is unknown")
             for page in {page for group in held.groups for page in group} if held is not None else ():
                 self._tables[page].discard(seq)
-        self._failed = False
 
     def _open(self, opened: Iterable[Opened]) -> None:
         for one in opened:
@@ -165,7 +166,9 @@ class CountingEngine:
             require(request.seq not in self._held, f"sequence {request.seq} is opened twice")
             require(request.model in self._stages, f"stage {request.model} is not loaded")
             stage = self._stages[request.model]
-            require(request.seq.endswith(f"@{stage.lo}"), f"sequence {request.seq} is not named for {stage.id}")
+            require(
+                request.seq.rpartition("@")[2].partition("#")[0] == str(stage.lo), f"sequence {request.seq} is not named for {stage.id}"
+            )
             spec = self._spec(stage)
             self._held[request.seq] = _Held(one, stage, spec, (*[0] * spec.virtual_tokens, *request.prompt, *one.output))
 
@@ -195,10 +198,16 @@ class CountingEngine:
         require(bool(row.tokens), f"{row.seq}: no tokens to run")
         require(all(len(group) == spec.kv_layers for group in row.new_pages), f"{row.seq}: a group is not one page per layer")
         require(not spec.kv_layers or groups * spec.page_tokens >= end, f"{row.seq}: {groups} groups for {end} tokens")
-        require(_follows(row, held), f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
+        require(self._follows(row, held), f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
         require(end - spec.virtual_tokens <= spec.max_model_len, f"{row.seq}: {end} tokens are too many")
         require(not row.sample or self._is_last(held.stage), f"{row.seq}: samples without a head")
         require(not row.sample or end == prompt + row.generated, f"{row.seq}: {end} tokens are not its prompt and {row.generated}")
+
+    def _follows(self, row: Row, held: _Held) -> bool:
+        """Whether a row goes on where its sequence is: behind what has run, or behind what others have put into its pages since."""
+        if row.start <= held.computed or not held.spec.kv_layers:
+            return row.start == held.computed or not held.spec.kv_layers
+        return all(page in self._brought for group in held.groups[held.computed // held.spec.page_tokens :] for page in group)
 
     def _verify_input(self, row: Row, held: _Held, given: Array | None) -> None:
         if held.stage.lo:
@@ -216,6 +225,7 @@ class CountingEngine:
 
     def _take(self, row: Row) -> None:
         held = self._held[row.seq]
+        self._brought -= _written(row, held)
         held.groups.extend(row.new_pages)
         held.computed = row.start + len(row.tokens)
         for page in (page for group in row.new_pages for page in group):
@@ -273,33 +283,7 @@ class CountingEngine:
         return replace(self._models[stage.model].spec, name=stage.id, kv_layers=layers)
 
 
-def _follows(row: Row, held: _Held) -> bool:
-    """Whether a row goes on where its sequence is: behind what has run, or behind what pages new in its table hold already."""
-    if row.start == held.computed or not held.spec.kv_layers:
-        return True
-    return row.start > held.computed and len(held.groups) * held.spec.page_tokens == held.computed
-
-
 def _written(row: Row, held: _Held) -> set[int]:
     """Pages that a row writes."""
     groups, width = (*held.groups, *row.new_pages), held.spec.page_tokens
     return {page for group in groups[row.start // width : -(-(row.start + len(row.tokens)) // width)] for page in group}
-
-
-def _sampled(held: _Held, row: Row, value: int) -> Sampled:
-    sampling = held.opened.request.sampling
-    token = allowed(held.spec, sampling, row.generated, value % held.spec.vocab_size)
-    if sampling.logprobs is None:
-        return Sampled(row.seq, token)
-    return Sampled(row.seq, token, -1.0, alternatives(held.spec, token, sampling.logprobs))
-
-
-def _prompt_logprobs(held: _Held, row: Row) -> list[PromptLogprobs]:
-    """As the fake engine's: of the prompt tokens that a row runs."""
-    request, begin = held.opened.request, row.start - held.spec.virtual_tokens
-    count, first = request.sampling.prompt_logprobs, max(begin, 1)
-    tokens = request.prompt[first : max(0, begin + len(row.tokens))]
-    if count is None or not tokens:
-        return []
-    chosen = tuple(Logprob(token, -1.0) for token in tokens)
-    return [PromptLogprobs(row.seq, first, chosen, tuple(alternatives(held.spec, token, count) for token in tokens))]

@@ -228,10 +228,31 @@ def test_what_is_right_about_them() -> None:
 def test_a_fault_lets_sequences_be_released_again() -> None:
     engine = CountingEngine([M], 8, fail_at=[1])
     engine.load(Stage("m", 0, 1))
+    opened = [Opened(replace(request(seq), model="m[0:1]")) for seq in ("a@0#1", "b@0#2")]
     with pytest.raises(FakeFault):
-        engine.run(StepPlan(1, (), (Opened(replace(request("a@0"), model="m[0:1]")),)), {})
-    engine.run(StepPlan(2, (), (), ("a@0", "never-learned")), {})
-    assert engine.sequences == 0
+        engine.run(StepPlan(1, (), tuple(opened)), {})
+    engine.run(StepPlan(2, (), (), ("a@0#1",)), {})
+    assert engine.sequences == 1
+    engine.run(StepPlan(3, (), (), ("a@0#1", "b@0#2")), {})
+    with pytest.raises(PlanViolation, match="c@0 is unknown"):
+        engine.run(StepPlan(4, (), (), ("c@0",)), {})
+
+
+def test_rows_go_on_behind_what_was_brought() -> None:
+    """Two tokens are recomputed here, in a page of four; then the page is brought whole, with all four."""
+    source, target = started(), started()
+    four = Array("int64", (4, 1), array("q", [5, 6, 7, 8]).tobytes())
+    fifth = {"b@1": Array("int64", (1, 1), array("q", [9]).tobytes())}
+    opened = (Opened(replace(request("b@1", (1, 2, 3, 4, 5)), model=STAGE.id)),)
+    row = Row("b@1", STAGE.id, (0,) * 4, 0, ((8, 9),), sample=False)
+    last = Row("b@1", STAGE.id, (0,), 4, ((6, 7),), sample=False)
+    source.run(StepPlan(2, (row,), opened), {"b@1": four})
+    target.run(StepPlan(2, (replace(row, tokens=(0, 0)),), opened), {"b@1": Array("int64", (2, 1), four.data[:16])})
+    with pytest.raises(PlanViolation, match="starts at 4, 2 tokens"):
+        target.run(StepPlan(3, (last,)), fifth)
+    target.write_pages([8, 9], source.read_pages([8, 9]))
+    wanted = source.run(StepPlan(3, (last,)), fifth).outputs["b@1"]
+    assert target.run(StepPlan(4, (last,)), fifth).outputs["b@1"] == wanted
 
 
 def test_stages_in_use_stay() -> None:
