@@ -1,4 +1,4 @@
-"""A model ready to run: its chain as units, what each takes of pages and adapters, and the page tables of its sequences.
+"""A model, or a part of one, ready to run: its chain as units, what each takes of pages and adapters, and its sequences' page tables.
 
 Knows what one model is; nothing of steps or of other models.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from runtime.engine.units import Unit
+from runtime.stages import Stage
 from runtime.types import ModelSpec, SequenceRequest
+from zoo.errors import NotServable
 from zoo.manifest import ModelManifest
 
 
@@ -59,9 +61,10 @@ class PageTables:
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model on this device. `kv_index[i]`: which attention layer component i of the chain is, None where it has none.
+    """A model on this device, or components in a row of one, with a manifest that names no others (`part_of`).
 
-    `adapters[i]`: the key of its adapter parts on unit i, None for a model without any.
+    `kv_index[i]`: which attention layer component i of the chain is, None where it has none. `adapters[i]`: the key of its adapter parts
+    on unit i, None for a model without any. Hidden states before it are [1, tokens, `width`] of `dtype`.
     """
 
     manifest: ModelManifest
@@ -70,13 +73,16 @@ class LoadedModel:
     kv_index: tuple[int | None, ...]
     adapters: tuple[str | None, ...]
     tables: PageTables
+    width: int
+    dtype: torch.dtype
     sequences: dict[str, Held] = field(default_factory=dict)
     _chain: tuple[str, ...] = ()
-    _last_attention: int = -1
+    _drops_from: int = 0
 
     def __post_init__(self) -> None:
         self._chain = tuple(unit.digest for unit in self.units)
-        self._last_attention = max((at for at, index in enumerate(self.kv_index) if index is not None), default=-1)
+        attention = max((at for at, index in enumerate(self.kv_index) if index is not None), default=-1)
+        self._drops_from = attention + 1 if self.has_head else len(self.units)
 
     @property
     def chain(self) -> tuple[str, ...]:
@@ -84,9 +90,19 @@ class LoadedModel:
         return self._chain
 
     @property
-    def last_attention(self) -> int:
-        """Which unit of the chain is the last that attends; -1 for none."""
-        return self._last_attention
+    def has_embedding(self) -> bool:
+        """Whether the chain starts from token ids; else from hidden states."""
+        return self.units[0].kind == "embedding"
+
+    @property
+    def has_head(self) -> bool:
+        """Whether logits are behind the chain; else hidden states."""
+        return self.units[-1].kind == "lm_head"
+
+    @property
+    def drops_from(self) -> int:
+        """The unit of the chain from which on nobody reads tokens whose logits are not wanted; its length without a head."""
+        return self._drops_from
 
     def open(self, request: SequenceRequest, output: Sequence[int]) -> None:
         """Learn a sequence."""
@@ -103,6 +119,18 @@ class LoadedModel:
         if data.shape[2] < groups:
             data = torch.nn.functional.pad(data, (0, groups - data.shape[2]), value=self.tables.padding)
         return data.index_select(0, slots)[:, :, :groups]
+
+
+def part_of(manifest: ModelManifest, part: Stage) -> ModelManifest:
+    """Components [lo, hi) of a model as a manifest of their own, under the part's id. Raises NotServable where there are none such."""
+    if not 0 <= part.lo < part.hi <= len(manifest.components):
+        raise NotServable(f"{part.id}: {manifest.name} has {len(manifest.components)} components")
+    components = manifest.components[part.lo : part.hi]
+    adapters = [placed.component.adapter for placed in components]
+    named = {digest for placed in components for _, digest in placed.component.tensors}
+    named |= {digest for adapter in adapters if adapter is not None for _, digest in adapter.tensors}
+    tensors = tuple(tensor for tensor in manifest.tensors if tensor.digest in named)
+    return replace(manifest, name=part.id, components=components, tensors=tensors)
 
 
 def kv_indices(units: Sequence[Unit]) -> tuple[int | None, ...]:

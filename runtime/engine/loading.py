@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.attaching import attach, detach
 from runtime.engine.attention import register
-from runtime.engine.loaded import LoadedModel, PageTables, adapter_keys, kv_indices
+from runtime.engine.loaded import LoadedModel, PageTables, adapter_keys, kv_indices, part_of
 from runtime.engine.servable import Executor, Servable, servable
 from runtime.engine.units import Unit, UnitStore
 from runtime.kv.pool import Pages
+from runtime.stages import Stage
 from runtime.types import ModelSpec
 from surgery.adapters.prompts import virtual_tokens
 from surgery.chains import ChainPlan
@@ -32,8 +34,9 @@ def load_model(
     config: EngineConfig,
     dtype: torch.dtype | None,
     executor: Executor = "paged",
+    part: Stage | None = None,
 ) -> LoadedModel:
-    """Load one model onto the device for an executor; all or nothing.
+    """Load one model, or a part of it, onto the device for an executor; all or nothing. Of a part, no other's units are loaded.
 
     Raises:
         NotServable: the executor does not run it exactly.
@@ -42,12 +45,21 @@ def load_model(
     """
     found = servable(store, manifest, dtype, executor)
     page_tokens = found.page_tokens(pool)  # refuses what does not fit before anything is loaded
-    keys = adapter_keys(manifest)
-    held = _acquire(manifest, found.plan, keys, units, executor)
-    indices = kv_indices(held)
-    layers = sum(index is not None for index in indices)
-    spec = _spec(store, manifest, chain, found, config, kv_layers=layers, page_tokens=page_tokens)
-    return LoadedModel(manifest, spec, tuple(held), indices, keys, PageTables(spec.kv_layers, pool.padding, units.device))
+    own, links, width = manifest, found.plan.links, found.widths[0]
+    if part is not None:
+        own = part_of(manifest, part)
+        links, width = links[part.lo : part.hi], found.widths[part.lo]
+    keys = adapter_keys(own)
+    held = _acquire(own, ChainPlan(found.plan.sources, links), keys, units, executor)
+    try:
+        indices = kv_indices(held)
+        layers = sum(index is not None for index in indices)
+        spec = _spec(store, manifest, chain, found, config, kv_layers=layers, page_tokens=page_tokens)
+    except BaseException:
+        release_units(units, held, keys)
+        raise
+    tables = PageTables(layers, pool.padding, units.device)
+    return LoadedModel(own, replace(spec, name=own.name), tuple(held), indices, keys, tables, width, found.dtype)
 
 
 def _acquire(manifest: ModelManifest, plan: ChainPlan, keys: Sequence[str | None], units: UnitStore, executor: Executor) -> list[Unit]:

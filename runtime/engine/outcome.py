@@ -32,8 +32,10 @@ class Outcome:
 
 
 def wanted_of(batch: Rows) -> tuple[Wanted, ...]:
-    """Which of a model's tokens go through the head."""
-    wanted = []
+    """Which of a model's tokens go through the head; none where there is no head."""
+    wanted: list[Wanted] = []
+    if not batch.model.has_head:
+        return ()
     for row, span in zip(batch.rows, batch.spans, strict=True):
         if asks_prompt(batch.model, row):
             wanted.append(Wanted(row, span.lo, span.hi))
@@ -42,8 +44,10 @@ def wanted_of(batch: Rows) -> tuple[Wanted, ...]:
     return tuple(wanted)
 
 
-def picks_of(wanted: Sequence[Wanted]) -> list[int]:
-    """The tokens of a model that these are."""
+def picks_of(batch: Rows, wanted: Sequence[Wanted]) -> Sequence[int]:
+    """The tokens of a model that somebody reads in the end: those whose logits are wanted, or all where there is no head."""
+    if not batch.model.has_head:
+        return range(batch.tokens)
     return [index for want in wanted for index in range(want.lo, want.hi)]
 
 

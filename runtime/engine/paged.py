@@ -74,12 +74,7 @@ class PagedEngine:
     def execute(self, plan: StepPlan) -> StepResult:
         begin = time.perf_counter_ns()
         models = self._residents.models
-        for seq in plan.released:
-            for model in models.values():
-                if seq in model.sequences:
-                    model.close(seq)
-        for opened in plan.opened:
-            models[opened.request.model].open(opened.request, opened.output)
+        learn(models, plan)
         batches = rows_of(models, self._pool, plan)
         logits = None if self._graphs is None else self._graphs.forward(batches)
         segments: list[SegmentRun] = []
@@ -106,6 +101,16 @@ def paged_run(models: Mapping[str, LoadedModel], units: UnitStore, pool: PagePoo
 def eager(batches: Mapping[str, Rows], units: UnitStore, pool: PagePool, trace: bool) -> StepRun:
     """A step that runs its modules one by one."""
     return StepRun(batches, FrameMaker(batches, lay_out(batches, units.device), units, pool), units.device, trace)
+
+
+def learn(models: Mapping[str, LoadedModel], plan: StepPlan) -> None:
+    """Forget the sequences that a plan releases, and learn those that it opens."""
+    for seq in plan.released:
+        for model in models.values():
+            if seq in model.sequences:
+                model.close(seq)
+    for opened in plan.opened:
+        models[opened.request.model].open(opened.request, opened.output)
 
 
 def rows_of(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> dict[str, Rows]:

@@ -18,6 +18,7 @@ from runtime.engine.servable import Executor, servable
 from runtime.engine.threads import give_back
 from runtime.engine.units import UnitStore
 from runtime.kv.pool import Pages
+from runtime.stages import Stage
 from runtime.types import ModelSpec
 from surgery.tensors import TensorPool
 from zoo.errors import InputError, NotFound
@@ -47,24 +48,25 @@ class Residents:
     def specs(self) -> tuple[ModelSpec, ...]:
         return tuple(model.spec for model in self.models.values())
 
-    def load(self, name: str, pages: Pages) -> LoadedModel:
-        """Make a model ready; one that is loaded already costs nothing.
+    def load(self, name: str, pages: Pages, part: Stage | None = None) -> LoadedModel:
+        """Make a model ready, or a part of it; what is loaded already costs nothing. Parts are known by their ids.
 
         Raises NotServable, NotFound, AmbiguousName, DamagedObject.
         """
         with self._store.keeping():  # no collection between reading the manifest and mapping its objects
             with self._store.catalog.reading() as catalog:
                 name = catalog.resolve(name)
-                if name in self.models:
-                    return self.models[name]
+                known = name if part is None else part.id
+                if known in self.models:
+                    return self.models[known]
                 manifest, chain = catalog.model(name), tuple(catalog.chain(name))
-            model = load_model(self._store, manifest, chain, self.units, pages, self._config, self._dtype, self._executor)
-        self.models[name] = model
+            model = load_model(self._store, manifest, chain, self.units, pages, self._config, self._dtype, self._executor, part)
+        self.models[known] = model
         give_back()
         return model
 
     def unload(self, name: str) -> None:
-        """Drop a model; what no other model uses is freed. Raises NotFound."""
+        """Drop a model, or a part by its id; what no other uses is freed. Raises NotFound."""
         model = self.models.pop(name, None)
         if model is None:
             raise NotFound(f"{name} is not loaded")
@@ -76,12 +78,17 @@ class Residents:
 
     def half_page(self, names: Sequence[str]) -> int:
         """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token in a layer."""
-        widest = 1
-        with self._store.catalog.reading() as catalog:
-            for name in names:
-                manifest = catalog.model(catalog.resolve(name))
-                widest = max(widest, servable(self._store, manifest, self._dtype, self._executor).token_bytes)
-        return -(-self._config.page_tokens * widest // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
+        return half_page(self._store, self._config, names, self._executor)
+
+
+def half_page(store: Store, config: EngineConfig, names: Sequence[str], executor: Executor = "paged") -> int:
+    """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token in a layer. Raises as loading does."""
+    widest, dtype = 1, None if config.dtype is None else dtype_named(config.dtype)
+    with store.catalog.reading() as catalog:
+        for name in names:
+            manifest = catalog.model(catalog.resolve(name))
+            widest = max(widest, servable(store, manifest, dtype, executor).token_bytes)
+    return -(-config.page_tokens * widest // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
 
 
 def kernels_for(config: EngineConfig) -> Kernels | None:

@@ -22,13 +22,15 @@ from surgery.components import Where
 class Rows:
     """One model's rows in this step: where each one's tokens stand among the model's `tokens`, whose ids are `ids`.
 
-    Spans beyond those of `rows` fill the batch up: what they compute is nobody's.
+    Spans beyond those of `rows` fill the batch up: what they compute is nobody's. `hidden`: what the tokens start from, [1, tokens, width],
+    in a part of a chain that does not begin with the embedding.
     """
 
     model: LoadedModel
     rows: tuple[Row, ...]
     spans: tuple[RowSpan, ...]
     ids: tuple[int, ...]
+    hidden: Tensor | None = None
 
     @property
     def tokens(self) -> int:

@@ -30,13 +30,17 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Servable:
-    """A model that can run. `settings`: its `config.json`; `geometries`: the distinct ones of its attention layers."""
+    """A model that can run. `settings`: its `config.json`; `geometries`: the distinct ones of its attention layers.
+
+    `widths[i]`: values a token that component i reads; the embedding's are those that it gives.
+    """
 
     settings: Mapping[str, Any]
     plan: ChainPlan
     vocab_size: int
     dtype: torch.dtype
     geometries: tuple[Geometry, ...]
+    widths: tuple[int, ...]
 
     @property
     def token_bytes(self) -> int:
@@ -64,12 +68,12 @@ def servable(store: Store, manifest: ModelManifest, dtype: torch.dtype | None, e
     for source in plan.sources:
         _check_source(source, manifest, executor)
     shapes = [_shape_of(source, name) for source in plan.sources]
-    _check_chain(plan, manifest, shapes)
+    widths = _check_chain(plan, manifest, shapes)
     vocabulary = _vocabulary(plan, name, shapes)
     stored = dtype or stored_dtype(manifest)
     attending = dict.fromkeys(link.source for link in plan.links if link.kind in ("attention", "layer"))
     geometries = [Geometry(shapes[at].kv_heads, shapes[at].head_dim, stored) for at in attending if at is not None]
-    return Servable(settings, plan, vocabulary, stored, tuple(dict.fromkeys(geometries)))
+    return Servable(settings, plan, vocabulary, stored, tuple(dict.fromkeys(geometries)), widths)
 
 
 def stored_dtype(manifest: ModelManifest) -> torch.dtype:
@@ -129,20 +133,23 @@ def _shape_of(config: Mapping[str, Any], name: str) -> _Shape:
     return _Shape(int(full.vocab_size), int(full.hidden_size), int(kv_heads), int(head_dim))
 
 
-def _check_chain(plan: ChainPlan, manifest: ModelManifest, shapes: list[_Shape]) -> None:
-    """Raises NotServable for a chain without beginning or end, MalformedCheckpoint where a component reads other than it is given."""
+def _check_chain(plan: ChainPlan, manifest: ModelManifest, shapes: list[_Shape]) -> tuple[int, ...]:
+    """What the components read. Raises NotServable for a chain without beginning or end, MalformedCheckpoint where one is given other."""
     kinds = [link.kind for link in plan.links]
     ends = kinds[:1] == ["embedding"] and kinds[-1:] == ["lm_head"]
     if not ends or {"embedding", "lm_head"} & set(kinds[1:-1]) or not {"attention", "layer"} & set(kinds):
         raise NotServable(f"{manifest.name}: only a chain from one embedding through layers that attend to one head can be served")
     width: int | None = None
+    every: list[int] = []
     for at, (link, placed) in enumerate(zip(plan.links, manifest.components, strict=True)):
         reads, gives = _widths(link, placed.component, shapes)
         if width not in (None, reads):
             raise MalformedCheckpoint(
                 f"{manifest.name}: component {at} ({link.kind}) is for {reads} values a token, it would be given {width}"
             )
+        every.append(reads)
         width = gives
+    return tuple(every)
 
 
 def _widths(link: Link, component: Component, shapes: list[_Shape]) -> tuple[int, int]:

@@ -4,7 +4,8 @@
 
 Hidden states live per model; a segment joins those of its models, runs its units once over the union, and parts them again. Rows of a
 model stay together and models keep one order, so joining and parting are slices. Behind a model's last attention only those tokens go on
-whose logits are wanted: of a prompt's chunk the last one, or none.
+whose logits are wanted: of a prompt's chunk the last one, or none. A part of a chain starts from hidden states that its rows bring, or
+ends with those of all its tokens.
 """
 
 from __future__ import annotations
@@ -58,12 +59,12 @@ class StepRun:
         self.segments: list[SegmentRun] = []
         self._batches = batches
         self._wanted = {name: wanted_of(batch) for name, batch in batches.items()} if picks is None else {}
-        self._picks = {name: picks_of(wanted) for name, wanted in self._wanted.items()} if picks is None else picks
+        self._picks = {name: picks_of(batches[name], wanted) for name, wanted in self._wanted.items()} if picks is None else picks
         self._kept = kept
         self._narrows = any(len(own) < batches[name].tokens for name, own in self._picks.items())
         self._narrowed: set[str] = set()
         self._frames = frames
-        self._hidden: dict[str, Tensor] = {}
+        self._hidden = {name: batch.hidden for name, batch in batches.items() if batch.hidden is not None}
         self._logits: dict[str, Tensor] = {}
 
     def execute(self) -> Outcome:
@@ -75,6 +76,11 @@ class StepRun:
         for segment in _segments(tuple((name, batch.model.chain) for name, batch in self._batches.items())):
             self._run(segment)
         return self._logits
+
+    @property
+    def behind(self) -> Mapping[str, Tensor]:
+        """Hidden states [1, tokens, width] behind what has run, of models without a head."""
+        return {name: self._hidden[name] for name, batch in self._batches.items() if not batch.model.has_head}
 
     def run_part(self, name: str, lo: int, hi: int, hidden: Tensor | None = None) -> Tensor:
         """Components [lo, hi) of one model alone, over its rows: what a profile times.
@@ -132,7 +138,7 @@ class StepRun:
     def _narrow(self, segment: Segment, at: int, hidden: Tensor) -> Tensor:
         """Drop what nobody behind unit `at` of a segment will read: tokens without wanted logits, of models that attend no more."""
         starts = zip(segment.models, segment.starts, strict=True)
-        ripe = {name for name, start in starts if name not in self._narrowed and start + at > self._batches[name].model.last_attention}
+        ripe = {name for name, start in starts if name not in self._narrowed and start + at >= self._batches[name].model.drops_from}
         if not ripe:
             return hidden
         kept: list[int] = []

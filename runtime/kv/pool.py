@@ -151,6 +151,23 @@ class PagePool:
         for half in (self._k, self._v):
             half.view(torch.int64).index_fill_(0, index, 0)  # eight bytes at a time
 
+    def read(self, pages: Sequence[int]) -> Tensor:
+        """What is in these pages: uint8 [pages, 2 * half_bytes] on the CPU, K before V; a copy. Raises ValueError for others' pages."""
+        index = self._index(pages)
+        return torch.cat((self._k[index], self._v[index]), dim=1).cpu()
+
+    def write(self, pages: Sequence[int], data: Tensor) -> None:
+        """Put there what `read` gives. Raises ValueError for others' pages and for data of another shape."""
+        if data.dtype != torch.uint8 or data.shape != (len(pages), 2 * self.half_bytes):
+            raise ValueError(f"{len(pages)} pages of {2 * self.half_bytes} bytes are not {data.dtype} {tuple(data.shape)}")
+        index, data = self._index(pages), data.to(self._k.device)
+        self._k[index], self._v[index] = data[:, : self.half_bytes], data[:, self.half_bytes :]
+
+    def _index(self, pages: Sequence[int]) -> Tensor:
+        if not all(0 <= page < self.pages for page in pages):
+            raise ValueError(f"pages are numbered from 0 to {self.pages - 1}")
+        return torch.tensor(pages, dtype=torch.int64, device=self._k.device)
+
     def page_tokens(self, geometry: Geometry) -> int:
         """Tokens of this geometry in a page. Raises NotServable when not one fits."""
         return self._sizes.page_tokens(geometry)

@@ -1,0 +1,53 @@
+"""Between tensors and the arrays that pass from device to device (`runtime.stages.Array`), by their bytes, whatever the dtype.
+
+Out: one copy to the host, where the tensor is not there already; the arrays are views of it. In: one copy, into what the rows of a model
+start from together. Knows nothing of steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.stages import Array
+
+
+def arrays_of(hidden: Tensor, spans: Iterable[tuple[int, int]]) -> list[Array]:
+    """Tokens [lo, hi) of hidden states [1, tokens, width], an array [hi - lo, width] for each span."""
+    host = hidden[0].cpu().contiguous()
+    width, name = host.shape[1], _name_of(host.dtype)
+    data, size = _bytes_of(host), width * host.element_size()
+    return [Array(name, (hi - lo, width), data[lo * size : hi * size]) for lo, hi in spans]
+
+
+def array_of(pages: Tensor) -> Array:
+    """A contiguous tensor of the host as it is."""
+    return Array(_name_of(pages.dtype), tuple(pages.shape), _bytes_of(pages))
+
+
+def joined(arrays: Sequence[Array], shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """Arrays [some, width] below each other: [rows, width] = `shape`, on the host. Raises ValueError unless all fits, dtypes too."""
+    out = torch.empty(shape, dtype=dtype)
+    into, at = _bytes_of(out), 0
+    for array in arrays:
+        data = memoryview(array.data).cast("B")
+        count = array.shape[0] * shape[1] * dtype.itemsize if array.shape[1:] == shape[1:] and array.dtype == _name_of(dtype) else -1
+        if data.nbytes != count or at + count > into.nbytes:
+            raise ValueError(
+                f"{array.dtype} {array.shape} in {data.nbytes} bytes is not {_name_of(dtype)} [.., {shape[1]}] as it should be"
+            )
+        into[at : at + count] = data
+        at += count
+    if at != into.nbytes:
+        raise ValueError(f"{at} bytes where {into.nbytes} should be")
+    return out
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
