@@ -1,0 +1,159 @@
+"""Where block instances are, what memory is left, and how many rows would go between devices: the ledger of a placement (BL-26).
+
+An instance of a sends to a b on its own device if there is one, else to one on its server, else elsewhere; instances of a block are taken
+to be used alike. Changes are made in place and undone by their opposites. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+#: What a row between two devices of one server costs, measured by one between servers: enough to prefer no hop at all.
+NEAR = 1 / 16
+
+
+#: (sender, receiver) -> rows.
+Pairs = Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Rows per period that change servers, and that change devices within a server."""
+
+    between_servers: float
+    between_devices: float
+
+    @property
+    def weight(self) -> float:
+        return self.between_servers + NEAR * self.between_devices
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """An instance of a block goes from one device to another."""
+
+    block: str
+    source: str
+    target: str
+
+
+class Ledger:
+    """`servers`: device -> server; `free`: device -> bytes; `pairs`: (sender, receiver) -> rows."""
+
+    def __init__(self, servers: Mapping[str, str], free: Mapping[str, int], nbytes: Mapping[str, int], pairs: Pairs) -> None:
+        self.servers = servers
+        self.free = dict(free)
+        self.nbytes = nbytes
+        self._pairs: dict[str, dict[tuple[str, str], float]] = {}
+        for pair, rows in pairs.items():
+            for block in set(pair) if pair[0] != pair[1] else ():
+                self._pairs.setdefault(block, {})[pair] = rows
+        self._on: dict[str, dict[str, None]] = {}  # block -> its devices, in the order in which they came
+        self._near: dict[str, Counter[str]] = {}  # block -> server -> instances there
+        self._devices: dict[str, list[str]] = {}  # server -> devices
+        for device, server in servers.items():
+            self._devices.setdefault(server, []).append(device)
+
+    def add(self, block: str, device: str) -> None:
+        """Put an instance there; its bytes come off what is free."""
+        self._on.setdefault(block, {})[device] = None
+        self._near.setdefault(block, Counter())[self.servers[device]] += 1
+        self.free[device] -= self.nbytes[block]
+
+    def remove(self, block: str, device: str) -> None:
+        """Take an instance away."""
+        del self._on[block][device]
+        near, server = self._near[block], self.servers[device]
+        near[server] -= 1
+        if not near[server]:
+            del near[server]
+        self.free[device] += self.nbytes[block]
+
+    def move(self, step: Step) -> None:
+        """Take an instance from one device to another."""
+        self.remove(step.block, step.source)
+        self.add(step.block, step.target)
+
+    # -- memory --------------------------------------------------------------------------------------------------------
+
+    def fits(self, block: str, device: str) -> bool:
+        """Whether there is room for an instance, and none of the block yet."""
+        return self.nbytes[block] <= self.free[device] and not self.has(block, device)
+
+    def has(self, block: str, device: str) -> bool:
+        return device in self._on.get(block, ())
+
+    def best_fit(self, block: str, beside: str | None = None) -> str | None:
+        """The device where least is left over, if `beside` comes there too; None where there is no room."""
+        needed = self.nbytes[block] + (self.nbytes[beside] if beside is not None else 0)
+        free = self.free
+        taken = self._on.get(block, {})
+        fitting = (each for each in free if free[each] >= needed and each not in taken)
+        return min(fitting, key=free.__getitem__, default=None)
+
+    def allows(self, steps: Sequence[Step], transient: bool) -> bool:
+        """Whether memory suffices for the steps: at each moment, loading before dropping (`transient`), or only in the end."""
+        change: Counter[str] = Counter()
+        for step in steps:
+            if self.has(step.block, step.target):
+                return False
+            change[step.target] -= self.nbytes[step.block]
+            if transient and self.free[step.target] + change[step.target] < 0:
+                return False
+            change[step.source] += self.nbytes[step.block]
+        return all(self.free[device] + bytes_ >= 0 for device, bytes_ in change.items())
+
+    # -- traffic -------------------------------------------------------------------------------------------------------
+
+    def traffic(self) -> Traffic:
+        """Of all pairs."""
+        return self._sum({pair: rows for pairs in self._pairs.values() for pair, rows in pairs.items()})
+
+    def weight_of(self, blocks: Iterable[str]) -> float:
+        """Of pairs with any of these blocks in them."""
+        return self._sum({pair: rows for block in blocks for pair, rows in self._pairs.get(block, {}).items()}).weight
+
+    def saved_by(self, steps: Sequence[Step]) -> float:
+        """How much less weight there would be after these steps; negative for more."""
+        blocks = [step.block for step in steps]
+        before = self.weight_of(blocks)
+        for step in steps:
+            self.move(step)
+        after = self.weight_of(blocks)
+        for step in reversed(steps):
+            self.move(Step(step.block, step.target, step.source))
+        return before - after
+
+    def weight_with(self, block: str, device: str) -> float:
+        """`weight_of` a block if it had one more instance, on this device."""
+        self.add(block, device)
+        weight = self.weight_of([block])
+        self.remove(block, device)
+        return weight
+
+    def partners(self, block: str) -> list[tuple[str, str]]:
+        """Instances, (block, device), of the blocks that exchange rows with this one."""
+        blocks = sorted({each for pair in self._pairs.get(block, ()) for each in pair if each != block})
+        return [(each, device) for each in blocks for device in self._on.get(each, ())]
+
+    def near_to(self, block: str) -> list[str]:
+        """Devices of the servers on which those are."""
+        servers = dict.fromkeys(self.servers[device] for _, device in self.partners(block))
+        return [device for server in servers for device in self._devices[server]]
+
+    def _sum(self, pairs: Pairs) -> Traffic:
+        far = near = 0.0
+        for (sender, receiver), rows in pairs.items():
+            senders, receivers = self._on.get(sender), self._on.get(receiver)
+            if not senders or not receivers:
+                continue
+            servers = self._near[receiver]
+            share = rows / len(senders)
+            for device in senders:
+                if self.servers[device] not in servers:
+                    far += share
+                elif device not in receivers:
+                    near += share
+        return Traffic(far, near)
