@@ -35,6 +35,10 @@ class How:
     window: int | None = None
     softcap: float | None = None
 
+    def factor(self, head_dim: int) -> float:
+        """The factor on the logits of heads so wide."""
+        return head_dim**-0.5 if self.scaling is None else self.scaling
+
 
 class Tokens(NamedTuple):
     """What a layer's attention is given: query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim]."""
@@ -109,7 +113,6 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: How) -
     """Softmax attention; with a soft cap as Gemma 2's eager code does it, which fused kernels ignore."""
     if how.softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scaling)
-    scale = q.shape[-1] ** -0.5 if how.scaling is None else how.scaling
-    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
+    scores = torch.matmul(q, k.transpose(-1, -2)) * how.factor(q.shape[-1])
     scores = torch.tanh(scores / how.softcap) * how.softcap + mask
     return torch.matmul(torch.softmax(scores, dim=-1, dtype=torch.float32).to(q.dtype), v)

@@ -1,6 +1,6 @@
 """What fused layers are made of, as stock torch does it, and as kernels of our own do it where they can (float32 on a CPU).
 
-    operations(kernels, weight) -> Operations          fused.py is written against these alone
+    StockOperations()      NativeOperations(kernels)          fused.py is written against what both are, `Operations`
 
 A *group* is some linear layers that read the same input. Adapters are the layers' own affair: where one is in use, what it adds is put on
 the group's outputs, or the layers run one by one.
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from runtime.engine.frame import Frame
 from runtime.engine.linear import SharedLinear
-from runtime.engine.native.calls import Kernels
+from runtime.engine.native.calls import Kernels, back_to_back
 from runtime.engine.native.groups import Added, is_silu, parts_of
 
 #: x [1, tokens, in] -> each layer's output [1, tokens, out], which is nobody else's and may be written to.
@@ -178,20 +178,15 @@ class NativeOperations(StockOperations):
         return run
 
     def norm_heads(self, norm: nn.Module, heads: Tensor) -> Tensor:
-        if not (isinstance(norm, NativeNorm) and norm.serves(heads) and _fits(heads)):
+        if not (isinstance(norm, NativeNorm) and norm.serves(heads) and back_to_back(heads)):
             return norm(heads)  # type: ignore[no-any-return]
         self.kernels.norm_heads_(heads, norm.stock.weight, norm.eps)
         return heads
 
     def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         tables = cos.dtype == sin.dtype == torch.float32 and cos.is_contiguous() and sin.is_contiguous()
-        if not (tables and cos.shape[-1] == query.shape[-1] and _fits(query) and _fits(key)):
+        if not (tables and cos.shape[-1] == query.shape[-1] and back_to_back(query) and back_to_back(key)):
             return super().rotate(query, key, cos, sin)
         self.kernels.rotate_(query, cos, sin)
         self.kernels.rotate_(key, cos, sin)
         return query, key
-
-
-def _fits(heads: Tensor) -> bool:
-    """Whether a token's heads [heads, head_dim] lie back to back, in float32."""
-    return heads.dtype == torch.float32 and heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]

@@ -300,14 +300,14 @@ class Kernels:
         )  # fmt: skip
 
     def decode(
-        self, query: Tensor, pool: Pool, lengths: Tensor, out: Tensor, scale: float, tokens: Tensor | None = None,
-        rows: Tensor | None = None, window: int = 0, cap: float = 0.0,
+        self, query: Tensor, pool: Pool, lengths: Tensor, out: Tensor, scale: float, window: int = 0, cap: float = 0.0,
+        tokens: Tensor | None = None, rows: Tensor | None = None,
     ) -> None:  # fmt: skip
         """One query token per row against its pages, into its place of `out`.
 
         Args:
             query, out: [all tokens, heads, head_dim], heads back to back; out contiguous.
-            lengths: [rows], this token included; tokens, rows: where a row's token and its table are, None for one after the other.
+            lengths: [rows], this token included.
             window: the last so many tokens, 0 for all; cap: soft cap on the scores, 0 for none.
 
         Raises:
@@ -326,6 +326,7 @@ class Kernels:
     def chunks(
         self, query: Tensor, pool: Pool, chunks: Chunks, out: Tensor, scale: float, window: int = 0, cap: float = 0.0
     ) -> None:  # fmt: skip
+            tokens, rows: where a row's token and its table are, None for one after the other.
         """Chunks of prompts against their pages, which have their own K and V by now, into their places of `out`; else as `decode`."""
         heads, kv_heads, width = _heads_of(query, pool, out)
         pages = _pages(pool)
@@ -371,5 +372,10 @@ def _heads_of(query: Tensor, pool: Pool, out: Tensor) -> tuple[int, int, int]:
 def _rows_of(x: Tensor, width: int) -> Tensor:
     """Contiguous [.., width] in float32: what lies behind an address cannot be checked any more. Raises ValueError."""
     if x.dtype != torch.float32 or x.shape[-1] != width:
+def back_to_back(heads: Tensor) -> bool:
+    """Whether each token's heads [tokens, heads, head_dim] lie back to back, in float32."""
+    return heads.dtype == torch.float32 and heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
+
+
         raise ValueError(f"the kernels were to read float32 [.., {width}], not {x.dtype} {list(x.shape)}")
     return x.contiguous()

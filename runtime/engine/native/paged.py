@@ -13,7 +13,7 @@ from torch import Tensor
 from runtime.engine.attention import Tokens
 from runtime.engine.frame import Paged, PagedMaker, Paging
 from runtime.engine.gathered import GatheredAttention
-from runtime.engine.native.calls import MOST_HEADS, MOST_WIDTH, Chunk, Chunks, Kernels, Pool
+from runtime.engine.native.calls import MOST_HEADS, MOST_WIDTH, Chunk, Chunks, Kernels, Pool, back_to_back
 from runtime.kv.pool import PageView
 
 
@@ -38,32 +38,28 @@ class NativeAttention:
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
         paging = self.paging
-        if paging.tokens is not None or not (_fits(key) and _fits(value)):
-            self._gathered.keep(layer, key, value)
+        if paging.tokens is not None or not (back_to_back(key) and back_to_back(value)):
+            paging.keep(layer, key, value)
             return
         self._kernels.keep(self._pool(layer, paging.view(key)), paging.token_pages[layer], paging.token_offsets, key, value)
 
     def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
         if not self._some:
             return
-        if not _fits(now.query) or now.key.dtype != torch.float32:
+        if not _takes(now):
             self._gathered.decode(layer, now, out)
             return
-        how, pool = now.how, self._pool(layer, self.paging.view(now.key))
-        scale = now.query.shape[2] ** -0.5 if how.scaling is None else how.scaling
-        self._kernels.decode(
-            now.query, pool, self._lengths, out, scale, self._tokens, self._rows, how.window or 0, how.softcap or 0.0
-        )  # fmt: skip
+        pool = self._pool(layer, self.paging.view(now.key))
+        self._kernels.decode(now.query, pool, self._lengths, out, *_terms(now), self._tokens, self._rows)
 
     def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
         if not self._prompts.count:
             return
-        if not _fits(now.query) or now.key.dtype != torch.float32:
+        if not _takes(now):
             self._gathered.chunks(layer, now, out)
             return
-        how, pool = now.how, self._pool(layer, self.paging.view(now.key))
-        scale = now.query.shape[2] ** -0.5 if how.scaling is None else how.scaling
-        self._kernels.chunks(now.query, pool, self._prompts, out, scale, how.window or 0, how.softcap or 0.0)
+        pool = self._pool(layer, self.paging.view(now.key))
+        self._kernels.chunks(now.query, pool, self._prompts, out, *_terms(now))
 
     def _pool(self, layer: int, view: PageView) -> Pool:
         return Pool(view.k, view.v, self.paging.tables[:, layer])
@@ -78,7 +74,13 @@ def native_attention(kernels: Kernels) -> PagedMaker:
     return made
 
 
-def _fits(heads: Tensor) -> bool:
-    """Whether a token's heads lie back to back, in float32, and are not too many or too wide for what the kernels keep on the stack."""
-    small = heads.shape[1] <= MOST_HEADS and heads.shape[2] <= MOST_WIDTH
-    return small and heads.dtype == torch.float32 and heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
+def _takes(now: Tokens) -> bool:
+    """Whether heads lie as the kernels read them, and are not too many or too wide for what those keep on the stack."""
+    _, heads, width = now.query.shape
+    return back_to_back(now.query) and now.key.dtype == torch.float32 and heads <= MOST_HEADS and width <= MOST_WIDTH
+
+
+def _terms(now: Tokens) -> tuple[float, int, float]:
+    """Factor, window and soft cap as the kernels take them: 0 for none."""
+    how = now.how
+    return how.factor(now.query.shape[2]), how.window or 0, how.softcap or 0.0

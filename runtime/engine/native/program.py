@@ -143,7 +143,7 @@ def _attends(half: Half, module: FusedAttention, qkv: Parts, o: Parts) -> bool:
     dim, how = module.head_dim, module.how
     half.kind, half.dim = _ATTENTION, dim
     half.heads, half.kv_heads = qkv.sizes[0] // dim, qkv.sizes[1] // dim
-    half.window, half.scale = how.window or 0, dim**-0.5 if how.scaling is None else how.scaling
+    half.window, half.scale = how.window or 0, how.factor(dim)
     if half.heads > MOST_HEADS or dim > MOST_WIDTH:
         return False
     kv = half.kv_heads * dim

@@ -178,7 +178,7 @@ def test_decoding_over_pages(lengths, heads, dim, page_tokens, window, cap, thre
             k[tables[row, t // page_tokens], t % page_tokens], v[tables[row, t // page_tokens], t % page_tokens] = key[t], value[t]
         token = at if tokens is None else int(tokens[at])
         wanted[token] = attended(query[token], key, value, window, cap)
-    KERNELS[threads].decode(query, Pool(k, v, tables), torch.tensor(lengths), out, 0.3, tokens, rows, window, cap)
+    KERNELS[threads].decode(query, Pool(k, v, tables), torch.tensor(lengths), out, 0.3, window, cap, tokens, rows)
     torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
 
 
