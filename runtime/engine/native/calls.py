@@ -47,6 +47,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_pack": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
     "zoo_unpack": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int),
+    "zoo_gate": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_adapt": (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int),
     "zoo_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int),
     "zoo_rotate": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_int),
@@ -196,7 +197,7 @@ class Kernels:
             function.argtypes, function.restype = arguments, _RETURNS.get(name)
         self._lib = found
         self._threads = threads
-        self._adapt = found.zoo_adapt
+        self._adapt, self._gate = found.zoo_adapt, found.zoo_gate
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
         self._keep, self._decode, self._chunks, self._argmax = found.zoo_keep, found.zoo_decode, found.zoo_chunks, found.zoo_argmax
         self._layers = found.zoo_layers
@@ -271,6 +272,16 @@ class Kernels:
         """RMSNorm over the last dimension."""
         x = _rows_of(x, weight.numel())
         out, width = torch.empty_like(x), x.shape[-1]
+    def gate(self, both: Tensor) -> Tensor:
+        """[.., 2 n], a gate beside what it lets through -> silu(gate) * that, [.., n]: what `gated` makes of the same products."""
+        both = _rows_of(both, both.shape[-1])
+        width = both.shape[-1] // 2
+        if both.shape[-1] != 2 * width:
+            raise ValueError("a gate and what it lets through have one size")
+        out = torch.empty((*both.shape[:-1], width))
+        self._gate(both.data_ptr(), both.numel() // (2 * width), width, out.data_ptr(), self.threads)
+        return out
+
         rows = x.numel() // width
         self._norm(x.data_ptr(), rows, 1, width, width, weight.data_ptr(), eps, out.data_ptr(), width, self.threads)
         return out

@@ -242,6 +242,24 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
     free(laid);
 }
 
+/* both [rows, 2 n], a gate beside what it lets through -> out [rows, n] = silu(gate) * that: GATED_SILU where something came in between. */
+void zoo_gate(const float *both, int64_t rows, int64_t n, float *out, int threads)
+{
+#pragma omp parallel for schedule(static) num_threads(threads) if (rows * n > 8192)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *gate = both + 2 * r * n, *through = gate + n;
+        float *o = out + r * n;
+        int64_t i = 0;
+        for (; i + VL <= n; i += VL) *(vec *)(o + i) = silu(*(const vec *)(gate + i)) * *(const vec *)(through + i);
+        if (i < n) {
+            vec last = {0};
+            memcpy(&last, gate + i, (size_t)(n - i) * 4);
+            last = silu(last);
+            for (int64_t j = 0; i + j < n; j++) o[i + j] = last[j] * through[i + j];
+        }
+    }
+}
+
 /* ---------------------------------------------------------------------------------------------------------------- adapters */
 
 #define MOST_PARTS 4
@@ -710,14 +728,7 @@ int zoo_layers(float *hidden, const struct half *halves, int64_t count, const st
                 failed |= zoo_adapt(step->normed, half->width, half->in_lows, step->bounds, step->adapters, half->in_sizes,
                                     (int)half->in_count, step->wide, threads);
         }
-        if (half->kind == FFN && half->in_lows != NULL) {
-            int64_t n = half->out_inputs;
-            for (int64_t r = 0; r < rows; r++)
-                for (int64_t i = 0; i < n; i++) {
-                    float g = step->wide[r * 2 * n + i];
-                    step->made[r * n + i] = g / (1.0f + expf(-g)) * step->wide[r * 2 * n + n + i];
-                }
-        }
+        if (half->kind == FFN && half->in_lows != NULL) zoo_gate(step->wide, rows, half->out_inputs, step->made, threads);
         if (half->kind == ATTENTION) {
             int64_t dim = half->dim, total = half->in_total, both = half->heads + half->kv_heads;
             float *k = step->wide + half->heads * dim, *v = k + half->kv_heads * dim;

@@ -45,7 +45,11 @@ def test_gated_products(kernels: Kernels) -> None:
     parts = Parts([kernels.pack(gate), kernels.pack(up)], [70, 70], [None, None])
     for rows in ROWS:
         x = torch.randn(1, rows, 40) * 3
-        torch.testing.assert_close(kernels.gated(x, parts), F.silu(F.linear(x, gate)) * F.linear(x, up), rtol=1e-4, atol=1e-3)
+        made = kernels.gated(x, parts)
+        torch.testing.assert_close(made, F.silu(F.linear(x, gate)) * F.linear(x, up), rtol=1e-4, atol=1e-3)
+        assert torch.equal(kernels.gate(kernels.linear(x, parts)), made), "in two calls it is another number"
+    with pytest.raises(ValueError, match="one size"):
+        kernels.gate(torch.ones(1, 2, 7))
 
 
 def test_silu_at_its_ends() -> None:
