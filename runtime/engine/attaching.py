@@ -31,12 +31,16 @@ def attach(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
     if put is None:
         raise NotServable(f"{key}: adapters of kind {adapter.kind} are not served")
     put(unit, adapter, key, pool)
+    for added in unit.added:
+        added.attach(key)
 
 
 def detach(unit: Unit, key: str) -> None:
     """Take an adapter off a unit."""
     for target in unit.targets.values():
         target.detach(key)
+    for added in unit.added:
+        added.detach(key)
     unit.prefixes.pop(key, None)
     if unit.side is not None:
         unit.side.detach(key)

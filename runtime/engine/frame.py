@@ -9,7 +9,6 @@ function; facts, "Cutting transformers models"). `runtime.engine.layout` makes f
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -141,7 +140,7 @@ class Frame:
     """See the top of the file. `layer`: which attention layer of `paging` runs now; no `paging` where nothing attends, or `dense` does.
 
     `prefixes`: K and V [virtual tokens, kv width] by adapter, of the layer that runs now; they stand in for what `virtual` tokens compute.
-    `kept`: of the recorded step that this is a frame of; None in all others.
+    `kept`: of the recorded step that this is a frame of; None in all others. `notes`: what its readers made of it once, by its type.
     """
 
     positions: Tensor
@@ -153,21 +152,13 @@ class Frame:
     dense: Dense | None = None
     prefixes: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     kept: Kept | None = None
+    notes: dict[type, Any] = field(default_factory=dict)
     _foreign: dict[tuple[tuple[str, int], ...], Tensor] = field(default_factory=dict)
     _adapter_indices: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
-    _spanned: tuple[tuple[str, ...], ctypes.Array[ctypes.c_int64]] | None = None
 
     @property
     def tokens(self) -> int:
         return int(self.positions.shape[1])
-
-    @property
-    def spanned(self) -> tuple[tuple[str, ...], ctypes.Array[ctypes.c_int64]]:
-        """The adapters of the spans, and the first token and the end of each, back to back."""
-        if self._spanned is None:
-            edges = [edge for span in self.adapters for edge in (span.lo, span.hi)]
-            self._spanned = tuple(span.adapter for span in self.adapters), (ctypes.c_int64 * len(edges))(*edges)
-        return self._spanned
 
     @property
     def covered_by_one(self) -> bool:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from runtime.engine.attention import How, attend
 from runtime.engine.frame import current
-from runtime.engine.operations import Operations
+from runtime.engine.native.groups import Added, Grouped
+from runtime.engine.operations import Gated, Group, Onto, Operations
 from surgery.components import AttentionHalf, Head, ResidualHalf, Where
 from zoo.manifest import Component
 
@@ -32,6 +33,12 @@ def fuse(component: Component, module: nn.Module, ops: Operations) -> nn.Module:
     return module
 
 
+def added_of(module: nn.Module) -> tuple[Added, ...]:
+    """Where adapters on a component's module are packed for the kernels, if they are."""
+    groups: tuple[object, ...] = module.groups if isinstance(module, FusedAttention | FusedFfn) else ()
+    return tuple(group.added for group in groups if isinstance(group, Grouped))
+
+
 class FusedAttention(nn.Module):
     """`hidden + o(attend(rope(q, k), v))` of the normed input. hidden [1, tokens, width] -> the same."""
 
@@ -48,6 +55,11 @@ class FusedAttention(nn.Module):
         self.how = How(float(stock.scaling), _window(family, stock), None)
         self.side = half.side
         self.layers = nn.ModuleList((stock.q_proj, stock.k_proj, stock.v_proj))  # the module's parameters, wherever it is looked through
+
+    @property
+    def groups(self) -> tuple[Group, Onto]:
+        """What reads its input, and what writes its output."""
+        return self.qkv, self.onto
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         frame = current()
@@ -73,11 +85,15 @@ class FusedFfn(nn.Module):
         stock: Any = half.body
         self.ops = ops
         self.norm = ops.norm(half.pre) if half.pre is not None else nn.Identity()
-        self.act = stock.act_fn
         self.gated = ops.gated(stock.gate_proj, stock.up_proj, stock.act_fn)
         self.down, self.onto = stock.down_proj, ops.onto(stock.down_proj)
         self.side = half.side
         self.layers = nn.ModuleList((stock.gate_proj, stock.up_proj))
+
+    @property
+    def groups(self) -> tuple[Gated, Onto]:
+        """What reads its input, and what writes its output."""
+        return self.gated, self.onto
 
     def forward(self, hidden: Tensor, where: Where) -> Tensor:
         frame = current()

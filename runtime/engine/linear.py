@@ -59,7 +59,6 @@ class SharedLinear(nn.Module):
         self.adapters: dict[str, LowRank] = {}
         self.inputs, self.outputs = Scales(), Scales()
         self._plain = True
-        self.changes = 0
         self._stacks: Joined[_Stack] = Joined()
         self._bind(transposed)
 
@@ -78,10 +77,6 @@ class SharedLinear(nn.Module):
         self.weight = nn.Parameter(packed.data, requires_grad=False)
         self.product = packed.layout.product(packed.data, self.product.outputs, self.product.bias)
 
-    def untouched(self, frame: Frame) -> bool:
-        """Whether no adapter of a frame can change anything here."""
-        return self._plain or not frame.adapters
-
     def forward(self, x: Tensor) -> Tensor:
         if self._plain:
             return self.product.of(x)
@@ -90,12 +85,7 @@ class SharedLinear(nn.Module):
             return self.product.of(x)
         if self.inputs:
             x = self.inputs.of(x, frame).to(x.dtype)
-        return self.after(self.product.of(x), x, frame)
-
-    def after(self, out: Tensor, x: Tensor, frame: Frame) -> Tensor:
-        """What adapters make of the base's product `out` of x [1, tokens, in]."""
-        if self._plain:
-            return out
+        out = self.product.of(x)
         if self.outputs:
             out = self.outputs.of(out, frame)
         if self.adapters:
@@ -126,7 +116,6 @@ class SharedLinear(nn.Module):
 
     def _changed(self) -> None:
         self._stacks.forget()
-        self.changes += 1
         self._plain = not (self.adapters or self.inputs or self.outputs)
 
     def _add(self, out: Tensor, x: Tensor, frame: Frame) -> Tensor:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from runtime.engine.frame import Frame
 from runtime.engine.linear import SharedLinear
 from runtime.engine.native.calls import Kernels, back_to_back
-from runtime.engine.native.groups import Added, is_silu, parts_of
+from runtime.engine.native.groups import NativeGated, NativeGroup, NativeOnto, is_silu, parts_of
 
 #: x [1, tokens, in] -> each layer's output [1, tokens, out], which is nobody else's and may be written to.
 Group = Callable[[Tensor, Frame], Sequence[Tensor]]
@@ -126,56 +126,16 @@ class NativeOperations(StockOperations):
         return NativeNorm(stock, self.kernels)
 
     def together(self, layers: Sequence[SharedLinear]) -> Group:
-        parts = parts_of(layers)
-        if parts is None:
-            return super().together(layers)
-        stock, kernels, added = super().together(layers), self.kernels, Added(self.kernels, layers, parts)
-
-        def run(x: Tensor, frame: Frame) -> Sequence[Tensor]:
-            if frame.adapters and not all(layer.added_only for layer in layers):
-                return stock(x, frame)
-            made = kernels.linear(x, parts)
-            if frame.adapters:
-                added.to_(made, x, frame)
-            return torch.split(made, list(parts.sizes), dim=-1)
-
-        return run
+        parts, stock = parts_of(layers), super().together(layers)
+        return stock if parts is None else NativeGroup(self.kernels, layers, parts, stock)
 
     def gated(self, gate: SharedLinear, up: SharedLinear, act: nn.Module) -> Gated:
-        parts = parts_of((gate, up))
-        stock, kernels = super().gated(gate, up, act), self.kernels
-        if parts is None or not is_silu(act):
-            return stock
-        added = Added(kernels, (gate, up), parts)
-
-        def run(x: Tensor, frame: Frame) -> Tensor:
-            if gate.untouched(frame) and up.untouched(frame):
-                return kernels.gated(x, parts)
-            if not (gate.added_only and up.added_only):
-                return stock(x, frame)
-            made = kernels.linear(x, parts)
-            added.to_(made, x, frame)
-            low, high = torch.split(made, list(parts.sizes), dim=-1)
-            return F.silu(low).mul_(high)
-
-        return run
+        parts, stock = parts_of((gate, up)), super().gated(gate, up, act)
+        return stock if parts is None or not is_silu(act) else NativeGated(self.kernels, (gate, up), parts, stock)
 
     def onto(self, layer: SharedLinear) -> Onto:
-        parts = parts_of((layer,))
-        stock, kernels = super().onto(layer), self.kernels
-        if parts is None:
-            return stock
-        added = Added(kernels, (layer,), parts)
-
-        def run(x: Tensor, hidden: Tensor, frame: Frame) -> Tensor:
-            if frame.adapters and not layer.added_only:
-                return stock(x, hidden, frame)
-            made = kernels.linear(x, parts, hidden)
-            if frame.adapters:
-                added.to_(made, x, frame)
-            return made
-
-        return run
+        parts, stock = parts_of((layer,)), super().onto(layer)
+        return stock if parts is None else NativeOnto(self.kernels, (layer,), parts, stock)
 
     def norm_heads(self, norm: nn.Module, heads: Tensor) -> Tensor:
         if not (isinstance(norm, NativeNorm) and norm.serves(heads) and back_to_back(heads)):

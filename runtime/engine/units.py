@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from runtime.config import Weights
 from runtime.engine.bottlenecks import Bottlenecks
 from runtime.engine.frame import PagedMaker
-from runtime.engine.fused import fuse
+from runtime.engine.fused import added_of, fuse
 from runtime.engine.linear import SharedEmbedding, SharedLinear, share_linears_
 from runtime.engine.native.calls import Kernels
+from runtime.engine.native.groups import Added
 from runtime.engine.native.paged import native_attention
 from runtime.engine.operations import NativeOperations, Operations, StockOperations
 from runtime.engine.packing import Packs
@@ -47,7 +48,7 @@ class Unit:
 
     `masked`: its layer attends by itself, with an explicit mask, and wants its rows as a batch.
     `prefixes`: adapter -> K and V [virtual tokens, kv width] of this layer (prefix tuning). `side`: where bottleneck adapters stand,
-    in halves that can have them.
+    in halves that can have them. `added`: where the kernels have its low-rank adapters packed.
     """
 
     digest: str
@@ -62,6 +63,7 @@ class Unit:
     users: int = 0
     prefixes: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     side: Bottlenecks | None = None
+    added: tuple[Added, ...] = ()
 
     @property
     def attends(self) -> bool:
@@ -69,10 +71,11 @@ class Unit:
 
     @property
     def adapter_bytes(self) -> int:
-        """Bytes of all adapters on it."""
+        """Bytes of all adapters on it, as they are and packed."""
         prefixes = sum(half.numel() * half.element_size() for both in self.prefixes.values() for half in both)
         side = 0 if self.side is None else self.side.nbytes
-        return prefixes + side + sum(target.adapter_bytes for target in self.targets.values())
+        packed = sum(added.nbytes for added in self.added)
+        return prefixes + side + packed + sum(target.adapter_bytes for target in self.targets.values())
 
 
 @dataclass(slots=True)
@@ -156,7 +159,7 @@ class UnitStore:
         module = module.to(self.device)
         return Unit(
             component.base_digest, component.kind, module, rotary, targets, tuple(plain), tuple(packs), private,
-            _is_masked(component), side=side,
+            _is_masked(component), side=side, added=added_of(module),
         )  # fmt: skip
 
     def _pack_(self, linears: Iterable[SharedLinear], component: Component, tensors: Mapping[str, Tensor]) -> list[str]:

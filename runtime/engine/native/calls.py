@@ -133,7 +133,7 @@ class Parts:
 
 
 class Low:
-    """One adapter on the weights of one `Parts`, packed. Keeps what it packs alive.
+    """One adapter on the weights of one `Parts`, packed. Keeps what it packs alive: `nbytes`.
 
     Args:
         parts: by weight, at most four: (a [rank, in], b [out, rank], bias [out] or None), None where the adapter has nothing there.
@@ -146,17 +146,23 @@ class Low:
         if len(parts) > _MOST_PARTS:
             raise ValueError(f"an adapter lies on {_MOST_PARTS} weights of a group at most")
         self._alive: list[Tensor] = []
+        self.nbytes = 0
         self.struct = _Low()
         there = [part[0] for part in parts if part is not None]
         if there:
-            self.struct.a = self._kept(kernels.pack(torch.cat(there)))
+            self.struct.a = self._packed(kernels, torch.cat(there))
         for at, part in enumerate(parts):
             if part is None:
                 continue
-            self.struct.rank[at], self.struct.b[at] = part[0].shape[0], self._kept(kernels.pack(part[1]))
+            self.struct.rank[at], self.struct.b[at] = part[0].shape[0], self._packed(kernels, part[1])
             self.struct.ranks += part[0].shape[0]
             if part[2] is not None:
                 self.struct.bias[at] = self._kept(part[2].contiguous())
+
+    def _packed(self, kernels: Kernels, matrix: Tensor) -> int:
+        packed = kernels.pack(matrix)
+        self.nbytes += packed.numel() * packed.element_size()
+        return self._kept(packed)
 
     def _kept(self, tensor: Tensor) -> int:
         self._alive.append(tensor)
@@ -266,12 +272,6 @@ class Kernels:
         )  # fmt: skip
         return out
 
-    # -- small things --------------------------------------------------------------------------------------------------
-
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMSNorm over the last dimension."""
-        x = _rows_of(x, weight.numel())
-        out, width = torch.empty_like(x), x.shape[-1]
     def gate(self, both: Tensor) -> Tensor:
         """[.., 2 n], a gate beside what it lets through -> silu(gate) * that, [.., n]: what `gated` makes of the same products."""
         both = _rows_of(both, both.shape[-1])
@@ -282,6 +282,12 @@ class Kernels:
         self._gate(both.data_ptr(), both.numel() // (2 * width), width, out.data_ptr(), self.threads)
         return out
 
+    # -- small things --------------------------------------------------------------------------------------------------
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMSNorm over the last dimension."""
+        x = _rows_of(x, weight.numel())
+        out, width = torch.empty_like(x), x.shape[-1]
         rows = x.numel() // width
         self._norm(x.data_ptr(), rows, 1, width, width, weight.data_ptr(), eps, out.data_ptr(), width, self.threads)
         return out
@@ -320,6 +326,7 @@ class Kernels:
             query, out: [all tokens, heads, head_dim], heads back to back; out contiguous.
             lengths: [rows], this token included.
             window: the last so many tokens, 0 for all; cap: soft cap on the scores, 0 for none.
+            tokens, rows: where a row's token and its table are, None for one after the other.
 
         Raises:
             MemoryError: there was none for what the parts make.
@@ -337,7 +344,6 @@ class Kernels:
     def chunks(
         self, query: Tensor, pool: Pool, chunks: Chunks, out: Tensor, scale: float, window: int = 0, cap: float = 0.0
     ) -> None:  # fmt: skip
-            tokens, rows: where a row's token and its table are, None for one after the other.
         """Chunks of prompts against their pages, which have their own K and V by now, into their places of `out`; else as `decode`."""
         heads, kv_heads, width = _heads_of(query, pool, out)
         pages = _pages(pool)
@@ -366,6 +372,11 @@ class Kernels:
         return out
 
 
+def back_to_back(heads: Tensor) -> bool:
+    """Whether each token's heads [tokens, heads, head_dim] lie back to back, in float32."""
+    return heads.dtype == torch.float32 and heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
+
+
 def _pages(pool: Pool) -> _Pages:
     return _Pages(
         pool.k.data_ptr(), pool.v.data_ptr(), pool.k.stride(0), pool.k.shape[1], pool.tables.data_ptr(), pool.tables.stride(0)
@@ -383,10 +394,5 @@ def _heads_of(query: Tensor, pool: Pool, out: Tensor) -> tuple[int, int, int]:
 def _rows_of(x: Tensor, width: int) -> Tensor:
     """Contiguous [.., width] in float32: what lies behind an address cannot be checked any more. Raises ValueError."""
     if x.dtype != torch.float32 or x.shape[-1] != width:
-def back_to_back(heads: Tensor) -> bool:
-    """Whether each token's heads [tokens, heads, head_dim] lie back to back, in float32."""
-    return heads.dtype == torch.float32 and heads.stride(2) == 1 and heads.stride(1) == heads.shape[2]
-
-
         raise ValueError(f"the kernels were to read float32 [.., {width}], not {x.dtype} {list(x.shape)}")
     return x.contiguous()

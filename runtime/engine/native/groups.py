@@ -1,9 +1,18 @@
-"""Linear layers that read the same input, as the kernels take them: their packed weights together, and what adapters add to them."""
+"""Linear layers that read the same input, as the kernels take them: their packed weights together, and what adapters add to them.
+
+    NativeGroup    x -> each layer's output          NativeGated    x -> silu(gate(x)) * up(x)          NativeOnto    x, h -> h + layer(x)
+
+They are what `engine.operations` gives to fused layers, and what a program's halves point to (`native.program`): an adapter is packed once
+per group, whichever segments it runs in. Where one does more than add (IA3, DoRA), the layers run as stock.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from runtime.engine.frame import Frame
@@ -11,39 +20,114 @@ from runtime.engine.linear import SharedLinear
 from runtime.engine.native.calls import Kernels, Low, Lows, Parts
 from runtime.engine.products import NativeProduct
 
+Stock = TypeVar("Stock")
+
+
+class Spans:
+    """The adapters of a frame's spans, and the first token and the end of each, back to back."""
+
+    def __init__(self, frame: Frame) -> None:
+        edges = [edge for span in frame.adapters for edge in (span.lo, span.hi)]
+        self.names = tuple(span.adapter for span in frame.adapters)
+        self.bounds = (ctypes.c_int64 * len(edges))(*edges)
+
+
+def spans_of(frame: Frame) -> Spans:
+    """A frame's, made once."""
+    found = frame.notes.get(Spans)
+    if found is None:
+        found = frame.notes[Spans] = Spans(frame)
+    return found
+
 
 class Added:
-    """What the low-rank adapters of a group add to its outputs. Each is packed when it is first used, until one comes or goes."""
+    """What the low-rank adapters of a group add to its outputs, each packed from the moment it is attached until it is detached."""
 
-    def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear], parts: Parts) -> None:
-        self._kernels, self._layers, self._parts = kernels, layers, parts
+    def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear]) -> None:
+        self._kernels, self._layers = kernels, tuple(layers)
         self._packed: dict[str, Low] = {}
-        self._changes: tuple[int, ...] = ()
+        self._nothing = Low(kernels, [None] * len(layers))
         self._names: tuple[str, ...] = ()
         self._lows: Lows | None = None
 
-    def to_(self, made: Tensor, x: Tensor, frame: Frame) -> None:
-        """Add to made [1, tokens, sum of outputs], of x [1, tokens, in]."""
-        lows = self.lows(frame)
-        if lows is not None:
-            self._kernels.adapt_(made, x, self._parts, lows, frame.spanned[1])
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is packed here, beside the layers' own copies."""
+        return sum(low.nbytes for low in self._packed.values())
+
+    def attach(self, adapter: str) -> None:
+        """Pack what an adapter has on the group's layers by now."""
+        there = [layer.adapters.get(adapter) for layer in self._layers]
+        if any(part is not None for part in there):
+            self._packed[adapter] = Low(self._kernels, [None if part is None else (part.a, part.b, part.bias) for part in there])
+            self._lows = None
+
+    def detach(self, adapter: str) -> None:
+        """Let go of an adapter."""
+        if self._packed.pop(adapter, None) is not None:
+            self._lows = None
 
     def lows(self, frame: Frame) -> Lows | None:
-        """What the frame's adapters have here; None where nobody has anything."""
-        if not frame.adapters or not any(layer.adapters for layer in self._layers):
+        """What the frame's adapters have here, in the order of its spans; None where none of them has anything."""
+        if not self._packed or not frame.adapters:
             return None
-        names, _ = frame.spanned
-        if (changes := tuple(layer.changes for layer in self._layers)) != self._changes:
-            self._packed, self._lows, self._changes = {}, None, changes
+        names = spans_of(frame).names
+        if self._packed.keys().isdisjoint(names):
+            return None
         if self._lows is None or names != self._names:
-            self._lows, self._names = Lows([self._low(name) for name in names]), names
+            self._lows, self._names = Lows([self._packed.get(name, self._nothing) for name in names]), names
         return self._lows
 
-    def _low(self, name: str) -> Low:
-        if name not in self._packed:
-            there = [layer.adapters.get(name) for layer in self._layers]
-            self._packed[name] = Low(self._kernels, [None if one is None else (one.a, one.b, one.bias) for one in there])
-        return self._packed[name]
+
+class Grouped(Generic[Stock]):
+    """Layers over packed weights in one product. `added`: what adapters add to it. `stock`: the same without kernels."""
+
+    def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear], parts: Parts, stock: Stock) -> None:
+        self.kernels, self.parts, self.stock = kernels, parts, stock
+        self.added = Added(kernels, layers)
+        self._layers = tuple(layers)
+
+    @property
+    def added_only(self) -> bool:
+        """Whether adapters add to the outputs and do nothing else."""
+        return all(layer.added_only for layer in self._layers)
+
+    def product(self, x: Tensor, frame: Frame, add: Tensor | None = None) -> Tensor:
+        """x [1, tokens, in] -> [1, tokens, sum of outputs], each layer's beside the last one's; plus `add` of that shape."""
+        made = self.kernels.linear(x, self.parts, add)
+        lows = self.added.lows(frame)
+        if lows is not None:
+            self.kernels.adapt_(made, x, self.parts, lows, spans_of(frame).bounds)
+        return made
+
+
+class NativeGroup(Grouped[Callable[[Tensor, Frame], Sequence[Tensor]]]):
+    """`engine.operations.Group`."""
+
+    def __call__(self, x: Tensor, frame: Frame) -> Sequence[Tensor]:
+        if frame.adapters and not self.added_only:
+            return self.stock(x, frame)
+        return torch.split(self.product(x, frame), list(self.parts.sizes), dim=-1)
+
+
+class NativeGated(Grouped[Callable[[Tensor, Frame], Tensor]]):
+    """`engine.operations.Gated`, of a gate and what it lets through."""
+
+    def __call__(self, x: Tensor, frame: Frame) -> Tensor:
+        if frame.adapters and not self.added_only:
+            return self.stock(x, frame)
+        if self.added.lows(frame) is None:
+            return self.kernels.gated(x, self.parts)
+        return self.kernels.gate(self.product(x, frame))
+
+
+class NativeOnto(Grouped[Callable[[Tensor, Tensor, Frame], Tensor]]):
+    """`engine.operations.Onto`, of one layer."""
+
+    def __call__(self, x: Tensor, hidden: Tensor, frame: Frame) -> Tensor:
+        if frame.adapters and not self.added_only:
+            return self.stock(x, hidden, frame)
+        return self.product(x, frame, hidden)
 
 
 def parts_of(layers: Sequence[SharedLinear]) -> Parts | None:

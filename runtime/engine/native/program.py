@@ -11,15 +11,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from runtime.engine.frame import Frame, Paging
 from runtime.engine.fused import FusedAttention, FusedFfn
-from runtime.engine.linear import SharedLinear
 from runtime.engine.native.calls import MOST_HEADS, MOST_WIDTH, Half, Kernels, Parts, StepData
-from runtime.engine.native.groups import Added, is_silu, parts_of
+from runtime.engine.native.groups import Grouped, spans_of
 from runtime.engine.operations import NativeNorm, NativeOperations
 
 _ATTENTION, _FFN = 0, 1
@@ -27,19 +27,17 @@ _ATTENTION, _FFN = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """A half, its layers, and what adapters add to them. Keeps alive what the half points to."""
+    """A half, and the module's own groups, which it points to. Keeps them alive."""
 
     half: Half
     module: FusedAttention | FusedFfn
-    layers: tuple[SharedLinear, ...]
-    into: Added
-    out: Added
-    parts: tuple[Parts, Parts]
+    into: Grouped[Any]
+    out: Grouped[Any]
 
     @property
     def plain(self) -> bool:
         """Whether adapters do nothing here but add to products."""
-        return not self.module.side and all(layer.added_only for layer in self.layers)
+        return not self.module.side and self.into.added_only and self.out.added_only
 
 
 class Program:
@@ -94,11 +92,11 @@ class Program:
     def _adapters(self, frame: Frame, data: StepData) -> list[object]:
         """Point to what the frame's adapters have; returns what must live until the call is over."""
         if frame.adapters:
-            names, bounds = frame.spanned
-            data.bounds, data.adapters = ctypes.addressof(bounds), len(names)
+            bounds = spans_of(frame).bounds
+            data.bounds, data.adapters = ctypes.addressof(bounds), len(frame.adapters)
         alive: list[object] = []
         for half, step in zip(self._halves, self._steps, strict=True):
-            into, out = step.into.lows(frame), step.out.lows(frame)
+            into, out = step.into.added.lows(frame), step.out.added.lows(frame)
             half.in_lows, half.out_lows = (None if low is None else low.address for low in (into, out))
             alive += [into, out]
         return alive
@@ -117,11 +115,10 @@ def program_of(modules: Sequence[nn.Module]) -> Program | None:
 def _step(module: nn.Module) -> _Step | None:
     if not isinstance(module, FusedAttention | FusedFfn) or not isinstance(module.ops, NativeOperations):
         return None
-    layers = tuple(layer for layer in module.layers if isinstance(layer, SharedLinear))
-    last = module.o if isinstance(module, FusedAttention) else module.down
-    into, out, norm = parts_of(layers), parts_of((last,)), module.norm
-    if into is None or out is None or not isinstance(norm, NativeNorm) or not norm.ready:
+    (first, last), norm = module.groups, module.norm
+    if not (isinstance(first, Grouped) and isinstance(last, Grouped) and isinstance(norm, NativeNorm) and norm.ready):
         return None
+    into, out = first.parts, last.parts
     if norm.stock.weight.numel() != into.inputs or out.outputs != into.inputs:
         return None
     half = Half(
@@ -130,12 +127,11 @@ def _step(module: nn.Module) -> _Step | None:
         out_sizes=ctypes.addressof(out.widths),
     )  # fmt: skip
     if isinstance(module, FusedFfn):
-        if not is_silu(module.act) or into.sizes != (out.inputs, out.inputs):
+        if into.sizes != (out.inputs, out.inputs):
             return None
     elif not _attends(half, module, into, out):
         return None
-    kernels = module.ops.kernels
-    return _Step(half, module, (*layers, last), Added(kernels, layers, into), Added(kernels, (last,), out), (into, out))
+    return _Step(half, module, first, last)
 
 
 def _attends(half: Half, module: FusedAttention, qkv: Parts, o: Parts) -> bool:

@@ -110,9 +110,11 @@ def test_rows_of_adapters_share_the_base_product(bench):
     for step in out.steps:
         assert len(step.segments) == 1 and step.segments[0].models == names
     alone = sum(t.nbytes for t in made._residents.models[base].manifest.tensors)
-    parts = [p for u in made._residents.units.units.values() for m in u.targets.values() for p in m.adapters.values()]
+    units = made._residents.units.units.values()
+    parts = [p for u in units for m in u.targets.values() for p in m.adapters.values()]
     adapters = sum(t.numel() * t.element_size() for p in parts for t in (p.a, p.b))
-    assert made.memory().weights == alone + adapters
+    packed = sum(added.nbytes for u in units for added in u.added)  # tests/runtime/engine/native/test_groups.py
+    assert made.memory().weights == alone + adapters + packed
 
 
 def test_unloading_an_adapter_leaves_its_base_unchanged(bench):

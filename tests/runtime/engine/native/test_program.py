@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import pytest
+import torch
+from torch import nn
 
 from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.native.program import Program
+from runtime.engine.frame import Frame, running
+from runtime.engine.native.program import Program, program_of
 from runtime.engine.paged import PagedEngine
+from runtime.engine.rows import adapter_spans
+from surgery.components import Where
 from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.test_equality import ask, prompts
 from tests.runtime.engine.test_sharing import fine_tune
 
 pytestmark = needs_kernels
+MLP = ["gate_proj", "up_proj", "down_proj"]
 
 
 @pytest.fixture
@@ -56,6 +62,52 @@ def test_models_that_share_layers_and_adapters(bench, runs):
     assert ahead == one_by_one
     assert set(runs) >= {2}, "a shared layer, a private one, and shared ones behind it"
     assert ahead["program-lora-0"] != ahead[f"{base}-0"]
+
+
+@pytest.mark.parametrize("targets", [MLP, ["q_proj", "o_proj", *MLP]], ids=["mlp", "both halves"])
+def test_adapters_on_gate_and_up(bench, runs, targets):
+    base = bench.family("llama", f"program-gate-{len(targets)}", num_hidden_layers=2, seed=9, intermediate_size=100)
+    names = [
+        base,
+        bench.lora(base, f"{base}-a", target_modules=targets),
+        bench.lora(base, f"{base}-b", seed=5, r=7, target_modules=targets),
+    ]
+    ahead, one_by_one = both(bench, names)
+    assert ahead == one_by_one
+    assert set(runs) == {4} and ahead[f"{names[1]}-0"] != ahead[f"{base}-0"]
+
+
+@pytest.mark.parametrize("targets", [MLP, ["down_proj"], ["up_proj"]], ids="+".join)
+def test_an_ffn_with_adapters_gives_each_row_the_same_bits_in_any_company(bench, targets):
+    """As stock within rounding; bit by bit the same alone and among others, in a program and without one. The width fills no panel."""
+    base = bench.family("llama", f"program-ffn-{'-'.join(targets)}", num_hidden_layers=1, seed=9, intermediate_size=100)
+    a, b = bench.lora(base, f"{base}-a", target_modules=targets), bench.lora(base, f"{base}-b", seed=5, r=7, target_modules=targets)
+    native, stock = (
+        next(unit.module for unit in engine._residents.units.units.values() if unit.kind == "ffn")
+        for engine in (PagedEngine(bench.store, EngineConfig(kv_bytes=1 << 20, kernels=k), [base, a, b]) for k in ("native", "stock"))  # type: ignore[arg-type]
+    )
+    users = [None, a, a, None, b, None, a]
+    hidden = torch.randn(1, len(users), 64, generator=torch.Generator().manual_seed(1)) * 3
+
+    def frame(rows: range) -> Frame:
+        return Frame(torch.zeros(1, len(rows)), (), adapter_spans([users[row] for row in rows], [1] * len(rows)))
+
+    def run(module: nn.Module, rows: range) -> torch.Tensor:
+        with torch.inference_mode(), running(given := frame(rows)):
+            return module(hidden[:, rows.start : rows.stop], Where(given.positions, None))
+
+    program = program_of([native])
+    assert program is not None
+    everybody = range(len(users))
+    together = run(native, everybody)
+    torch.testing.assert_close(together, run(stock, everybody), rtol=1e-5, atol=1e-5)
+    assert torch.equal(program.run(hidden, frame(everybody), None, [None], None), together)
+    plain = program.run(hidden, Frame(torch.zeros(1, len(users)), ()), None, [None], None)
+    for row in everybody:
+        alone = range(row, row + 1)
+        assert torch.equal(run(native, alone), together[:, row : row + 1])
+        assert torch.equal(program.run(hidden[:, row : row + 1], frame(alone), None, [None], None), together[:, row : row + 1])
+        assert torch.equal(plain[:, row], together[:, row]) == (users[row] is None)
 
 
 def test_stock_layers_are_left_alone(bench, runs):
