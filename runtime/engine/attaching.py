@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from runtime.engine.linear import LowRank, SharedEmbedding, SharedLinear
+from runtime.engine.linear import PlainLowRank, SharedEmbedding, SharedLinear
 from runtime.engine.units import Unit
 from surgery.adapters.bottleneck_module import Bottleneck
 from surgery.tensors import TensorPool
@@ -90,15 +90,15 @@ def _attach_lora(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> No
         target.attach(key, part)
 
 
-def _low_rank(tensors: Mapping[str, str], path: str, suffix: str, scaling: float, pool: TensorPool) -> LowRank:
+def _low_rank(tensors: Mapping[str, str], path: str, suffix: str, scaling: float, pool: TensorPool) -> PlainLowRank:
     """The scaling goes into B."""
     digests = [tensors[f"{path}.{suffix.format(part)}"] for part in "AB"]
     bias = tensors.get(f"{path}.lora_B.bias")
     with _borrowed(pool, digests if bias is None else [*digests, bias]) as (a, b, *rest):
-        return LowRank(a.float().clone(), b.float() * scaling, rest[0].float() * scaling if rest else None)
+        return PlainLowRank(a.float().clone(), b.float() * scaling, rest[0].float() * scaling if rest else None)
 
 
-def _rescaled(target: SharedLinear | SharedEmbedding, part: LowRank, magnitude: str, key: str, pool: TensorPool) -> LowRank:
+def _rescaled(target: SharedLinear | SharedEmbedding, part: PlainLowRank, magnitude: str, key: str, pool: TensorPool) -> PlainLowRank:
     """DoRA: with W' = W + BA, each row of W' is brought to the length that its magnitude says; the base's bias stays as it is.
 
     `y = m / |W'| * (W x + B A x) + bias` (arXiv 2402.09353, eq. 5): a vector on the base's output, and one that is in B. What the vector
@@ -112,7 +112,7 @@ def _rescaled(target: SharedLinear | SharedEmbedding, part: LowRank, magnitude: 
         vector = wanted.float() / lengths
     _check_finite((vector,), key)
     target.scale(key, vector, inputs=False)
-    return LowRank(part.a, part.b * vector[:, None], None if bias is None else bias.float() * (1 - vector))
+    return PlainLowRank(part.a, part.b * vector[:, None], None if bias is None else bias.float() * (1 - vector))
 
 
 def _attach_ia3(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:

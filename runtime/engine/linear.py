@@ -8,6 +8,7 @@ and one mask, not a loop over rows (design, section 7; S-LoRA's and Punica's gro
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -20,12 +21,30 @@ from runtime.engine.products import Product, plain_product
 from runtime.engine.scaling import Scales
 
 
-@dataclass(frozen=True, slots=True)
-class LowRank:
+class LowRank(Protocol):
     """One adapter on one linear layer: a [rank, in], b [out, rank] (already times the scaling), bias [out] or None.
 
     In float32 whatever the base's dtype: that is how peft computes it, and the sum is rounded to the base's dtype once.
     """
+
+    @property
+    def a(self) -> Tensor: ...
+
+    @property
+    def b(self) -> Tensor: ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are nobody else's to count."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLowRank:
+    """`LowRank`, as it is."""
 
     a: Tensor
     b: Tensor

@@ -71,7 +71,7 @@ class Unit:
 
     @property
     def adapter_bytes(self) -> int:
-        """Bytes of all adapters on it, as they are and packed."""
+        """Bytes of all adapters on it."""
         prefixes = sum(half.numel() * half.element_size() for both in self.prefixes.values() for half in both)
         side = 0 if self.side is None else self.side.nbytes
         packed = sum(added.nbytes for added in self.added)

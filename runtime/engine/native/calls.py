@@ -145,28 +145,37 @@ class Low:
     def __init__(self, kernels: Kernels, parts: Sequence[tuple[Tensor, Tensor, Tensor | None] | None]) -> None:
         if len(parts) > _MOST_PARTS:
             raise ValueError(f"an adapter lies on {_MOST_PARTS} weights of a group at most")
-        self._alive: list[Tensor] = []
-        self.nbytes = 0
-        self.struct = _Low()
-        there = [part[0] for part in parts if part is not None]
-        if there:
-            self.struct.a = self._packed(kernels, torch.cat(there))
-        for at, part in enumerate(parts):
-            if part is None:
-                continue
-            self.struct.rank[at], self.struct.b[at] = part[0].shape[0], self._packed(kernels, part[1])
-            self.struct.ranks += part[0].shape[0]
-            if part[2] is not None:
-                self.struct.bias[at] = self._kept(part[2].contiguous())
+        self._kernels = kernels
+        there = [part for part in parts if part is not None]
+        self._a = kernels.pack(torch.cat([a for a, _, _ in there])) if there else None
+        self._b = [None if part is None else kernels.pack(part[1]) for part in parts]
+        self._biases = [None if part is None or part[2] is None else part[2].contiguous() for part in parts]
+        self._ranks = [0 if part is None else part[0].shape[0] for part in parts]
+        self.struct = _Low(a=None if self._a is None else self._a.data_ptr(), ranks=sum(self._ranks))
+        for at, (b, bias, rank) in enumerate(zip(self._b, self._biases, self._ranks, strict=True)):
+            self.struct.rank[at] = rank
+            self.struct.b[at], self.struct.bias[at] = (None if one is None else one.data_ptr() for one in (b, bias))
 
-    def _packed(self, kernels: Kernels, matrix: Tensor) -> int:
-        packed = kernels.pack(matrix)
-        self.nbytes += packed.numel() * packed.element_size()
-        return self._kept(packed)
+    @property
+    def nbytes(self) -> int:
+        return sum(one.numel() * one.element_size() for one in (self._a, *self._b, *self._biases) if one is not None)
 
-    def _kept(self, tensor: Tensor) -> int:
-        self._alive.append(tensor)
-        return tensor.data_ptr()
+    def a(self, at: int) -> Tensor:
+        """[rank, in] of a weight that it has something on, unpacked anew."""
+        if self._a is None:
+            raise ValueError("an adapter without anything has no matrices")
+        first = sum(self._ranks[:at])
+        return self._kernels.unpack(self._a, sum(self._ranks))[first : first + self._ranks[at]]
+
+    def b(self, at: int, outputs: int) -> Tensor:
+        """[out, rank], likewise."""
+        packed = self._b[at]
+        if packed is None:
+            raise ValueError("an adapter without anything has no matrices")
+        return self._kernels.unpack(packed, outputs)
+
+    def bias(self, at: int) -> Tensor | None:
+        return self._biases[at]
 
 
 class Lows:

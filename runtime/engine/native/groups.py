@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
@@ -40,8 +41,30 @@ def spans_of(frame: Frame) -> Spans:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class PackedLowRank:
+    """`engine.linear.LowRank` of one layer of a group: the matrices are made anew for who wants them plain. Its bytes are the group's."""
+
+    low: Low
+    at: int
+    outputs: int
+    nbytes: int = 0
+
+    @property
+    def a(self) -> Tensor:
+        return self.low.a(self.at)
+
+    @property
+    def b(self) -> Tensor:
+        return self.low.b(self.at, self.outputs)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.low.bias(self.at)
+
+
 class Added:
-    """What the low-rank adapters of a group add to its outputs, each packed from the moment it is attached until it is detached."""
+    """What low-rank adapters add to a group's outputs. Each is packed when it is attached, and the layers let their own copy go."""
 
     def __init__(self, kernels: Kernels, layers: Sequence[SharedLinear]) -> None:
         self._kernels, self._layers = kernels, tuple(layers)
@@ -52,18 +75,22 @@ class Added:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all that is packed here, beside the layers' own copies."""
+        """Bytes of all that adapters have here."""
         return sum(low.nbytes for low in self._packed.values())
 
     def attach(self, adapter: str) -> None:
-        """Pack what an adapter has on the group's layers by now."""
+        """Pack what an adapter has been given on the group's layers."""
         there = [layer.adapters.get(adapter) for layer in self._layers]
-        if any(part is not None for part in there):
-            self._packed[adapter] = Low(self._kernels, [None if part is None else (part.a, part.b, part.bias) for part in there])
-            self._lows = None
+        if all(part is None for part in there):
+            return
+        low = self._packed[adapter] = Low(self._kernels, [None if part is None else (part.a, part.b, part.bias) for part in there])
+        self._lows = None
+        for at, (layer, part) in enumerate(zip(self._layers, there, strict=True)):
+            if part is not None:
+                layer.attach(adapter, PackedLowRank(low, at, layer.product.outputs))
 
     def detach(self, adapter: str) -> None:
-        """Let go of an adapter."""
+        """Let go of an adapter, whom the layers have let go of."""
         if self._packed.pop(adapter, None) is not None:
             self._lows = None
 

@@ -56,12 +56,14 @@ def test_each_shared_unit_runs_once_a_step_over_rows_of_all_its_models(bench, fa
                 assert same_tokens(model, prompt, greedy(model, prompt, 20, min_new_tokens=20, eos_token_id=[]), got) == len(got)
 
 
-def test_resident_weights_are_the_foundation_and_what_differs(bench, family):
-    engine = PagedEngine(bench.store, EngineConfig(kv_bytes=8 << 20, page_tokens=4), family)
+@pytest.mark.parametrize(("kernels", "most"), [("stock", 1.01), ("auto", 1.06)])
+def test_resident_weights_are_the_foundation_and_what_differs(bench, family, kernels, most):
+    """The kernels' panels pad an adapter's rank, here a tiny one."""
+    engine = PagedEngine(bench.store, EngineConfig(kv_bytes=8 << 20, page_tokens=4, kernels=kernels), family)
     with bench.store.catalog.reading() as catalog:
         distinct = {tensor.digest: tensor.nbytes for name in family for tensor in catalog.model(name).tensors}
     memory = engine.memory()
-    assert sum(distinct.values()) <= memory.weights <= 1.01 * sum(distinct.values())
+    assert sum(distinct.values()) <= memory.weights <= most * sum(distinct.values())
     assert memory.weights < 0.5 * memory.weights_unshared
 
 

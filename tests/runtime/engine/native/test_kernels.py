@@ -86,7 +86,11 @@ def test_adapters(kernels: Kernels) -> None:
 
     adapters = [adapter(8, 0, 3), adapter(0, 0, 0), adapter(40, 1, 3), adapter(4, 4, 4)]
     adapters[3] = [(torch.full((4, inputs), float("inf")), b, bias) for _, b, bias in adapters[3]]  # type: ignore[misc]
-    lows = Lows([Low(kernels, each) for each in adapters])
+    packed = [Low(kernels, each) for each in adapters]
+    for low, each in zip(packed, adapters, strict=True):
+        for at, (part, size) in enumerate(zip(each, sizes, strict=True)):
+            assert part is None or (torch.equal(low.a(at), part[0]) and torch.equal(low.b(at, size), part[1])), "unpacked it is another one"
+    lows = Lows(packed)
     bounds = [0, 5, 5, 9, 11, 40, 40, 41]
     x = torch.randn(1, 41, inputs)
     out = torch.randn(1, 41, sum(sizes))
