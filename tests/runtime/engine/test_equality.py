@@ -29,8 +29,8 @@ def ask(model: str, prompt: tuple[int, ...], seq: str, **params) -> SequenceRequ
     return SequenceRequest(seq, seq, model, prompt, SamplingParams(max_tokens=COUNT, **params))
 
 
-def engine(bench, *names: str, pages: int | None = None, layers: str = "fused") -> PagedEngine:
-    config = EngineConfig(kv_bytes=4 << 20, page_tokens=4, layers=layers)
+def engine(bench, *names: str, pages: int | None = None, layers: str = "fused", kernels: str = "auto") -> PagedEngine:
+    config = EngineConfig(kv_bytes=4 << 20, page_tokens=4, layers=layers, kernels=kernels)
     made = PagedEngine(bench.store, config, names)
     if pages is None:
         return made
