@@ -18,6 +18,7 @@ from runtime.engine.idle import IdleCounts
 from runtime.engine.lane import Lane, rows_by_model
 from runtime.engine.outcome import Outcome
 from runtime.engine.residents import Residents
+from runtime.engine.sampling import Largest
 from runtime.engine.step import StepRun
 from runtime.kv.pool import PageSizes
 from runtime.policy.dense import LaneDecision, decide_lane
@@ -63,6 +64,11 @@ class DenseEngine:
 
     def models(self) -> tuple[ModelSpec, ...]:
         return self._residents.specs()
+
+    @property
+    def largest(self) -> Largest:
+        """How this device finds greedy rows' tokens."""
+        return self._residents.units.operations.largest
 
     def load(self, name: str) -> ModelSpec:
         """Make a model ready; one that is loaded already costs nothing. Raises as the constructor."""
@@ -180,7 +186,7 @@ class _Step:
     def _execute(self, batches: Mapping[str, Batch]) -> None:
         self._engine.peak_pages = max(self._engine.peak_pages, self._engine.pages_used)
         run = self._engine.run(batches)
-        self._outcomes.append(run.execute())
+        self._outcomes.append(run.execute(self._engine.largest))
         self.segments.extend(run.segments)
         for name, batch in batches.items():
             self.idle = self.idle.plus(self._lanes[name].counts(batch))

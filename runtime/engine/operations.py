@@ -19,6 +19,7 @@ from runtime.engine.frame import Frame
 from runtime.engine.linear import SharedLinear
 from runtime.engine.native.calls import Kernels, back_to_back
 from runtime.engine.native.groups import NativeGated, NativeGroup, NativeOnto, is_silu, parts_of
+from runtime.engine.sampling import stock_largest
 
 #: x [1, tokens, in] -> each layer's output [1, tokens, out], which is nobody else's and may be written to.
 Group = Callable[[Tensor, Frame], Sequence[Tensor]]
@@ -47,6 +48,10 @@ class Operations(Protocol):
 
     def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
         """Rotary positions, halves against each other; cos, sin [tokens, head_dim]; may write into what it is given."""
+        ...
+
+    def largest(self, logits: Tensor) -> Tensor:
+        """`engine.sampling.Largest`."""
         ...
 
 
@@ -89,6 +94,9 @@ class StockOperations:
         out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
         out[..., half:].addcmul_(x[..., :half], sin[..., half:])
         return out[:, : query.shape[1]], out[:, query.shape[1] :]
+
+    def largest(self, logits: Tensor) -> Tensor:
+        return stock_largest(logits)
 
 
 class NativeNorm(StockNorm):
@@ -150,3 +158,6 @@ class NativeOperations(StockOperations):
         self.kernels.rotate_(query, cos, sin)
         self.kernels.rotate_(key, cos, sin)
         return query, key
+
+    def largest(self, logits: Tensor) -> Tensor:
+        return self.kernels.argmax(logits) if logits.dtype == torch.float32 else stock_largest(logits)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from runtime.engine.answer import PromptPart, asks_prompt, draw_of, prompt_part
 from runtime.engine.rows import Rows
-from runtime.engine.sampling import Draw, sample
+from runtime.engine.sampling import Draw, Largest, sample, stock_largest
 from runtime.types import PromptLogprobs, Row, Sampled
 
 
@@ -51,17 +51,21 @@ def picks_of(batch: Rows, wanted: Sequence[Wanted]) -> Sequence[int]:
     return [index for want in wanted for index in range(want.lo, want.hi)]
 
 
-def outcome_of(batches: Mapping[str, Rows], wanted: Mapping[str, Sequence[Wanted]], logits: Mapping[str, Tensor]) -> Outcome:
+def outcome_of(
+    batches: Mapping[str, Rows], wanted: Mapping[str, Sequence[Wanted]], logits: Mapping[str, Tensor], largest: Largest = stock_largest
+) -> Outcome:
     """Sample every model's rows. `logits`: [wanted rows, vocabulary] by model."""
     sampled: list[Sampled] = []
     prompts: list[PromptLogprobs] = []
     for name, batch in batches.items():
         if wanted[name]:
-            _finish(batch, wanted[name], logits[name], sampled, prompts)
+            _finish(batch, wanted[name], logits[name], largest, sampled, prompts)
     return Outcome(tuple(sampled), tuple(prompts))
 
 
-def _finish(batch: Rows, wanted: Sequence[Wanted], logits: Tensor, sampled: list[Sampled], prompts: list[PromptLogprobs]) -> None:
+def _finish(
+    batch: Rows, wanted: Sequence[Wanted], logits: Tensor, largest: Largest, sampled: list[Sampled], prompts: list[PromptLogprobs]
+) -> None:
     """Sample a model's rows; prompt log-probabilities come from the same logits."""
     chosen: list[int] = []
     draws: list[Draw] = []
@@ -77,7 +81,7 @@ def _finish(batch: Rows, wanted: Sequence[Wanted], logits: Tensor, sampled: list
     if not draws:
         return
     rows = logits if len(chosen) == logits.shape[0] else logits[torch.tensor(chosen, device=logits.device)]
-    results = sample(rows, draws)
+    results = sample(rows, draws, largest)
     for result in results:
         batch.model.sequences[result.seq].output.append(result.token)
     sampled.extend(results)

@@ -80,7 +80,7 @@ class PagedEngine:
         segments: list[SegmentRun] = []
         if logits is None:
             run = eager(batches, self._residents.units, self._pool, self._config.trace_segments)
-            outcome, segments = run.execute(), run.segments
+            outcome, segments = run.execute(self._residents.units.operations.largest), run.segments
         else:
             outcome = outcome_of(batches, {name: wanted_of(batch) for name, batch in batches.items()}, logits)
         return StepResult(plan.step, outcome.sampled, outcome.prompts, tuple(segments), time.perf_counter_ns() - begin)

@@ -10,7 +10,7 @@ same tokens whatever else is in the batch, and after a preemption it goes on as 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,14 @@ from blake3 import blake3
 from torch import Tensor
 
 from runtime.types import Logprob, Sampled, SamplingParams
+
+#: Logits [rows, vocabulary] in float32 -> [rows], the first of each row's largest; of a row that holds NaN, the first of those.
+Largest = Callable[[Tensor], Tensor]
+
+
+def stock_largest(logits: Tensor) -> Tensor:
+    """`Largest`, as torch has it."""
+    return torch.argmax(logits, dim=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +46,17 @@ def uniform(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+def sample(logits: Tensor, draws: Sequence[Draw], largest: Largest = stock_largest) -> list[Sampled]:
     """One token per row.
 
     Args:
         logits: [rows, vocabulary] in any float dtype; not modified.
         draws: one per row.
+        largest: how greedy rows' tokens are found.
     """
     raw = logits.float()
     shaped = _shape(raw, draws)
-    tokens = torch.argmax(shaped, dim=-1)
+    tokens = largest(shaped)
     picked = [row for row, draw in enumerate(draws) if not draw.params.greedy]
     if picked:
         index = torch.tensor(picked, device=logits.device)

@@ -21,6 +21,7 @@ from torch import Tensor
 from runtime.engine.frame import Frame, Kept, running
 from runtime.engine.outcome import Outcome, outcome_of, picks_of, wanted_of
 from runtime.engine.rows import Frames, Piece, Rows, adapter_spans
+from runtime.engine.sampling import Largest, stock_largest
 from runtime.engine.segments import Segment, plan_segments
 from runtime.engine.units import Unit
 from runtime.types import SegmentRun
@@ -67,9 +68,9 @@ class StepRun:
         self._hidden = {name: batch.hidden for name, batch in batches.items() if batch.hidden is not None}
         self._logits: dict[str, Tensor] = {}
 
-    def execute(self) -> Outcome:
-        """Run every segment, then sample."""
-        return outcome_of(self._batches, self._wanted, self.forward())
+    def execute(self, largest: Largest = stock_largest) -> Outcome:
+        """Run every segment, then sample. `largest`: how this device finds greedy rows' tokens."""
+        return outcome_of(self._batches, self._wanted, self.forward(), largest)
 
     def forward(self) -> Mapping[str, Tensor]:
         """Run every segment. Returns the logits [wanted rows, vocabulary] by model, of those that want any."""

@@ -374,8 +374,8 @@ class Kernels:
             raise MemoryError("no memory for a layer")
 
     def argmax(self, x: Tensor) -> Tensor:
-        """x [rows, width] -> [rows], the first of the largest."""
-        x = x.contiguous()
+        """x [rows, width] -> [rows], the first of the largest; of a row that holds NaN, the first of those."""
+        x = _rows_of(x, x.shape[-1])
         out = torch.empty(x.shape[0], dtype=torch.int64)
         self._argmax(x.data_ptr(), x.shape[0], x.shape[1], out.data_ptr(), self.threads)
         return out

@@ -301,7 +301,7 @@ def test_a_failed_step_ends_its_own_and_nothing_stays(bench, monkeypatch):
         agent.finish_step(made.execute(agent.next_step(0)), 0)
     plan = agent.next_step(0)
     with monkeypatch.context() as patch:
-        patch.setattr(step.StepRun, "execute", lambda self: (_ for _ in ()).throw(RuntimeError("broken")))
+        patch.setattr(step.StepRun, "execute", lambda *_: (_ for _ in ()).throw(RuntimeError("broken")))
         with pytest.raises(RuntimeError, match="broken"):
             made.execute(plan)
     assert len(agent.fail_step("broken", 0)) == 3

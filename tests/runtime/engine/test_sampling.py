@@ -10,8 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.engine.operations import NativeOperations
 from runtime.engine.sampling import Draw, sample, uniform
 from runtime.types import SamplingParams
+from tests.runtime.engine.compiled import needs_kernels
 
 VOCAB = 12
 
@@ -32,6 +34,18 @@ def support(row, count=400, **params) -> set[int]:
 def test_greedy_takes_the_largest():
     rows = logits(rows=5)
     assert [s.token for s in sample(rows, [draw() for _ in range(5)])] == rows.argmax(-1).tolist()
+
+
+@needs_kernels
+def test_a_device_with_kernels_takes_the_same_tokens():
+    """Ties, infinities, rows that hold NaN, biases, rows that draw beside greedy ones, logits in half precision and out of order."""
+    from runtime.engine.native.calls import Kernels
+
+    rows = logits(rows=40).round(decimals=1)
+    rows[1], rows[2], rows[3, -1], rows[4, 5], rows[5, [3, 9]] = 0.5, -math.inf, math.nan, math.inf, 99.0
+    draws = [draw(temperature=1.0 if at % 4 == 3 else 0.0, seed=at, logit_bias=((at % 7, 4.0),) if at % 5 == 0 else ()) for at in range(40)]
+    for each in (rows, rows.bfloat16(), rows.t().contiguous().t(), rows[:, :7]):
+        assert sample(each, draws, NativeOperations(Kernels()).largest) == sample(each, draws)
 
 
 @settings(deadline=None, max_examples=30)

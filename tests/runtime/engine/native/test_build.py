@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from runtime.config import EngineConfig
+from runtime.engine.dense import DenseEngine
 from runtime.engine.native import build
 from runtime.engine.native.build import NoKernels, compiled, library
+from runtime.engine.native.calls import Kernels
 from runtime.engine.paged import PagedEngine
 from runtime.engine.residents import kernels_for
 from tests.runtime.engine.compiled import needs_kernels
@@ -81,6 +83,18 @@ def test_stock_and_native_give_the_same_tokens(bench) -> None:
         run = drive(made, {0: [ask(name, prompt, f"{i}") for i, prompt in enumerate(prompts(3, (5, 9, 20)))]})
         out[kernels] = [run.tokens(f"{i}") for i in range(3)]
     assert out["stock"] == out["native"]
+
+
+def test_greedy_tokens_are_found_by_the_kernels(bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    largest = Kernels.argmax
+    monkeypatch.setattr(Kernels, "argmax", lambda self, x: seen.append(x.shape[0]) or largest(self, x))
+    name = bench.family("llama", "native-greedy", seed=8)
+    for executor, kernels in ((PagedEngine, "native"), (DenseEngine, "native"), (PagedEngine, "stock")):
+        made = executor(bench.store, EngineConfig(kv_bytes=4 << 20, page_tokens=4, kernels=kernels), [name])
+        drive(made, {0: [ask(name, prompt, f"{i}") for i, prompt in enumerate(prompts(3, (5, 9)))]})
+        assert bool(seen) == (kernels == "native")
+        seen.clear()
 
 
 def test_half_precision_and_accelerators_take_no_kernels(bench) -> None:
