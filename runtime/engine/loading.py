@@ -54,7 +54,7 @@ def load_model(
     try:
         indices = kv_indices(held)
         layers = sum(index is not None for index in indices)
-        spec = _spec(store, manifest, chain, found, config, kv_layers=layers, page_tokens=page_tokens)
+        spec = spec_of(store, manifest, chain, found, config, kv_layers=layers, page_tokens=page_tokens)
     except BaseException:
         release_units(units, held, keys)
         raise
@@ -78,7 +78,7 @@ def _acquire(manifest: ModelManifest, plan: ChainPlan, keys: Sequence[str | None
     return held
 
 
-def _spec(
+def spec_of(
     store: Store,
     manifest: ModelManifest,
     chain: tuple[ChainBlock, ...],

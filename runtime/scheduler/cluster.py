@@ -505,5 +505,6 @@ class Scheduler:
                 self.devices[name].members -= 1
                 self._out.close(name, member.seq, epoch)
 
-    def tell_move(self, now: int, event: str, move: Handover, last: Moved | None = None, why: str | None = None) -> None:
+    def tell_move(self, now: int, event: str, move: Handover, why: str | None = None) -> None:
+        last = move.last if event == "kv.meet" else None
         self._tell.move(now, event, move.member.request, move.number, move.source, move.target, last, why)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 class Handover:
     """One move. `upto`: tokens that the destination has been asked for; `groups`: page groups taken there, of `pages` each.
 
-    `asked`: an answer is awaited; `orphan`: the source is dead.
+    `asked`: an answer is awaited; `last`: the latest; `orphan`: the source is dead.
     """
 
     number: int
@@ -46,6 +46,7 @@ class Handover:
     stages: int = 0
     asked: bool = True
     orphan: bool = False
+    last: Moved | None = None
 
     @property
     def hop(self) -> Hop:
@@ -127,10 +128,10 @@ class Handovers:
         move = self._moves.get(event.move)
         if move is None:
             return
-        move.asked = False
+        move.asked, move.last = False, event
         member = move.member
         if member.held and not member.flying:
-            self._finish(move, event, now)
+            self._finish(move, now)
             return
         config, width = self._scheduler.config, member.spec.page_tokens
         grown = member.computed - move.upto
@@ -144,7 +145,7 @@ class Handovers:
                 member.held = True
                 if not member.flying:
                     self._scheduler.rest(member)
-                    self._finish(move, event, now)
+                    self._finish(move, now)
 
     def stuck(self, event: Stuck, now: int) -> None:
         """The destination has given up, and has kept nothing."""
@@ -158,7 +159,7 @@ class Handovers:
         if move is None or not member.held:
             return False
         if not move.asked:
-            self._finish(move, None, now)
+            self._finish(move, now)
         return True
 
     # -- ends ----------------------------------------------------------------------------------------------------------
@@ -208,16 +209,16 @@ class Handovers:
         else:
             self._abort(move, now, f"no room for what has grown on {move.target}")
 
-    def _finish(self, move: Handover, last: Moved | None, now: int) -> None:
+    def _finish(self, move: Handover, now: int) -> None:
         """The sequence is at rest: bring the rest, or commit if there is none."""
         if move.member.computed > move.upto:
             self._ask_more(move, now)
         else:
-            self._commit(move, last, now)
+            self._commit(move, now)
 
-    def _commit(self, move: Handover, last: Moved | None, now: int) -> None:
+    def _commit(self, move: Handover, now: int) -> None:
         """From now on the sequence runs on the new path. Its pages are there before those it leaves are free."""
-        scheduler, member = self._scheduler, move.member
+        scheduler, member, last = self._scheduler, move.member, move.last
         old, epoch = member.devices, member.epoch
         path = tuple(Hop(move.target, hop.lo, hop.hi) if at == move.at else hop for at, hop in enumerate(member.path))
         self._drop(move)
@@ -231,7 +232,7 @@ class Handovers:
             self._copied += sum(hi - lo for lo, hi in last.copied)
             self._recomputed += sum(hi - lo for lo, hi in last.recomputed)
             self._nbytes += last.nbytes
-        scheduler.tell_move(now, "kv.meet", move, last)
+        scheduler.tell_move(now, "kv.meet", move)
         scheduler.go_on(member, now)
 
     def _abort(self, move: Handover, now: int, why: str, settle: bool = True) -> None:

@@ -36,7 +36,7 @@ from runtime.engine.counted import CountingModel, expected
 from runtime.engine.counting import CountingEngine
 from runtime.messages import PROTOCOL, Pages, Ready
 from runtime.scheduler.cluster import Scheduler
-from runtime.stages import Array
+from runtime.stages import Array, Block, Chain, StageEngine
 from runtime.types import SequenceRequest, TokenEvent
 from tests.runtime.virtual import ListTrace, Told
 
@@ -49,15 +49,18 @@ class Node:
 
     name: str
     relay: Relay
-    engine: CountingEngine
+    engine: StageEngine
     running: bool = False
     alive: bool = True
 
 
 @dataclass
 class VirtualCluster:
-    models: Sequence[CountingModel]
+    models: Sequence[CountingModel] = ()
     cuts: Sequence[Sequence[int]] = ()
+    chains: Sequence[Chain] = ()
+    blocks: Sequence[Block] = ()
+    make_engine: Callable[[str], StageEngine] | None = None
     devices: int = 2
     pages: int = 256
     config: ClusterConfig | None = None
@@ -72,8 +75,9 @@ class VirtualCluster:
 
     def __post_init__(self) -> None:
         cuts = self.cuts or [()] * len(self.models)
-        chains = [model.chain(*cut) for model, cut in zip(self.models, cuts, strict=True)]
-        blocks = {block.id: block for model, cut in zip(self.models, cuts, strict=True) for block in model.blocks(*cut)}
+        chains = [*self.chains, *(model.chain(*cut) for model, cut in zip(self.models, cuts, strict=True))]
+        blocks = {block.id: block for block in self.blocks}
+        blocks |= {block.id: block for model, cut in zip(self.models, cuts, strict=True) for block in model.blocks(*cut)}
         self.trace = ListTrace()
         config = self.config or ClusterConfig(devices=self.devices, placing="split")
         self.scheduler = Scheduler(chains, blocks.values(), config, self.trace)
@@ -124,7 +128,7 @@ class VirtualCluster:
         self.expect_empty()
 
     def expect_empty(self) -> None:
-        assert not self.scheduler.busy
+        assert not self.scheduler.busy, "sequences are alive"
         for node in self.living():
             counts = node.relay.pages()
             assert counts.free == counts.capacity, (node.name, counts)
@@ -151,10 +155,10 @@ class VirtualCluster:
 
     def bring_up(self, name: str) -> None:
         number = int(name[1:])
-        engine = CountingEngine(self.models, self.pages, device=name, alpha=self.alpha)
-        self.nodes[name] = Node(name, Relay(name, self.pages, self.relay_config), engine)
+        engine = self.make_engine(name) if self.make_engine else CountingEngine(self.models, self.pages, device=name, alpha=self.alpha)
+        self.nodes[name] = Node(name, Relay(name, engine.page_capacity, self.relay_config), engine)
         limit = self.limits[number] if self.limits else 0
-        ready = Ready(name, PROTOCOL, "test", self.pages, engine.page_bytes, limit, name)
+        ready = Ready(name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name)
         self.at(self.now + self.latency, lambda: self.tell(ready))
 
     def tell(self, event: Any) -> None:
@@ -229,7 +233,8 @@ class VirtualCluster:
         node.running = True
         result = node.engine.run(step.plan, step.inputs)
         self.hidden_bytes += sum(len(array.data) for array in result.outputs.values())
-        self.at(self.now + result.result.busy, lambda: self.finish(node, result))
+        busy = result.result.busy if self.make_engine is None else self.alpha
+        self.at(self.now + busy, lambda: self.finish(node, result))
 
     def finish(self, node: Node, result: Any) -> None:
         if node.alive:
