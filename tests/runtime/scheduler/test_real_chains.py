@@ -21,7 +21,7 @@ from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 
 MODELS = ["llama", "neox", "lora", "stitched"]
 CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4)
-COUNT = 10
+COUNT = 24
 SAMPLING = SamplingParams(COUNT, ignore_eos=True)
 LENGTHS = (3, 9, 17)
 
@@ -92,7 +92,7 @@ def test_chains_over_devices(family: Bench, answers: dict[str, list[int]], devic
 @pytest.mark.parametrize("ends", [{}, {"copy": False}, {"recompute": False}], ids=["both-ends", "recompute", "copy"])
 def test_sequences_that_move_as_they_run(family: Bench, answers: dict[str, list[int]], ends: dict[str, bool]) -> None:
     rng = random.Random(len(ends))
-    cluster = cluster_of(family, 3, page_bytes_per_ms=2000.0)
+    cluster = cluster_of(family, 3, page_bytes_per_ms=1000.0)
     ask(cluster, rng)
 
     def move() -> None:
@@ -101,12 +101,12 @@ def test_sequences_that_move_as_they_run(family: Bench, answers: dict[str, list[
             member = rng.choice(running)
             cluster.migrate(member.seq, rng.randrange(len(member.path)), f"d{rng.randrange(3)}", **ends)
 
-    for _ in range(60):
-        cluster.at(rng.randrange(60 * MS), move)
+    for _ in range(100):
+        cluster.at(rng.randrange(100 * MS), move)
     cluster.run()
     assert tokens(cluster) == answers
     counts = cluster.scheduler.handovers.counts()
-    assert counts.committed > 3
+    assert counts.committed > 1
     assert (counts.copied > 0, counts.recomputed > 0) == (ends != {"copy": False}, ends != {"recompute": False})
 
 
