@@ -2,7 +2,7 @@
 
     Latency   = T_queue + T_compute + T_transfer + T_load
     T_queue   = the queued batches' own compute times
-    T_transfer= the request's bytes over the link to the candidate's device
+    T_transfer= the request's bytes over the link to the candidate's device, and what moving its K and V there takes
     T_load    = max(T_swap - T_transfer, 0) on an idle device, T_swap on a busy one, 0 where the block is resident
     T_swap    = bytes of the block that must go, over its way out  +  bytes of the new one, over its way in
 
@@ -31,8 +31,8 @@ class Candidate:
     """A block on a device that could take the hop.
 
     `queue`: batches before it. `joins`: rows of the batch that it becomes part of. `request_bytes` travel over `transfer` (None: it is
-    here already). `resident`: the block is loaded; else it comes over `way_in`, after `evicted_bytes` have gone over `way_out`. `idle`:
-    loading overlaps the transfer.
+    here already), and `kv_seconds` is what its K and V take to get there (BL-16; 0 where they are, or are none). `resident`: the block is
+    loaded; else it comes over `way_in`, after `evicted_bytes` have gone over `way_out`. `idle`: loading overlaps the transfer.
     """
 
     name: str
@@ -46,6 +46,7 @@ class Candidate:
     way_in: LinkProfile | None = None
     evicted_bytes: int = 0
     way_out: LinkProfile | None = None
+    kv_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ def latency_of(candidate: Candidate, work: Work) -> Latency:
     """The four terms for one request on one candidate."""
     compute = candidate.block.decode
     transfer = candidate.transfer.seconds(candidate.request_bytes) if candidate.transfer is not None else 0.0
+    transfer += candidate.kv_seconds
     swap = 0.0 if candidate.resident else swap_seconds(candidate)
     return Latency(
         queue=sum(compute.at(each.rows, each.context) for each in candidate.queue),
