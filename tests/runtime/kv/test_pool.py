@@ -57,3 +57,29 @@ def test_more_tokens_than_fit_are_refused(pool):
         pool.view(WIDE, 5)
     with pytest.raises(NotServable, match="larger pages"):
         pool.page_tokens(Geometry(64, 128, torch.float32))
+
+
+def test_pages_are_read_and_written_as_bytes(pool):
+    """What a page holds beyond its tokens travels with it; a copy stays what it was."""
+    view = pool.view(NARROW, 4)
+    k, v = some(NARROW, 4, 1), some(NARROW, 4, 2)
+    view.write(torch.tensor([2, 2, 2, 2]), torch.arange(4), k, v)
+    held = pool.read([2, 0])
+    assert held.dtype == torch.uint8 and held.shape == (2, 2 * HALF_PAGE) and not held[1].any()
+    assert torch.equal(held[0, : 4 * NARROW.token_bytes].view(torch.float32), k.flatten())
+    assert torch.equal(held[0, HALF_PAGE : HALF_PAGE + 4 * NARROW.token_bytes].view(torch.float32), v.flatten())
+    pool.clear([2])
+    pool.write([5, 4], held)
+    assert torch.equal(pool.read([5, 4]), held) and not pool.read([2]).any()
+    assert all(torch.equal(got, given) for got, given in zip(view.gather(torch.tensor([5]), pool), (k, v), strict=True))
+
+
+def test_pages_that_are_nobody_s_are_not_read(pool):
+    for page in (-1, pool.padding, pool.spill):
+        with pytest.raises(ValueError, match="numbered from 0 to 5"):
+            pool.read([page])
+        with pytest.raises(ValueError, match="numbered from 0 to 5"):
+            pool.write([page], torch.zeros((1, 2 * HALF_PAGE), dtype=torch.uint8))
+    for wrong in (torch.zeros((2, 2 * HALF_PAGE), dtype=torch.uint8), torch.zeros((1, 2 * HALF_PAGE))):
+        with pytest.raises(ValueError, match="1 pages of"):
+            pool.write([0], wrong)
