@@ -69,7 +69,7 @@ class StagedEngine:
         learn(models, plan)
         batches = {name: _begun(batch, inputs, units.device) for name, batch in rows_of(models, self._pool, plan).items()}
         run = eager(batches, units, self._pool, self._trace)
-        outcome = run.execute()
+        outcome = run.execute(units.operations.largest)
         outputs: dict[str, Array] = {}
         for name, hidden in run.behind.items():
             arrays = arrays_of(hidden, [(span.lo, span.hi) for span in batches[name].spans])

@@ -154,14 +154,18 @@ class PagePool:
     def read(self, pages: Sequence[int]) -> Tensor:
         """What is in these pages: uint8 [pages, 2 * half_bytes] on the CPU, K before V; a copy. Raises ValueError for others' pages."""
         index = self._index(pages)
-        return torch.cat((self._k[index], self._v[index]), dim=1).cpu()
+        out = torch.empty((len(pages), 2, self.half_bytes), dtype=torch.uint8, device=self._k.device)
+        for at, half in enumerate((self._k, self._v)):
+            torch.index_select(half, 0, index, out=out[:, at])
+        return out.flatten(1).cpu()
 
     def write(self, pages: Sequence[int], data: Tensor) -> None:
         """Put there what `read` gives. Raises ValueError for others' pages and for data of another shape."""
         if data.dtype != torch.uint8 or data.shape != (len(pages), 2 * self.half_bytes):
             raise ValueError(f"{len(pages)} pages of {2 * self.half_bytes} bytes are not {data.dtype} {tuple(data.shape)}")
-        index, data = self._index(pages), data.to(self._k.device)
-        self._k[index], self._v[index] = data[:, : self.half_bytes], data[:, self.half_bytes :]
+        index, words = self._index(pages), data.to(self._k.device).view(torch.int64)  # eight bytes at a time
+        for half, given in zip((self._k, self._v), words.chunk(2, dim=1), strict=True):
+            half.view(torch.int64)[index] = given
 
     def _index(self, pages: Sequence[int]) -> Tensor:
         if not all(0 <= page < self.pages for page in pages):
