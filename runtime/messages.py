@@ -47,9 +47,9 @@ class Drop(Message, frozen=True, tag=True, array_like=True):
 class Open(Message, frozen=True, tag=True, array_like=True):
     """Learn sequences that come over this device. `outputs`: tokens they have produced before.
 
-    `keep[i]`: one that is here already goes on, under the new epoch and path, with the K and V of the stages that it still has here;
-    else it begins anew. `shared[i]`: (other sequence of the same domain on this device, tokens): its first pages are this one's
-    too (BL-32); None for none.
+    `keep[i]`: one that is here already goes on, under the new epoch and path, with the K and V of its first `computed[i]` tokens in the
+    layers that it still has here; else it begins anew. `shared[i]`: (other sequence of the same domain on this device, tokens): its first
+    pages are this one's too (BL-32); None for none.
     """
 
     epochs: tuple[int, ...]
@@ -57,6 +57,7 @@ class Open(Message, frozen=True, tag=True, array_like=True):
     outputs: tuple[tuple[int, ...], ...]
     paths: tuple[tuple[Hop, ...], ...]
     keep: tuple[bool, ...]
+    computed: tuple[int, ...]
     shared: tuple[tuple[str, int] | None, ...]
 
 
@@ -94,16 +95,19 @@ class Go(Message, frozen=True, tag=True, array_like=True):
 
 
 class Receive(Message, frozen=True, tag=True, array_like=True):
-    """To the destination: bring the K and V of sequence's stage `lo` here, tokens [0, upto), from `source`.
+    """To the destination: bring here the K and V that a sequence has in these components, tokens [0, upto), from `source`.
 
-    `tokens`: its first ones, to recompute pages from the front (empty: copy only). `copy`: whether pages come from the back (false:
-    recompute only). A later Receive of the same move brings what has grown since (`upto` larger), copied.
+    `layers`: attention layers [first, last) of the chain's that they have, `page_tokens` to a page. `tokens`: its first ones, to recompute
+    pages from the front by that stage, which must be loaded (empty: copy only). `copy`: whether pages come from the back (false: recompute
+    only). A later Receive of the same move brings what has grown since (`upto` larger).
     """
 
     move: int
     seq: str
     epoch: int
     stage: Stage
+    layers: tuple[int, int]
+    page_tokens: int
     source: str
     upto: int
     tokens: tuple[int, ...]
@@ -112,7 +116,7 @@ class Receive(Message, frozen=True, tag=True, array_like=True):
 
 
 class Settle(Message, frozen=True, tag=True, array_like=True):
-    """To the destination: the move is over. Committed, its pages are the sequence's under `epoch`; else they are free again."""
+    """To the destination: the move is over. Committed, its pages are the sequence's, whose Open under `epoch` is next; else they go."""
 
     move: int
     seq: str
@@ -121,12 +125,12 @@ class Settle(Message, frozen=True, tag=True, array_like=True):
 
 
 class Want(Message, frozen=True, tag=True, array_like=True):
-    """Destination (`by`) to source: page groups of a sequence's stage, tokens [lo, hi). Answered by one Pages."""
+    """Destination (`by`) to source: pages of tokens [lo, hi), whole groups, of these attention layers. Answered by one Pages."""
 
     move: int
     seq: str
     epoch: int
-    stage: Stage
+    layers: tuple[int, int]
     lo: int
     hi: int
     by: str

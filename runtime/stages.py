@@ -80,11 +80,15 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """Uses [first, last) of a chain, components [lo, hi), on one device."""
+    """Blocks of a chain back to back on one device: components [lo, hi), which have attention layers [first, last) of the chain's."""
 
     device: str
     lo: int
     hi: int
+    layers: tuple[int, int] = (0, 0)
+
+    def covers(self, layers: tuple[int, int]) -> bool:
+        return self.layers[0] <= layers[0] and layers[1] <= self.layers[1]
 
 
 #: Who runs a sequence, first hop first; neighbours are on different devices.
@@ -96,12 +100,20 @@ def path_of(chain: Chain, devices: Sequence[str]) -> Path:
     if len(devices) != len(chain.uses):
         raise ValueError(f"{chain.model} has {len(chain.uses)} blocks, not {len(devices)}")
     hops: list[Hop] = []
+    layer = 0
     for device, use in zip(devices, chain.uses, strict=True):
+        after = layer + use.kv_layers
         if hops and hops[-1].device == device:
-            hops[-1] = Hop(device, hops[-1].lo, use.hi)
+            hops[-1] = Hop(device, hops[-1].lo, use.hi, (hops[-1].layers[0], after))
         else:
-            hops.append(Hop(device, use.lo, use.hi))
+            hops.append(Hop(device, use.lo, use.hi, (layer, after)))
+        layer = after
     return tuple(hops)
+
+
+def devices_of(chain: Chain, path: Path) -> tuple[str, ...]:
+    """The device of each block of a chain along a path."""
+    return tuple(next(hop.device for hop in path if hop.lo <= use.lo and use.hi <= hop.hi) for use in chain.uses)
 
 
 @dataclass(frozen=True, slots=True)

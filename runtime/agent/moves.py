@@ -45,21 +45,21 @@ class Moves:
         self._tables = tables
         self._config = config
         self._incoming: dict[int, _Incoming] = {}
-        self._adopted: dict[tuple[str, int, int], str] = {}
+        self._adopted: dict[tuple[str, int], list[tuple[tuple[int, int], str]]] = {}
         self._rows: list[Waiting] = []
 
     def keys(self) -> set[str]:
         """Tables that are no sequence's yet."""
-        return {each.key for each in self._incoming.values()} | set(self._adopted.values())
+        return {each.key for each in self._incoming.values()} | {key for some in self._adopted.values() for _, key in some}
 
     def take_rows(self) -> list[Waiting]:
         """Rows that recompute, for the queue."""
         rows, self._rows = self._rows, []
         return rows
 
-    def adopted(self, seq: str, epoch: int, lo: int) -> str | None:
-        """The table that was settled for a stage of a sequence, handed over."""
-        return self._adopted.pop((seq, epoch, lo), None)
+    def adopted(self, seq: str, epoch: int) -> list[tuple[tuple[int, int], str]]:
+        """Tables that were settled for a sequence, each with its layers; handed over."""
+        return self._adopted.pop((seq, epoch), [])
 
     # -- the destination -----------------------------------------------------------------------------------------------
 
@@ -68,8 +68,11 @@ class Moves:
         known = self._incoming.get(order.move)
         if known is not None:
             return self._grow(known, order, now)
-        if spec is None:
+        if spec is None and order.tokens:
             return self._stuck(order.move, order.seq, f"{order.stage.id} is not loaded here")
+        first, last = order.layers
+        if spec is None or spec.kv_layers != last - first:
+            spec = ModelSpec(order.stage.id, last - first, order.page_tokens, order.upto + 1, 1)
         key = self._tables.open(f"{order.seq}!{order.move}", order.stage.lo, spec)
         if not self._tables.grow(key, order.upto):
             self._tables.release(key)
@@ -135,7 +138,7 @@ class Moves:
             return []
         del self._incoming[order.move]
         self._tables.fill(move.key, move.order.upto - self._tables.book.tokens_of(move.key))
-        self._adopted[order.seq, order.epoch, move.order.stage.lo] = move.key
+        self._adopted.setdefault((order.seq, order.epoch), []).append((move.order.layers, move.key))
         return []
 
     def unreachable(self, device: str, now: int) -> list[RelayCommand]:
@@ -152,18 +155,24 @@ class Moves:
         for move in [each for each in self._incoming.values() if each.order.seq == seq and each.order.epoch <= epoch]:
             self._drop(move)
         for name in [name for name in self._adopted if name[0] == seq and name[1] <= epoch]:
-            self._tables.release(self._adopted.pop(name))
+            for _, key in self._adopted.pop(name):
+                self._tables.release(key)
 
     # -- the source ----------------------------------------------------------------------------------------------------
 
-    def give(self, want: Want, key: str | None) -> RelayCommand:
-        """Page groups of a sequence that runs here; or why there are none. `key`: its table of that stage."""
+    def give(self, want: Want, guest: Guest | None) -> RelayCommand:
+        """Pages of a sequence that runs here; or why there are none."""
         answer = Pages(want.move, want.seq, want.epoch, want.lo, want.hi, "")
-        if key is None or self._tables.spec(key).name != want.stage.id:
-            return Send(want.by, _refusal(answer, f"{want.seq} is not here"))
+        hops = () if guest is None else (hop for hop in guest.path if hop.device == self._device and hop.covers(want.layers))
+        hop = next(iter(hops), None)
+        key = None if guest is None or hop is None else guest.keys.get(hop.lo)
+        if key is None or hop is None:
+            return Send(want.by, _refusal(answer, f"these layers of {want.seq} are not here"))
         if not 0 <= want.lo < want.hi <= self._tables.book.tokens_of(key) or want.lo % self._tables.spec(key).page_tokens:
             return Send(want.by, _refusal(answer, f"tokens {want.lo} to {want.hi} of {want.seq} are not written here"))
-        return ReadPages(self._tables.pages(key, want.lo, want.hi), want.by, answer)
+        first = hop.layers[0]
+        layers = slice(want.layers[0] - first, want.layers[1] - first)
+        return ReadPages(self._tables.pages(key, want.lo, want.hi, layers), want.by, answer)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -190,7 +199,7 @@ class Moves:
             span = ends.next_back(self._config.window)
             if span is None:
                 break
-            out.append(Send(order.source, Want(order.move, order.seq, order.epoch, order.stage, span.start, span.stop, self._device)))
+            out.append(Send(order.source, Want(order.move, order.seq, order.epoch, order.layers, span.start, span.stop, self._device)))
         if not ends.recomputing and (span := ends.next_front(self._config.chunk)) is not None:
             self._rows.append(self._front(move, span, now))
         if ends.stuck and not ends.recomputing and not ends.copying:

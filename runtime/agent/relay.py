@@ -36,7 +36,7 @@ from runtime.agent.commands import (
 from runtime.agent.guests import Guest, Waiting
 from runtime.agent.moves import Moves
 from runtime.agent.returns import Returns
-from runtime.agent.tables import Tables
+from runtime.agent.tables import Piece, Tables
 from runtime.config import RelayConfig
 from runtime.messages import (
     Close,
@@ -206,37 +206,52 @@ class Relay:
             if known is not None and known.epoch >= epoch:
                 continue
             guest = Guest(request, epoch, message.paths[at], message.outputs[at])
-            if known is not None:
-                kept = {hop.lo: (hop.lo, hop.hi) for hop in guest.path if hop.device == self.device} if message.keep[at] else {}
-                for lo, key in known.keys.items():
-                    if lo in kept and self._tables.spec(key).name == Stage(request.model, *kept[lo]).id:
-                        guest.keys[lo] = key
-                    else:
-                        self._tables.release(key)
-            if not self._seat(guest, message.shared[at]):
+            self._guests[guest.seq] = guest
+            if message.keep[at]:
+                seated = self._reseat(guest, known, message.computed[at])
+            else:
+                if known is not None:
+                    self._let_go(known)
+                seated = self._seat(guest, message.shared[at])
+            if not seated:
+                self._forget(guest)
                 refused.append((request.seq, epoch))
         if not refused:
             return []
         seqs, epochs = zip(*refused, strict=True)
-        return [Send(SCHEDULER, Lost(self.device, seqs, epochs, "a stage of its path is not loaded here", True))]
+        return [Send(SCHEDULER, Lost(self.device, seqs, epochs, "a stage of its path, or K and V that it needs, is not here", True))]
 
     def _seat(self, guest: Guest, shared: tuple[str, int] | None) -> bool:
-        """Give a sequence its tables; false, and nothing is kept of it, where a stage is missing."""
-        self._guests[guest.seq] = guest
+        """Give a sequence empty tables, or ones that begin as another's; false where a stage is missing."""
         other = self._guests.get(shared[0]) if shared is not None else None
         for hop in _here(guest, self.device):
             spec = self._stages.get(Stage(guest.request.model, hop.lo, hop.hi).id)
-            adopted = self._moves.adopted(guest.seq, guest.epoch, hop.lo)
-            if adopted is not None and hop.lo not in guest.keys:
-                guest.keys[hop.lo] = adopted
-            if hop.lo in guest.keys:
-                continue
             if spec is None:
-                self._forget(guest)
                 return False
             guest.keys[hop.lo] = self._tables.open(guest.seq, hop.lo, spec)
-            if other is not None and shared is not None and hop.lo in other.keys:
+            if shared is not None:
+                if other is None or hop.lo not in other.keys:
+                    return False
                 self._tables.share(guest.keys[hop.lo], other.keys[hop.lo], shared[1])
+        return True
+
+    def _reseat(self, guest: Guest, known: Guest | None, computed: int) -> bool:
+        """Give a sequence that goes on here the layers that it has here, and those that came, in tables of its new hops.
+
+        False, and nothing of it stays, where any are missing.
+        """
+        had = [] if known is None else [(hop.layers, known.keys[hop.lo]) for hop in _here(known, self.device) if hop.lo in known.keys]
+        had += self._moves.adopted(guest.seq, guest.epoch)
+        new: list[tuple[int, ModelSpec, list[Piece]]] = []
+        for hop in _here(guest, self.device):
+            spec, pieces = self._stages.get(Stage(guest.request.model, hop.lo, hop.hi).id), _pieces(hop, had)
+            if spec is None or pieces is None or any(self._tables.book.tokens_of(piece.key) < computed for piece in pieces):
+                for _, key in had:
+                    self._tables.release(key)
+                return False
+            new.append((hop.lo, spec, pieces))
+        keys = self._tables.recut(guest.seq, new, [key for _, key in had], computed)
+        guest.keys.update(zip((lo for lo, _, _ in new), keys, strict=True))
         return True
 
     def _close(self, seq: str, epoch: int) -> None:
@@ -247,6 +262,9 @@ class Relay:
 
     def _forget(self, guest: Guest) -> None:
         del self._guests[guest.seq]
+        self._let_go(guest)
+
+    def _let_go(self, guest: Guest) -> None:
         for key in guest.keys.values():
             self._tables.release(key)
             self._returns.gone(key)
@@ -367,8 +385,7 @@ class Relay:
             case Settle():
                 out = self._moves.settle(event)
             case Want():
-                guest = self._guests.get(event.seq)
-                out = [self._moves.give(event, guest.keys.get(event.stage.lo) if guest is not None else None)]
+                out = [self._moves.give(event, self._guests.get(event.seq))]
             case Pages():
                 out = self._moves.arrived(event, arrays, now)
             case PagesWritten():
@@ -402,6 +419,18 @@ def _own(sampled: Sampled | None, seq: str) -> Sampled | None:
 
 def _here(guest: Guest, device: str) -> tuple[Hop, ...]:
     return tuple(hop for hop in guest.path if hop.device == device)
+
+
+def _pieces(hop: Hop, had: Sequence[tuple[tuple[int, int], str]]) -> list[Piece] | None:
+    """The layers of a hop out of tables by their layers, in order; None where some are missing."""
+    pieces: list[Piece] = []
+    at = hop.layers[0]
+    for (first, last), key in sorted(had):
+        if first <= at < min(last, hop.layers[1]):
+            end = min(last, hop.layers[1])
+            pieces.append(Piece(key, at - first, end - first))
+            at = end
+    return pieces if at == hop.layers[1] else None
 
 
 def _pass_of(rows: Sequence[Waiting]) -> Pass:

@@ -7,9 +7,19 @@ released while a step writes it is freed by `settle`. The next plan tells the en
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from runtime.kv.pages import Group, OutOfPages, PageBook, groups_for
 from runtime.types import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Layers [first, last) of a table, counted from its own first one."""
+
+    key: str
+    first: int
+    last: int
 
 
 class Tables:
@@ -40,6 +50,18 @@ class Tables:
     def share(self, key: str, other: str, tokens: int) -> None:
         """As PageBook.share."""
         self.book.share(key, other, tokens)
+
+    def recut(self, seq: str, new: Sequence[tuple[int, ModelSpec, Sequence[Piece]]], old: Sequence[str], tokens: int) -> list[str]:
+        """Turn tables into others (PageBook.recut): for each new one the first component, the spec, and what it is made of; their keys."""
+        made: dict[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]] = {}
+        for lo, spec, pieces in new:
+            self._serial += 1
+            made[f"{seq}#{self._serial}@{lo}"] = spec, [(piece.key, piece.first, piece.last) for piece in pieces]
+        self.book.recut(made, old, tokens)
+        for key in old:
+            self._forget_key(key)
+        self._specs.update((key, spec) for key, (spec, _) in made.items())
+        return list(made)
 
     def grow(self, key: str, tokens: int) -> bool:
         """Make room for `tokens` more tokens than are written; false, and nothing has changed, where pages are short."""
@@ -74,10 +96,10 @@ class Tables:
         self._told[key] = need
         return self.book.groups_of(key, told, need)
 
-    def pages(self, key: str, lo: int, hi: int) -> tuple[int, ...]:
-        """Pages of tokens [lo, hi), whole groups, in the order of tokens and then layers."""
+    def pages(self, key: str, lo: int, hi: int, layers: slice = slice(None)) -> tuple[int, ...]:
+        """Pages of tokens [lo, hi), whole groups, in the order of tokens and then layers; of some of its layers."""
         width = self._specs[key].page_tokens
-        return tuple(page for group in self.book.groups_of(key, lo // width, -(-hi // width)) for page in group)
+        return tuple(page for group in self.book.groups_of(key, lo // width, -(-hi // width)) for page in group[layers])
 
     def fill(self, key: str, tokens: int) -> None:
         self.book.fill(key, tokens)
@@ -113,6 +135,9 @@ class Tables:
 
     def _free(self, key: str) -> None:
         self.book.release(key)
+        self._forget_key(key)
+
+    def _forget_key(self, key: str) -> None:
         del self._specs[key]
         if self._told.pop(key, None) is not None:
             self.released.append(key)

@@ -14,7 +14,7 @@ It does not know tensors, devices, models' weights, clocks or what the pages are
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -42,7 +42,8 @@ _NEXT: Mapping[PageState, frozenset[PageState]] = {
     PageState.FREE: frozenset({PageState.RESERVED}),
     PageState.RESERVED: frozenset({PageState.FILLING, PageState.RESIDENT, PageState.FREE}),
     PageState.FILLING: frozenset({PageState.RESIDENT, PageState.FREE}),
-    PageState.RESIDENT: frozenset({PageState.FREE}),
+    # Filling again: the last tokens were written by a row that did not come through, and are forgotten.
+    PageState.RESIDENT: frozenset({PageState.FILLING, PageState.FREE}),
 }
 
 _COUNTED_AS: Mapping[PageState, str] = {
@@ -141,6 +142,50 @@ class PageBook:
         mine.groups.extend(groups)
         mine.tokens = tokens
         return tuple(groups)
+
+    def recut(self, new: Mapping[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]], old: Sequence[str], tokens: int) -> None:
+        """Turn tables of one sequence into others, layer by layer: no page moves.
+
+        Args:
+            new: by name the spec of each new table, and which layers [first, last) of which old ones it is made of, in order.
+            old: tables that end here; pages of theirs that no new one takes are given back.
+            tokens: that the new ones have written; an old one may have more, which are forgotten.
+
+        Raises ValueError, and changes nothing, if a name is taken, layers do not add up, or an old table has fewer. KeyError: no table.
+        """
+        tables = {name: self._tables[name] for name in old}
+        self._check_recut(new, tables, tokens)
+        made: dict[str, _Table] = {}
+        taken: set[tuple[str, int]] = set()
+        for name, (spec, sources) in new.items():
+            count = groups_for(spec, tokens)
+            parts = [[group[first:last] for group in tables[source].groups[:count]] for source, first, last in sources]
+            groups: list[Group] = (
+                [tuple(page for part in row for page in part) for row in zip(*parts, strict=True)] if parts else [()] * count
+            )
+            made[name] = _Table(spec, groups, tokens)
+            taken.update((source, layer) for source, first, last in sources for layer in range(first, last))
+        for name, table in tables.items():
+            count = groups_for(table.spec, tokens)
+            for index, group in enumerate(table.groups):
+                self._give_back(tuple(page for layer, page in enumerate(group) if index >= count or (name, layer) not in taken))
+            del self._tables[name]
+        self._tables.update(made)
+        for table in made.values():
+            if tokens % table.spec.page_tokens and table.groups:
+                self._move(table.groups[-1], PageState.FILLING)
+
+    def _check_recut(
+        self, new: Mapping[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]], old: Mapping[str, _Table], tokens: int
+    ) -> None:
+        used = [(source, layer) for _, sources in new.values() for source, first, last in sources for layer in range(first, last)]
+        if len(used) != len(set(used)) or any(layer >= old[source].spec.kv_layers for source, layer in used):
+            raise ValueError("a layer has one table to go to, and must be there")
+        for name, (spec, sources) in new.items():
+            if name in self._tables or sum(last - first for _, first, last in sources) != spec.kv_layers:
+                raise ValueError(f"{name} is there, or its layers do not add up")
+        if any(table.tokens < tokens for table in old.values()):
+            raise ValueError(f"only tables with {tokens} tokens can be made into others")
 
     def extend(self, seq: str, tokens: int) -> tuple[Group, ...]:
         """Make room for `tokens` more tokens than are written; returns the groups that were added, perhaps none.

@@ -325,7 +325,7 @@ class Scheduler:
             if (reason := self.devices[device].refused.get(stage.id)) is not None:
                 return f"{chain.model} cannot be loaded: {reason}"
         groups = groups_for(chain.spec, member.tokens + (1 if member.samples else 0))
-        for name, pages in self.provision.weights(chain, path):
+        for name, pages in self.provision.weights(path):
             if groups * pages > self.devices[name].capacity:
                 return f"its {member.tokens} tokens need {groups * pages} pages on {name}, which has {self.devices[name].capacity}"
         return None
@@ -340,7 +340,7 @@ class Scheduler:
     def _fits(self, member: Member, chain: Chain, path: Path) -> bool:
         """Whether the context it has fits now, beside the watermark; on an idle device the watermark does not count."""
         groups = groups_for(member.spec, member.tokens)
-        for name, pages in self.provision.weights(chain, path):
+        for name, pages in self.provision.weights(path):
             device = self.devices[name]
             spare = int(device.capacity * self.config.watermark) if device.members else 0
             if device.free - pages * groups < spare or device.members >= self.config.max_running:
@@ -350,7 +350,7 @@ class Scheduler:
     def _seat(self, member: Member, chain: Chain, path: Path, now: int) -> None:
         self._waiting.remove(member)
         self._running[member.seq] = member
-        member.seated(path, self.provision.weights(chain, path))
+        member.seated(path, self.provision.weights(path))
         member.spec = self._capped(member, chain)
         member.groups = groups_for(member.spec, member.tokens)
         self.devices.take(member.weights, member.groups)

@@ -19,7 +19,7 @@ from runtime.messages import Moved, Receive, Settle, Stuck
 from runtime.policy.migration import Stage as Phase
 from runtime.policy.migration import next_stage
 from runtime.scheduler.members import Member
-from runtime.stages import Chain, Hop, Stage
+from runtime.stages import Chain, Hop, Path, Stage, devices_of
 
 if TYPE_CHECKING:
     from runtime.scheduler.cluster import Scheduler
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Handover:
-    """One move. `upto`: tokens that the destination has been asked for; `groups`: page groups taken there, of `pages` each.
+    """One move: blocks of a chain, components and layers of `part`, from `source` to `target`; then the sequence's path is `path`.
 
-    `asked`: an answer is awaited; `last`: the latest; `orphan`: the source is dead.
+    `upto`: tokens that the destination has been asked for; `groups`: page groups taken there. `asked`: an answer is awaited; `last`: the
+    latest; `orphan`: the source is dead.
     """
 
     number: int
     member: Member
     chain: Chain
-    at: int
-    source: str
+    part: Hop
     target: str
-    pages: int
+    path: Path
     copy: bool
     recompute: bool
     upto: int = 0
@@ -49,12 +49,13 @@ class Handover:
     last: Moved | None = None
 
     @property
-    def hop(self) -> Hop:
-        return self.member.path[self.at]
+    def source(self) -> str:
+        return self.part.device
 
     @property
-    def stage(self) -> Stage:
-        return Stage(self.chain.model, self.hop.lo, self.hop.hi)
+    def pages(self) -> int:
+        """Of a group."""
+        return self.part.layers[1] - self.part.layers[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,27 +92,34 @@ class Handovers:
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
-    def start(self, member: Member, at: int, target: str, now: int, *, copy: bool = True, recompute: bool = True) -> str | None:
-        """Move hop `at` of a running sequence to another device; why that cannot be (now), or None once it has begun.
+    def start(self, member: Member, blocks: range, target: str, now: int, *, copy: bool = True, recompute: bool = True) -> str | None:
+        """Move blocks (numbers in the chain, all on one device now) of a running sequence to another device.
 
-        `copy`, `recompute`: from which ends. What is not the chain's first hop cannot be recomputed there: it has no inputs.
+        `copy`, `recompute`: from which ends. What does not begin with the chain's first block cannot be recomputed there: it has no inputs.
+        Returns why that cannot be (now), or None once it has begun.
         """
         devices, chain = self._scheduler.devices, member.chain
-        if chain is None or not member.path or member.move or member.doomed or not 0 <= at < len(member.path):
+        if chain is None or not member.path or member.move or member.doomed or not blocks or blocks.stop > len(chain.uses):
             return "the sequence does not run, or is about to go elsewhere"
-        hop, device = member.path[at], devices.get(target)
-        if device is None or not device.alive or target == hop.device:
-            return f"{target} is not another living device"
-        recompute = recompute and hop.lo == 0 and not member.spec.virtual_tokens
+        before = devices_of(chain, member.path)
+        device = devices.get(target)
+        if device is None or not device.alive or {before[at] for at in blocks} != {before[blocks.start]} or before[blocks.start] == target:
+            return f"{target} is not another living device, or the blocks are not on one"
+        recompute = recompute and blocks.start == 0 and not member.spec.virtual_tokens
         if not (copy or recompute):
-            return "only a chain's first hop can be recomputed where it goes"
-        stage = Stage(chain.model, hop.lo, hop.hi)
-        if not device.has(stage):
-            self._scheduler.ask_for(chain, target, stage)
-            return f"{stage.id} is not loaded on {target} yet"
-        pages = sum(use.kv_layers for use in chain.uses if hop.lo <= use.lo and use.hi <= hop.hi)
+            return "only what begins a chain can be recomputed where it goes"
+        after = tuple(target if at in blocks else name for at, name in enumerate(before))
+        path = self._scheduler.provision.hops(chain, after)
+        part = _part(chain, blocks, before[blocks.start])
+        needed = self._scheduler.provision.missing(chain, path)
+        if recompute and not device.has(stage := Stage(chain.model, part.lo, part.hi)):
+            needed.append((target, stage))
+        for name, stage in needed:
+            self._scheduler.ask_for(chain, name, stage)
+        if needed:
+            return f"{needed[0][1].id} is not loaded on {needed[0][0]} yet"
         self._number += 1
-        move = Handover(self._number, member, chain, at, hop.device, target, pages, copy, recompute)
+        move = Handover(self._number, member, chain, part, target, path, copy, recompute)
         if not self._take(move, member.computed):
             return f"no room for its pages on {target}"
         self._moves[move.number] = move
@@ -177,7 +185,7 @@ class Handovers:
         move = self._moves.get(member.move)
         if move is None or not move.recompute or move.source != device:
             return False
-        return sum(hop.device == device for hop in member.path) == 1 and self._scheduler.devices.alive(move.target)
+        return all(hop.device != device for hop in move.path) and self._scheduler.devices.alive(move.target)
 
     def gone(self, device: str, now: int) -> None:
         """A device has died. Moves to it are over; those from it go on where they can be recomputed, the sequence held meanwhile."""
@@ -200,7 +208,19 @@ class Handovers:
         move.upto, move.asked, move.stages = upto, True, move.stages + 1
         self._scheduler.out.say(
             move.target,
-            Receive(move.number, member.seq, member.epoch, move.stage, move.source, upto, tokens, move.copy, member.request),
+            Receive(
+                move.number,
+                member.seq,
+                member.epoch,
+                Stage(move.chain.model, move.part.lo, move.part.hi),
+                move.part.layers,
+                member.spec.page_tokens,
+                move.source,
+                upto,
+                tokens,
+                move.copy,
+                member.request,
+            ),
         )
 
     def _ask_more(self, move: Handover, now: int) -> None:
@@ -220,10 +240,9 @@ class Handovers:
         """From now on the sequence runs on the new path. Its pages are there before those it leaves are free."""
         scheduler, member, last = self._scheduler, move.member, move.last
         old, epoch = member.devices, member.epoch
-        path = tuple(Hop(move.target, hop.lo, hop.hi) if at == move.at else hop for at, hop in enumerate(member.path))
         self._drop(move)
         scheduler.devices.give_back(member.weights, member.groups)
-        member.seated(path, scheduler.provision.weights(move.chain, path))
+        member.seated(move.path, scheduler.provision.weights(move.path))
         scheduler.devices.take(member.weights, member.groups)
         scheduler.out.say(move.target, Settle(move.number, member.seq, member.epoch, True))
         scheduler.resettle(member, old, epoch)
@@ -266,3 +285,10 @@ class Handovers:
         device.used += max(more, 0)
         move.groups = max(groups, move.groups)
         return True
+
+
+def _part(chain: Chain, blocks: range, device: str) -> Hop:
+    """These blocks as if they were a hop."""
+    first = sum(use.kv_layers for use in chain.uses[: blocks.start])
+    last = first + sum(use.kv_layers for use in chain.uses[blocks.start : blocks.stop])
+    return Hop(device, chain.uses[blocks.start].lo, chain.uses[blocks.stop - 1].hi, (first, last))

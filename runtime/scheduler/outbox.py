@@ -47,10 +47,14 @@ class _Opens:
     outputs: list[tuple[int, ...]] = field(default_factory=list)
     paths: list[Path] = field(default_factory=list)
     keep: list[bool] = field(default_factory=list)
+    computed: list[int] = field(default_factory=list)
     shared: list[tuple[str, int] | None] = field(default_factory=list)
 
     def message(self) -> Open:
-        return Open(tuple(self.epochs), tuple(self.requests), tuple(self.outputs), tuple(self.paths), tuple(self.keep), tuple(self.shared))
+        return Open(
+            tuple(self.epochs), tuple(self.requests), tuple(self.outputs), tuple(self.paths), tuple(self.keep), tuple(self.computed),
+            tuple(self.shared),
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -102,6 +106,7 @@ class Outbox:
         last.outputs.append(tuple(member.output))
         last.paths.append(member.path)
         last.keep.append(keep)
+        last.computed.append(member.computed)
         last.shared.append(shared)
 
     def go(self, member: Member, count: int, steps: int, sample: bool) -> None:

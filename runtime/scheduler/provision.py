@@ -96,12 +96,11 @@ class Provision:
             path = self._paths[chain.version, devices] = path_of(chain, devices)
         return path
 
-    def weights(self, chain: Chain, path: Path) -> tuple[tuple[str, int], ...]:
+    def weights(self, path: Path) -> tuple[tuple[str, int], ...]:
         """Pages that a group of a sequence takes, by device, along a path."""
         pages: dict[str, int] = {}
         for hop in path:
-            layers = sum(use.kv_layers for use in chain.uses if hop.lo <= use.lo and use.hi <= hop.hi)
-            pages[hop.device] = pages.get(hop.device, 0) + layers
+            pages[hop.device] = pages.get(hop.device, 0) + hop.layers[1] - hop.layers[0]
         return tuple((device, count) for device, count in pages.items() if count)
 
     def missing(self, chain: Chain, path: Path) -> list[tuple[str, Stage]]:

@@ -92,12 +92,8 @@ def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
         cluster.ask(one, at=rng.randrange(20 * MS))
 
     def move() -> None:
-        running = [member for member in cluster.scheduler.members.values() if member.path]
-        if running:
-            member = rng.choice(running)
-            at = rng.randrange(len(member.path))
-            ends = rng.choice(({}, {"copy": False}, {"recompute": False}))
-            cluster.migrate(member.seq, at, f"d{rng.randrange(3)}", **ends)
+        ends = rng.choice(({}, {"copy": False}, {"recompute": False}))
+        cluster.migrate_some(rng, **ends)
 
     for _ in range(40):
         cluster.at(rng.randrange(80 * MS), move)
@@ -117,10 +113,7 @@ def test_deaths_and_migrations_together(seed: int) -> None:
         cluster.ask(one, at=rng.randrange(20 * MS))
 
     def move() -> None:
-        running = [member for member in cluster.scheduler.members.values() if member.path]
-        if running:
-            member = rng.choice(running)
-            cluster.migrate(member.seq, rng.randrange(len(member.path)), f"d{rng.randrange(3)}")
+        cluster.migrate_some(rng)
 
     for _ in range(30):
         cluster.at(rng.randrange(80 * MS), move)
@@ -150,8 +143,8 @@ def test_pages_that_do_not_verify_are_not_used() -> None:
     """The move is given up, or recomputed; the tokens stay the model's."""
     cluster = VirtualCluster([M], [(1, 3, 4)], devices=3, config=ClusterConfig(devices=3, placing="split"), damage=lambda pages: True)
     cluster.ask(request("a", range(20), "m", max_tokens=20))
-    cluster.at(8 * MS, lambda: cluster.migrate("a", 1, "d0"))
-    cluster.at(12 * MS, lambda: cluster.migrate("a", 1, "d0"))
+    cluster.at(8 * MS, lambda: cluster.migrate("a", range(2, 3), "d0"))
+    cluster.at(12 * MS, lambda: cluster.migrate("a", range(2, 3), "d0"))
     cluster.run()
     cluster.expect()
     counts = cluster.scheduler.handovers.counts()

@@ -96,10 +96,7 @@ def test_sequences_that_move_as_they_run(family: Bench, answers: dict[str, list[
     ask(cluster, rng)
 
     def move() -> None:
-        running = [member for member in cluster.scheduler.members.values() if member.path]
-        if running:
-            member = rng.choice(running)
-            cluster.migrate(member.seq, rng.randrange(len(member.path)), f"d{rng.randrange(3)}", **ends)
+        cluster.migrate_some(rng, **ends)
 
     for _ in range(100):
         cluster.at(rng.randrange(100 * MS), move)

@@ -7,6 +7,7 @@ every event all books are checked: scheduler, relays, pages, and that owners hea
 from __future__ import annotations
 
 import heapq
+import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +37,7 @@ from runtime.engine.counted import CountingModel, expected
 from runtime.engine.counting import CountingEngine
 from runtime.messages import PROTOCOL, Pages, Ready
 from runtime.scheduler.cluster import Scheduler
-from runtime.stages import Array, Block, Chain, StageEngine
+from runtime.stages import Array, Block, Chain, StageEngine, devices_of
 from runtime.types import SequenceRequest, TokenEvent
 from tests.runtime.virtual import ListTrace, Told
 
@@ -144,12 +145,24 @@ class VirtualCluster:
             node.alive = False
             self.at(self.now + self.latency, lambda: self.tell(Down(name, "killed")))
 
-    def migrate(self, seq: str, at: int, target: str, **how: bool) -> str | None:
-        """Move one hop of a sequence; the reason if that cannot be."""
-        member = self.scheduler.members[seq]
-        why = self.scheduler.handovers.start(member, at, target, self.now, **how)
+    def migrate(self, seq: str, blocks: range, target: str, **how: bool) -> str | None:
+        """Move blocks of a sequence; the reason if that cannot be."""
+        why = self.scheduler.handovers.start(self.scheduler.members[seq], blocks, target, self.now, **how)
         self.carry_out(self.scheduler.handle(Tick(), self.now))
         return why
+
+    def migrate_some(self, rng: random.Random, **how: bool) -> str | None:
+        """Move a random run of blocks of a random sequence somewhere."""
+        running = [member for member in self.scheduler.members.values() if member.path and member.chain]
+        if not running:
+            return "nobody runs"
+        member = rng.choice(running)
+        devices = devices_of(member.chain, member.path)
+        first = rng.randrange(len(devices))
+        last = first + 1
+        while last < len(devices) and devices[last] == devices[first] and rng.random() < 0.6:
+            last += 1
+        return self.migrate(member.seq, range(first, last), f"d{rng.randrange(self.devices)}", **how)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
