@@ -123,8 +123,13 @@ class CannotMove:
     reason: str
 
 
-def plan_move(tokens: int, costs: Costs, kinship: Kinship = "same", approximate: bool = False) -> MovePlan | CannotMove:
-    """The fastest way among those allowed. Pages that other weights made are copied only where the sequence allows approximate K and V."""
+def plan_move(tokens: int, costs: Costs, kinship: Kinship = "same", approximate: bool = False, tentative: int = 0) -> MovePlan | CannotMove:
+    """The fastest way among those allowed. Pages that other weights made are copied only where the sequence allows approximate K and V.
+
+    `tentative`: so many of the tokens, the last ones, hang on a speculation that is not settled. They stay where they are (UN-13): once
+    they are settled they are of a later stage, or gone.
+    """
+    tokens -= tentative
     reason = _why_not_copy(kinship, approximate)
     allowed = Costs(costs.page_tokens, costs.chunk_tokens, costs.recompute, math.inf, costs.upstream) if reason else costs
     meeting = finish_time(tokens, allowed)
@@ -170,9 +175,10 @@ class Stage(Enum):
     GIVE_UP = "give up"
 
 
-def next_stage(remaining_groups: int, stages: int, limit_groups: int, max_stages: int) -> Stage:
+def next_stage(remaining_groups: int, stages: int, limit_groups: int, max_stages: int, tentative: int = 0) -> Stage:
     """After `stages` stages `remaining_groups` have come up meanwhile: ship them as it runs (CONTINUE), stop it and ship the rest (FINAL),
-    or leave it where it is, for it grows faster than it moves (GIVE_UP). Few enough is final whatever the number of stages (Llumnix)."""
-    if remaining_groups <= limit_groups:
+    or leave it where it is, for it grows faster than it moves (GIVE_UP). Few enough is final whatever the number of stages (Llumnix), but
+    not while tokens are tentative: whatever comes of them must come along."""
+    if remaining_groups <= limit_groups and not tentative:
         return Stage.FINAL
     return Stage.GIVE_UP if stages >= max_stages else Stage.CONTINUE

@@ -193,6 +193,12 @@ def test_costs_that_make_no_sense_are_refused() -> None:
             replace(linear(1.0), **changed)
 
 
+def test_tentative_tokens_stay_and_keep_the_sequence_running() -> None:
+    costs = moves(linear(1.0), 4.0)
+    assert plan_move(24, costs, tentative=4) == plan_move(20, costs) and plan_move(4, costs, tentative=4) == plan_move(0, costs)
+    assert [next_stage(0, stages, 2, 4, tentative=1) for stages in (1, 4)] == [Stage.CONTINUE, Stage.GIVE_UP]
+
+
 # -- stages ------------------------------------------------------------------------------------------------------------
 
 
