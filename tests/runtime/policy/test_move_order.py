@@ -41,6 +41,11 @@ def test_the_papers_order_is_not_the_best_where_movers_share() -> None:
     assert doubled([a, b], trio) == 0
 
 
+def test_whoever_takes_the_last_references_along_goes_before_one_that_shares_nothing() -> None:
+    movers = [mover("a", *range(5)), mover("b", *range(5)), mover("f", 20), *(mover(name, 9) for name in "cde")]
+    assert {each.seq for each in fewest_doubled(movers, 2)} == {"a", "b"}
+
+
 def test_no_more_than_there_are() -> None:
     assert fewest_doubled([], 0) == ()
     with pytest.raises(ValueError):

@@ -9,7 +9,7 @@ from itertools import product
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.policy.nearness import NEAR, Ledger, Traffic
+from runtime.policy.nearness import NEAR, Ledger, Step, Traffic
 from runtime.policy.placement import Cluster, Device, Instance, MoveCosts, Placement, Rearrangement, blend, place, rearrange
 
 #: Two servers of two devices, ten bytes each.
@@ -51,6 +51,20 @@ def test_traffic_by_hand() -> None:
     ledger.remove("b", "x1")
     assert ledger.traffic() == Traffic(14.0, 0.0) and ledger.traffic().weight == 14.0
     assert Traffic(1.0, 16.0).weight == 1 + 16 * NEAR == 2.0
+
+
+def test_what_the_ledger_allows() -> None:
+    ledger = Ledger({"x0": "x", "y0": "y"}, {"x0": 5, "y0": 9}, EQUAL, {})
+    for block, device in (("a", "x0"), ("b", "y0"), ("c", "x0"), ("c", "y0")):
+        ledger.add(block, device)
+    assert ledger.free == {"x0": -5, "y0": -1}
+    ledger.free.update(x0=0, y0=4)
+    swap = [Step("a", "x0", "y0"), Step("b", "y0", "x0")]
+    assert ledger.allows(swap, transient=False) and not ledger.allows(swap, transient=True)
+    assert not ledger.allows([Step("c", "x0", "y0")], transient=False)  # it has one
+    ledger.free["y0"] = 5
+    assert ledger.allows(swap, transient=True) and not ledger.allows(swap[::-1], transient=True)
+    assert ledger.best_fit("d") == "y0" and ledger.best_fit("d", beside="a") is None and not ledger.fits("b", "y0")
 
 
 # -- new instances -----------------------------------------------------------------------------------------------------

@@ -126,6 +126,14 @@ def test_a_copy_that_fails_may_be_asked_for_again_but_not_forever() -> None:
     assert move.stuck and move.next_back(1) is None and not move.copy_failed(range(4, 8))
 
 
+def test_of_several_copies_under_way_the_first_may_fail() -> None:
+    move = TwoEnded(12, B, recompute=False)
+    assert move.next_back(1) == range(8, 12) and move.next_back(1) == range(4, 8)
+    assert move.copy_failed(range(8, 12)) and move.copied(range(4, 8))
+    assert move.next_back(1) == range(8, 12) and move.copied(range(8, 12))
+    assert drain(move) == [("back", range(4))] and move.done
+
+
 def test_a_front_that_can_do_no_more_leaves_the_rest_to_the_back() -> None:
     move = TwoEnded(8, B)
     assert move.next_front(B) == range(B)
