@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mover:
-    """A sequence that could move. `pages`: its pages on the device but tentative ones (UN-13); `resume`: when it needs them, nanoseconds."""
+    """A sequence that could move. `pages`: its pages on the device but tentative ones (UN-13); `resume`: when it needs them, in ns."""
 
     seq: str
     pages: frozenset[int]

@@ -61,8 +61,8 @@ def test_what_the_ledger_allows() -> None:
     ledger.free.update(x0=0, y0=4)
     swap = [Step("a", "x0", "y0"), Step("b", "y0", "x0")]
     assert ledger.allows(swap, transient=False) and not ledger.allows(swap, transient=True)
-    assert not ledger.allows([Step("c", "x0", "y0")], transient=False)  # it has one
     ledger.free["y0"] = 5
+    assert not ledger.allows([Step("c", "x0", "y0")], transient=False)  # it has one
     assert ledger.allows(swap, transient=True) and not ledger.allows(swap[::-1], transient=True)
     assert ledger.best_fit("d") == "y0" and ledger.best_fit("d", beside="a") is None and not ledger.fits("b", "y0")
 
