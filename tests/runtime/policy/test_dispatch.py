@@ -69,6 +69,26 @@ def test_accuracy_is_given_up_only_as_far_as_the_limit_asks(limit: float | None,
     assert choose([SEWN, NEAR, FAST], adaptive=True, prefer="accuracy", limit=limit) == (chosen, "accuracy")
 
 
+def _behind(each: Option, queued: int) -> Option:
+    return replace(each, candidate=replace(each.candidate, queue=(ONE,) * queued))
+
+
+def test_accuracy_falls_as_the_rate_rises() -> None:
+    """A burst of so many requests, each of which queues where the one before made it longer: a small model of Figure 16."""
+    means = []
+    for burst in (1, 2, 4, 8, 16):
+        queues = dict.fromkeys(("fast", "near", "sewn"), 0)
+        scores = []
+        for _ in range(burst):
+            options = [_behind(each, queues[each.candidate.name]) for each in (FAST, NEAR, SEWN)]
+            made = dispatch(options, ONE, True, DispatchLimits(prefer="accuracy", limit=2.0))
+            assert isinstance(made, Dispatch)
+            queues[made.chosen.candidate.name] += 1
+            scores.append(made.chosen.score)
+        means.append(sum(scores) / burst)
+    assert means == sorted(means, reverse=True) and means[0] == 1.0 > means[-1]
+
+
 def test_an_owner_of_lower_accuracy_does_not_go_before_a_better_one() -> None:
     owner = replace(NEAR, owner=True)
     assert choose([FAST, owner], adaptive=True, prefer="accuracy") == ("fast", "accuracy")
