@@ -45,8 +45,11 @@ class Device:
 
 
 class Devices:
+    """`loads`: sequences by device, as `policy.paths` wants them."""
+
     def __init__(self) -> None:
         self._devices: dict[str, Device] = {}
+        self.loads: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self._devices)
@@ -70,15 +73,26 @@ class Devices:
         known = self._devices.get(ready.device)
         made = Device(ready.device, ready.page_capacity, ready.weights, blocks=known.blocks if known is not None else set())
         self._devices[ready.device] = made
+        self.loads[ready.device] = 0.0
         return made
 
     def down(self, name: str) -> None:
         device = self._devices[name]
         device.alive = False
         device.used = device.members = device.weights = device.queued = 0
+        self.loads[name] = 0.0
         device.loading.clear()
         device.loaded.clear()
         device.queues.clear()
+
+    def enter(self, name: str) -> None:
+        """One more sequence passes it."""
+        self._devices[name].members += 1
+        self.loads[name] += 1.0
+
+    def depart(self, name: str) -> None:
+        self._devices[name].members -= 1
+        self.loads[name] -= 1.0
 
     def take(self, weights: Iterable[tuple[str, int]], groups: int) -> None:
         """Page groups for a sequence on each device of its path."""

@@ -12,17 +12,15 @@ in exactly one Settle or with the death of its destination.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from runtime.kv.pages import groups_for
 from runtime.messages import Moved, Receive, Settle, Stuck
 from runtime.policy.migration import Stage as Phase
 from runtime.policy.migration import next_stage
 from runtime.scheduler.members import Member
+from runtime.scheduler.seating import Seating
+from runtime.scheduler.state import ClusterState
 from runtime.stages import Chain, Hop, Path, Stage, devices_of
-
-if TYPE_CHECKING:
-    from runtime.scheduler.cluster import Scheduler
 
 
 @dataclass(slots=True)
@@ -71,8 +69,9 @@ class HandoverCounts:
 
 
 class Handovers:
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
+    def __init__(self, state: ClusterState, seating: Seating) -> None:
+        self._state = state
+        self._seating = seating
         self._moves: dict[int, Handover] = {}
         self._number = 0
         self._started = self._committed = self._aborted = self._copied = self._recomputed = self._nbytes = 0
@@ -98,7 +97,7 @@ class Handovers:
         `copy`, `recompute`: from which ends. What does not begin with the chain's first block cannot be recomputed there: it has no inputs.
         Returns why that cannot be (now), or None once it has begun.
         """
-        devices, chain = self._scheduler.devices, member.chain
+        devices, chain = self._state.devices, member.chain
         if chain is None or not member.path or member.move or member.doomed or not blocks or blocks.stop > len(chain.uses):
             return "the sequence does not run, or is about to go elsewhere"
         before = devices_of(chain, member.path)
@@ -109,13 +108,13 @@ class Handovers:
         if not (copy or recompute):
             return "only what begins a chain can be recomputed where it goes"
         after = tuple(target if at in blocks else name for at, name in enumerate(before))
-        path = self._scheduler.provision.hops(chain, after)
+        path = self._state.provision.hops(chain, after)
         part = _part(chain, blocks, before[blocks.start])
-        needed = self._scheduler.provision.missing(chain, path)
+        needed = self._state.provision.missing(chain, path)
         if recompute and not device.has(stage := Stage(chain.model, part.lo, part.hi)):
             needed.append((target, stage))
         for name, stage in needed:
-            self._scheduler.ask_for(chain, name, stage)
+            self._state.ask_for(chain, name, stage)
         if needed:
             return f"{needed[0][1].id} is not loaded on {needed[0][0]} yet"
         self._number += 1
@@ -125,7 +124,7 @@ class Handovers:
         self._moves[move.number] = move
         member.move = move.number
         self._started += 1
-        self._scheduler.tell_move(now, "kv.move.start", move)
+        self._tell(now, "kv.move.start", move)
         self._ask(move, member.computed)
         return None
 
@@ -141,7 +140,7 @@ class Handovers:
         if member.held and not member.flying:
             self._finish(move, now)
             return
-        config, width = self._scheduler.config, member.spec.page_tokens
+        config, width = self._state.config, member.spec.page_tokens
         grown = member.computed - move.upto
         remaining = 0 if grown == 0 else groups_for(member.spec, member.computed) - move.upto // width
         match next_stage(remaining, move.stages, config.handover_groups, config.handover_stages):
@@ -152,7 +151,7 @@ class Handovers:
             case Phase.FINAL:
                 member.held = True
                 if not member.flying:
-                    self._scheduler.rest(member)
+                    self._state.starved.pop(member.seq, None)
                     self._finish(move, now)
 
     def stuck(self, event: Stuck, now: int) -> None:
@@ -161,14 +160,11 @@ class Handovers:
         if move is not None:
             self._abort(move, now, event.reason, settle=False)
 
-    def at_rest(self, member: Member, now: int) -> bool:
-        """The row of a moving sequence has come back. True where it is held: nothing is to be issued."""
+    def at_rest(self, member: Member, now: int) -> None:
+        """The row of a moving sequence has come back."""
         move = self._moves.get(member.move)
-        if move is None or not member.held:
-            return False
-        if not move.asked:
+        if move is not None and member.held and not move.asked:
             self._finish(move, now)
-        return True
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -178,14 +174,14 @@ class Handovers:
         if move is not None:
             self._drop(move)
             self._aborted += 1
-            self._scheduler.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
+            self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
 
     def survives(self, member: Member, device: str) -> bool:
         """Whether a sequence is saved from a device's death by a move that can go on without it."""
         move = self._moves.get(member.move)
         if move is None or not move.recompute or move.source != device:
             return False
-        return all(hop.device != device for hop in move.path) and self._scheduler.devices.alive(move.target)
+        return all(hop.device != device for hop in move.path) and self._state.devices.alive(move.target)
 
     def gone(self, device: str, now: int) -> None:
         """A device has died. Moves to it are over; those from it go on where they can be recomputed, the sequence held meanwhile."""
@@ -196,7 +192,7 @@ class Handovers:
                 move.orphan = True
                 move.member.held, move.member.flying = True, False
                 move.member.bereft(device)
-                self._scheduler.rest(move.member)
+                self._state.starved.pop(move.member.seq, None)
                 if not move.asked:
                     self._ask(move, move.member.computed)
 
@@ -206,7 +202,7 @@ class Handovers:
         member = move.member
         tokens = member.context(upto) if move.recompute else ()
         move.upto, move.asked, move.stages = upto, True, move.stages + 1
-        self._scheduler.out.say(
+        self._state.out.say(
             move.target,
             Receive(
                 move.number,
@@ -238,45 +234,46 @@ class Handovers:
 
     def _commit(self, move: Handover, now: int) -> None:
         """From now on the sequence runs on the new path. Its pages are there before those it leaves are free."""
-        scheduler, member, last = self._scheduler, move.member, move.last
-        old, epoch = member.devices, member.epoch
+        member, last = move.member, move.last
         self._drop(move)
-        scheduler.devices.give_back(member.weights, member.groups)
-        member.seated(move.path, scheduler.provision.weights(move.path))
-        scheduler.devices.take(member.weights, member.groups)
-        scheduler.out.say(move.target, Settle(move.number, member.seq, member.epoch, True))
-        scheduler.resettle(member, old, epoch)
+        self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch + 1, True))
+        self._seating.reseat(member, move.path)
         self._committed += 1
         if last is not None:
             self._copied += sum(hi - lo for lo, hi in last.copied)
             self._recomputed += sum(hi - lo for lo, hi in last.recomputed)
             self._nbytes += last.nbytes
-        scheduler.tell_move(now, "kv.meet", move)
-        scheduler.go_on(member, now)
+        self._tell(now, "kv.meet", move)
+        self._state.ready.append(member)
 
     def _abort(self, move: Handover, now: int, why: str, settle: bool = True) -> None:
         """The sequence stays where it is; if that is dead, it runs again."""
         member = move.member
         self._drop(move)
         self._aborted += 1
-        self._scheduler.tell_move(now, "kv.move.abort", move, why=why)
+        self._tell(now, "kv.move.abort", move, why=why)
         if settle:
-            self._scheduler.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
+            self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
         if move.orphan:
-            self._scheduler.run_again(member, now)
+            self._seating.preempt(member, now)
         elif not member.flying:
-            self._scheduler.go_on(member, now)
+            self._state.ready.append(member)
+
+    def _tell(self, now: int, event: str, move: Handover, why: str | None = None) -> None:
+        last = move.last if event == "kv.meet" else None
+        self._state.tell.move(now, event, move.member.request, move.number, move.source, move.target, last, why)
 
     def _drop(self, move: Handover) -> None:
         del self._moves[move.number]
         move.member.move, move.member.held = 0, False
-        device = self._scheduler.devices[move.target]
+        device = self._state.devices[move.target]
         if device.alive:
             device.used -= move.pages * move.groups
+            self._state.changed = True
 
     def _take(self, move: Handover, upto: int) -> bool:
         """Take pages at the destination for that many tokens."""
-        device = self._scheduler.devices[move.target]
+        device = self._state.devices[move.target]
         # As many as the sequence holds, so that it can go on from its next row.
         groups = max(groups_for(move.member.spec, upto), move.member.groups)
         more = (groups - move.groups) * move.pages

@@ -10,6 +10,10 @@ from dataclasses import dataclass, field
 
 from runtime.agent.sequences import LiveSequence
 from runtime.stages import Chain, Path
+from runtime.types import ModelSpec
+
+#: The chain of nobody.
+NOWHERE = Chain(ModelSpec("", 0, 1, 0, 0), "", ())
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +24,7 @@ class Member(LiveSequence):
     `held`: no rows are issued, for its last stage.
     """
 
-    chain: Chain | None = None
+    chain: Chain = NOWHERE
     epoch: int = 0
     path: Path = ()
     weights: tuple[tuple[str, int], ...] = ()
@@ -29,7 +33,6 @@ class Member(LiveSequence):
     doomed: bool = False
     held: bool = False
     move: int = 0
-    hops: int = 0
     devices: frozenset[str] = field(default=frozenset())
 
     def context(self, upto: int) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ class Provision:
         self._why: dict[str, str] = {}
         self._turn = 0
         self._paths: dict[tuple[str, tuple[str, ...]], Path] = {}
+        self._rows: dict[tuple[str, Path], int] = {}
 
     @property
     def instances(self) -> Mapping[str, Sequence[str]]:
@@ -45,6 +46,15 @@ class Provision:
     def why_not(self, chain: Chain) -> str | None:
         """Why a chain cannot be run by this cluster; None if it can, or if that is not known yet."""
         return self._why.get(chain.version)
+
+    def up(self, chain: Chain) -> bool:
+        """Whether each of its blocks has a living device."""
+        return all(any(self._devices.alive(name) for name in self._where.get(use.block, ())) for use in chain.uses)
+
+    def passed(self, chain: Chain, path: Path, tokens: int) -> None:
+        """A row went along a path."""
+        key = chain.version, path
+        self._rows[key] = self._rows.get(key, 0) + tokens
 
     def place(self, chains: Sequence[Chain]) -> None:
         """Put the blocks of these chains on devices, as often as there is room; what is there already stays.

@@ -1,0 +1,111 @@
+"""Who is let in, and where: a path whose stages are there, and pages for all the context that a sequence has.
+
+Contract: chains are looked at by the rank of their first sequence. One that does not fit holds back its chain, and whoever wants a device
+of its path: nobody overtakes on the way to the same pages. What can never run ends with the reason.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from runtime.agent.admission import refusal
+from runtime.agent.sequences import Rank
+from runtime.kv.pages import groups_for
+from runtime.scheduler.members import Member
+from runtime.scheduler.seating import Seating
+from runtime.scheduler.state import ClusterState
+from runtime.stages import Path
+from runtime.types import SequenceRequest
+
+
+class Admission:
+    def __init__(self, state: ClusterState, seating: Seating) -> None:
+        self._state = state
+        self._seating = seating
+        self._arrivals = 0
+
+    def arrive(self, request: SequenceRequest, now: int) -> None:
+        """Take a sequence, or refuse it. Raises ValueError for a name that is alive."""
+        state = self._state
+        if request.seq in state.members:
+            raise ValueError(f"sequence {request.seq} exists already")
+        state.tell.arrive(now, request)
+        chain = state.chains.get(request.model)
+        if chain is None:
+            self._seating.refuse(request, f"model {request.model!r} is not loaded", now)
+            return
+        why = refusal(request, chain.spec) or state.provision.why_not(chain)
+        if why is not None:
+            self._seating.refuse(request, why, now)
+            return
+        self._arrivals += 1
+        member = Member(request, chain.spec, Rank(request.priority, request.arrival, self._arrivals), chain=chain)
+        state.members[request.seq] = member
+        state.waiting.add(member)
+        state.changed = True
+
+    def admit(self, now: int) -> None:
+        """Let in whoever fits."""
+        state = self._state
+        if not state.placed:
+            return
+        full: set[str] = set()
+        heads = [(member.rank, member) for member in state.waiting.heads()]
+        while heads:
+            member = heads[0][1]
+            path = state.provision.path(member.chain, state.devices.loads)
+            if path is None or any(hop.device in full for hop in path) or not self._let_in(member, path, full, now):
+                heapq.heappop(heads)
+                continue
+            after = state.waiting.first(member.chain.version)
+            if after is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (after.rank, after))
+
+    def turn_away(self, now: int) -> None:
+        """End whoever waits for a chain that the cluster cannot hold."""
+        for member in tuple(self._state.waiting):
+            why = self._state.provision.why_not(member.chain)
+            if why is not None:
+                self._seating.end(member, "error", now, why)
+
+    def _let_in(self, member: Member, path: Path, full: set[str], now: int) -> bool:
+        """Seat it, or end what will never run; false where it has to wait."""
+        why = self._hopeless(member, path)
+        if why is not None:
+            self._seating.end(member, "error", now, why)
+            return True
+        missing = self._state.provision.missing(member.chain, path)
+        for device, stage in missing:
+            self._state.ask_for(member.chain, device, stage)
+        if missing:
+            return False
+        if not self._fits(member, path):
+            full.update(hop.device for hop in path)
+            return False
+        self._seating.seat(member, path, now)
+        return True
+
+    def _hopeless(self, member: Member, path: Path) -> str | None:
+        """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for the sequence."""
+        state, chain = self._state, member.chain
+        for device, stage in state.provision.missing(chain, path):
+            if (reason := state.devices[device].refused.get(stage.id)) is not None:
+                return f"{chain.model} cannot be loaded: {reason}"
+        groups = groups_for(chain.spec, member.tokens + (1 if member.samples else 0))
+        for name, pages in state.provision.weights(path):
+            if groups * pages > state.devices[name].capacity:
+                return f"its {member.tokens} tokens need {groups * pages} pages on {name}, which has {state.devices[name].capacity}"
+        return None
+
+    def _fits(self, member: Member, path: Path) -> bool:
+        """Whether the context it has fits now, beside the watermark; on an idle device the watermark does not count."""
+        devices, config = self._state.devices, self._state.config
+        groups = groups_for(member.spec, member.tokens)
+        for name, pages in self._state.provision.weights(path):
+            device = devices[name]
+            spare = int(device.capacity * config.watermark) if device.members else 0
+            if device.free - pages * groups < spare:
+                return False
+        return all(devices[hop.device].members < config.max_running for hop in path)

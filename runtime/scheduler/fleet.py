@@ -1,0 +1,77 @@
+"""Devices come, load, report and die.
+
+Contract: a device that is gone takes with it what it held; who passed it runs again on another path, or waits until it is replaced.
+Blocks are placed once as many devices are there as the cluster was made for. Devices of another protocol are not taken.
+"""
+
+from __future__ import annotations
+
+from runtime.agent.commands import Down
+from runtime.messages import PROTOCOL, Gone, Loaded, Ready, Refused, Report
+from runtime.scheduler.admission import Admission
+from runtime.scheduler.handover import Handovers
+from runtime.scheduler.seating import Seating
+from runtime.scheduler.state import ClusterState
+
+
+class Fleet:
+    def __init__(self, state: ClusterState, seating: Seating, admission: Admission, handovers: Handovers) -> None:
+        self._state = state
+        self._seating = seating
+        self._admission = admission
+        self._handovers = handovers
+
+    def up(self, ready: Ready, now: int) -> None:
+        """A device is there; one that was known is empty again."""
+        state = self._state
+        if ready.protocol != PROTOCOL:
+            state.tell.fault(now, 0, f"{ready.device} speaks protocol {ready.protocol}, not {PROTOCOL}")
+            return
+        if state.devices.alive(ready.device):
+            self.down(Down(ready.device, "it came again"), now)
+        state.devices.up(ready)
+        state.changed = True
+        if not state.placed and len(state.devices) >= state.config.devices:
+            state.placed = True
+            state.provision.place(list(state.chains.values()))
+            self._admission.turn_away(now)
+
+    def down(self, down: Down, now: int) -> None:
+        """A device is gone. Whoever is saved by a move goes on with that; all others that passed it run again."""
+        state = self._state
+        device = state.devices.get(down.device)
+        if device is None or not device.alive:
+            return
+        state.tell.fault(now, 0, f"{down.device} is gone: {down.reason}")
+        state.devices.down(down.device)
+        state.out.forget(down.device)
+        for other in state.devices:
+            if other.alive:
+                state.out.say(other.name, Gone(down.device))
+        lost = [m for m in state.running.values() if down.device in m.devices and not self._handovers.survives(m, down.device)]
+        for member in lost:
+            self._seating.preempt(member, now)
+        self._handovers.gone(down.device, now)
+        state.out.replace(down.device)
+        state.changed = True
+
+    def loaded(self, loaded: Loaded) -> None:
+        device = self._state.devices[loaded.device]
+        device.loading.discard(loaded.stage.id)
+        device.loaded[loaded.stage.id] = loaded.spec
+        device.weights = loaded.nbytes
+        self._state.changed = True
+
+    def refused(self, refused: Refused, now: int) -> None:
+        """A stage cannot be loaded there: admission ends whoever has no other path."""
+        device = self._state.devices[refused.device]
+        device.loading.discard(refused.stage.id)
+        device.refused[refused.stage.id] = refused.reason
+        self._state.tell.fault(now, 0, f"{refused.device} refuses {refused.stage.id}: {refused.reason}")
+        self._state.changed = True
+
+    def report(self, report: Report) -> None:
+        device = self._state.devices.get(report.device)
+        if device is not None:
+            device.queued, device.steps, device.busy, device.tokens = report.queued, report.steps, report.busy, report.tokens
+            device.queues = dict(report.queues)

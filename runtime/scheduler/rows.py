@@ -1,0 +1,149 @@
+"""Rows of running sequences: what comes back becomes tokens, and the next row goes out, with pages for it on all its path.
+
+Contract: at most one row of a sequence is under way. Short of pages whoever is last in rank gives way, one that is under way once it is
+back; the first in rank always goes on. Sequences that find no pages are `starved` until some are given back.
+"""
+
+from __future__ import annotations
+
+from runtime.agent.events import token_event
+from runtime.kv.pages import groups_for
+from runtime.messages import Done, Lost
+from runtime.scheduler.members import Member
+from runtime.scheduler.seating import Seating
+from runtime.scheduler.state import ClusterState
+from runtime.types import PromptLogprobs, Sampled
+
+
+class Rows:
+    def __init__(self, state: ClusterState, seating: Seating) -> None:
+        self._state = state
+        self._seating = seating
+
+    # -- what comes back -----------------------------------------------------------------------------------------------
+
+    def done(self, done: Done, now: int) -> None:
+        """Rows that are through: tokens for whoever asked. Those that go on are `ready`."""
+        scores: dict[str, tuple[PromptLogprobs, ...]] = {}
+        for part in done.prompts:
+            scores[part.seq] = (*scores.get(part.seq, ()), part)
+        running, ready = self._state.running, self._state.ready
+        for seq, epoch, count, sampled in zip(done.seqs, done.epochs, done.counts, done.sampled, strict=True):
+            member = running.get(seq)
+            if member is None or member.epoch != epoch or not member.flying:
+                continue
+            member.flying = False
+            self._advance(member, count, sampled, scores.get(seq, ()), now)
+            if seq in running:
+                ready.append(member)
+
+    def lost(self, lost: Lost, now: int) -> None:
+        """Rows that did not come through: sequences run again, or end with the error of their step."""
+        for seq, epoch in zip(lost.seqs, lost.epochs, strict=True):
+            member = self._state.running.get(seq)
+            if member is None or member.epoch != epoch:
+                continue
+            if lost.retry:
+                self._seating.preempt(member, now)
+            else:
+                self._state.tally.failed_steps += 1
+                self._seating.end(member, "error", now, lost.reason)
+
+    def _advance(self, member: Member, count: int, sampled: Sampled | None, scores: tuple[PromptLogprobs, ...], now: int) -> None:
+        """K and V of a row are written; its token, if one was sampled, joins the output."""
+        tally = self._state.tally
+        member.computed += count
+        if member.phase == "resume":
+            tally.resumed_tokens += count
+        if scores and not member.output:
+            member.prompt_logprobs.extend(scores)
+        if sampled is None:
+            if member.computed >= member.tokens:
+                tally.prompt_tokens += len(member.request.prompt)
+                self._seating.end(member, "length", now)
+            return
+        if not member.output:
+            tally.prompt_tokens += len(member.request.prompt)
+        fresh = member.computed + 1 - member.tokens  # more than one only behind a stride
+        member.phase = "decode"
+        member.output.extend([sampled.token] * fresh)
+        tally.generated_tokens += fresh
+        told = tuple(member.prompt_logprobs)
+        if told:
+            member.prompt_logprobs.clear()
+        reason = member.finish()
+        self._state.tell.token(now, member.request, len(member.output) - 1, sampled.token)
+        self._state.out.events.append(token_event(member, sampled, told, reason))
+        if reason is not None:
+            self._seating.leave(member, reason, now)
+
+    # -- what goes out -------------------------------------------------------------------------------------------------
+
+    def go_on(self, member: Member, now: int) -> None:
+        """The next row of a sequence that is at rest, if it runs and nothing holds it."""
+        if member.seq not in self._state.running or member.flying or member.held:
+            return
+        if member.doomed:
+            self._seating.preempt(member, now)
+        elif self._issue(member, now):
+            self._state.starved.pop(member.seq, None)
+        else:
+            self._state.starved[member.seq] = member
+
+    def feed(self, now: int) -> None:
+        """Sequences that wait for pages, in rank order; if nothing else moves, the last of them gives way."""
+        starved = self._state.starved
+        for member in sorted(starved.values(), key=lambda m: m.rank):
+            if member.seq in starved:
+                self.go_on(member, now)
+        if starved and not any(m.flying or m.held for m in self._state.running.values()):
+            self._seating.preempt(max(starved.values(), key=lambda m: m.rank), now)
+            for member in sorted(starved.values(), key=lambda m: m.rank):
+                if member.seq in starved:
+                    self.go_on(member, now)
+
+    def _issue(self, member: Member, now: int) -> bool:
+        """Send its next row; false if there are no pages for it now."""
+        state = self._state
+        if member.phase == "decode":
+            count, steps = 1, self._stride(member)
+        else:
+            count, steps = min(state.config.chunk, member.tokens - member.computed), 1
+        more = groups_for(member.spec, member.computed + count + steps - 1) - member.groups
+        if more > 0:
+            if not self._room(member, more, now):
+                return False
+            state.devices.take(member.weights, more)
+            member.groups += more
+        last = member.computed + count == member.tokens
+        member.flying = True
+        state.provision.passed(member.chain, member.path, count + steps - 1)
+        state.out.go(member, count, steps, last and member.samples)
+        return True
+
+    def _stride(self, member: Member) -> int:
+        stride = self._state.config.stride
+        if stride == 1 or len(member.path) > 1:
+            return 1
+        return max(1, min(stride, member.request.sampling.max_tokens - len(member.output)))
+
+    def _room(self, member: Member, groups: int, now: int) -> bool:
+        """Whether its devices have these pages, perhaps because whoever is last in rank gives way."""
+        for name, pages in member.weights:
+            device = self._state.devices[name]
+            while device.free < pages * groups:
+                victim = self._victim(member, name)
+                if victim is None:
+                    return False
+                if victim.flying:
+                    victim.doomed = True
+                    return False
+                self._seating.preempt(victim, now)
+        return True
+
+    def _victim(self, member: Member, device: str) -> Member | None:
+        """The last in rank behind `member` with pages on a device; none if one is about to go already."""
+        behind = [m for m in self._state.running.values() if m.rank > member.rank and device in m.devices and m.groups]
+        if any(m.doomed for m in behind):
+            return None
+        return max(behind, key=lambda m: m.rank, default=None)

@@ -1,0 +1,56 @@
+"""What all parts of a cluster's scheduler share: who is alive, where things are, and the box in which commands gather.
+
+Contract: data only. `ready` are sequences whose next row may be issued when the event is over; `starved` those that wait for pages;
+`changed` says that somebody who waits might fit now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runtime.agent.narrator import Narrator
+from runtime.agent.state import Tally
+from runtime.config import ClusterConfig
+from runtime.scheduler.devices import Devices
+from runtime.scheduler.members import Member
+from runtime.scheduler.outbox import Outbox
+from runtime.scheduler.provision import Provision
+from runtime.scheduler.waiting import WaitingRoom
+from runtime.stages import Chain, Stage
+
+
+@dataclass(slots=True)
+class ClusterState:
+    """`chains`: the version of each model that newcomers get. `placed`: blocks have been put on devices."""
+
+    config: ClusterConfig
+    chains: dict[str, Chain]
+    devices: Devices
+    provision: Provision
+    tell: Narrator
+    out: Outbox = field(default_factory=Outbox)
+    tally: Tally = field(default_factory=Tally)
+    members: dict[str, Member] = field(default_factory=dict)
+    running: dict[str, Member] = field(default_factory=dict)
+    waiting: WaitingRoom = field(default_factory=WaitingRoom)
+    starved: dict[str, Member] = field(default_factory=dict)
+    ready: list[Member] = field(default_factory=list)
+    changed: bool = False
+    placed: bool = False
+
+    def ask_for(self, chain: Chain, device: str, stage: Stage) -> None:
+        """Have a stage loaded, unless it is on its way or was refused."""
+        known = self.devices[device]
+        if stage.id not in known.loading and stage.id not in known.refused:
+            known.loading.add(stage.id)
+            self.out.load(device, [(stage, self.provision.blocks_of(chain, stage))])
+
+    def check(self) -> None:
+        """Verify that members and queues agree. Raises RuntimeError."""
+        self.devices.check()
+        waiting = {member.seq for member in self.waiting}
+        if set(self.members) != set(self.running) | waiting or waiting & set(self.running):
+            raise RuntimeError("members are not either waiting or running")
+        for member in self.running.values():
+            if member.flying == (member.seq in self.starved) and not member.held:
+                raise RuntimeError(f"{member.seq} neither runs a row nor waits for pages")
