@@ -3,6 +3,7 @@
     scheduler -> agent    Load Drop   Open Close   Go Gone   Receive Settle
     agent -> agent        Pass (hidden states)     Want Pages (K and V)
     agent -> scheduler    Ready   Loaded Refused   Done Lost    Moved Stuck    Report
+    between drivers       Peers Halt   Beat   Denial       (state machines never see these)
 
 A sequence is named together with its *epoch*, which grows whenever it is placed anew: what belongs to an older one is dropped by whoever
 gets it, so a late message can do no harm. Sequences of columns have one entry per row. Arrays travel beside a message, in the order that it
@@ -251,5 +252,34 @@ class Report(Message, frozen=True, tag=True, array_like=True):
     queues: tuple[tuple[str, int], ...]
 
 
+# -- between their drivers ----------------------------------------------------------------------------------------------
+
+
+class Peers(Message, frozen=True, tag=True, array_like=True):
+    """Scheduler to agent: every agent there is, as (name, incarnation, address). Whoever is not in it any more is gone.
+
+    The first one is the answer to Ready.
+    """
+
+    agents: tuple[tuple[str, int, str], ...]
+
+
+class Halt(Message, frozen=True, tag=True, array_like=True):
+    """Scheduler to agent: end after the step under way."""
+
+
+class Beat(Message, frozen=True, tag=True, array_like=True):
+    """Agent to scheduler, from a thread of its own: its process lives, and its loop has been at one thing for `stalled_ms`."""
+
+    stalled_ms: int
+
+
+class Denial(Message, frozen=True, tag=True, array_like=True):
+    """To whoever sent what cannot be taken: why. Nothing more will be taken of it, nor sent to it."""
+
+    reason: str
+
+
 ToAgent = Load | Drop | Open | Close | Go | Gone | Receive | Settle | Pass | Want | Pages
 ToScheduler = Ready | Loaded | Refused | Done | Lost | Moved | Stuck | Report
+ToDriver = Peers | Halt | Beat | Denial

@@ -1,0 +1,204 @@
+"""Messages and the arrays beside them as frames of bytes, and back. msgspec's tagged unions, arrays as they lie in memory.
+
+    frame 0     preamble: magic, protocol, number of the message on its link; then msgpack of (what the arrays are, the message)
+    frame 1 …   an array each, or all of them back to back in one where they are small
+
+Contract: nothing that comes in is trusted. Types, lengths of columns, number, kinds and sizes of arrays are checked before anything is
+taken for what it says it is; whatever is wrong is a WireError and nothing else. Arrays go out without a copy unless they are small and many, and
+come in as views of the frames, which may begin at any byte. No pickle anywhere (see CVE-2025-32444 and its kin). Knows no sockets.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import TypeAlias
+
+import msgspec
+
+from runtime.messages import PROTOCOL, Close, Done, Go, Load, Lost, Message, Open, Pages, Pass, ToAgent, ToDriver, ToScheduler
+from runtime.stages import Array
+
+#: What bytes may be said to be: bytes of each element.
+ITEM_BYTES = {"uint8": 1, "int8": 1, "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int32": 4, "int64": 8}
+#: One frame at most; transports refuse larger ones before they take memory for them.
+MAX_FRAME_BYTES = 1 << 30
+#: Frame 0 at most.
+MAX_MESSAGE_BYTES = 256 << 20
+_MAX_DIMENSIONS = 4
+#: Several arrays of so many bytes together are copied into one frame: a frame costs more than a copy of a few kilobytes.
+_JOINED_BYTES = 1 << 20
+
+_MAGIC = b"BZoo"
+_PREAMBLE = struct.Struct("<4sHxxQ")
+
+#: One frame. (`memoryview` takes whatever is bytes-like.)
+Frame: TypeAlias = bytes | bytearray | memoryview
+
+
+class WireError(Exception):
+    """What came is not a message, or contradicts itself. The text says in what, and holds nothing of what came."""
+
+
+class OtherProtocol(WireError):
+    """It comes from another version of these messages."""
+
+    def __init__(self, theirs: int) -> None:
+        super().__init__(f"it speaks protocol {theirs}, not {PROTOCOL}")
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A message and what came beside it. `number`: of the messages of its link, from 0 on."""
+
+    number: int
+    message: Message
+    arrays: tuple[Array, ...]
+
+
+class _Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    arrays: tuple[tuple[str, tuple[int, ...]], ...]
+    message: ToAgent | ToScheduler | ToDriver
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(_Envelope)
+
+
+# -- out ---------------------------------------------------------------------------------------------------------------
+
+
+def encode(number: int, message: Message, arrays: Sequence[Array] = ()) -> list[Frame]:
+    """Frames of a message. What arrays hold must not change any more. Raises WireError for what the other side would refuse."""
+    _check(message, arrays)
+    parts = [_bytes_of(array) for array in arrays]
+    body = bytearray(_PREAMBLE.size)
+    _PREAMBLE.pack_into(body, 0, _MAGIC, PROTOCOL, number)
+    _encoder.encode_into(_Envelope(tuple((each.dtype, each.shape) for each in arrays), message), body, _PREAMBLE.size)  # type: ignore[arg-type]
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large")
+    if len(parts) > 1 and sum(part.nbytes for part in parts) <= _JOINED_BYTES:
+        return [body, b"".join(parts)]
+    return [body, *parts]
+
+
+def _bytes_of(array: Array) -> memoryview:
+    try:
+        data = memoryview(array.data).cast("B")
+    except (TypeError, BufferError) as error:
+        raise WireError(f"an array's data cannot be sent: {error}") from None
+    if data.nbytes != _nbytes(array.dtype, array.shape):
+        raise WireError(f"{data.nbytes} bytes are not {array.dtype} {list(array.shape)}")
+    return data
+
+
+# -- in ----------------------------------------------------------------------------------------------------------------
+
+
+def decode(frames: Sequence[Frame]) -> Parcel:
+    """A message from its frames; its arrays are views of them. Raises WireError, OtherProtocol among them."""
+    if not frames or not _PREAMBLE.size < len(frames[0]) <= MAX_MESSAGE_BYTES:
+        raise WireError("it has no preamble, or is too large")
+    magic, protocol, number = _PREAMBLE.unpack_from(frames[0])
+    if magic != _MAGIC:
+        raise WireError("it is no message of a cluster")
+    if protocol != PROTOCOL:
+        raise OtherProtocol(protocol)
+    try:
+        envelope = _decoder.decode(memoryview(frames[0])[_PREAMBLE.size :])
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise WireError(f"it cannot be read: {_short(error)}") from None
+    arrays = _arrays(envelope.arrays, frames[1:])
+    _check(envelope.message, arrays)
+    return Parcel(number, envelope.message, arrays)
+
+
+def _arrays(said: Sequence[tuple[str, tuple[int, ...]]], frames: Sequence[Frame]) -> tuple[Array, ...]:
+    sizes = [_nbytes(dtype, shape) for dtype, shape in said]
+    if len(said) > 1 and len(frames) == 1:
+        whole, at, parts = memoryview(frames[0]), 0, []
+        for size in sizes:
+            parts.append(whole[at : at + size])
+            at += size
+        if at != whole.nbytes:
+            raise WireError(f"its arrays are {whole.nbytes} bytes, not {at}")
+    else:
+        parts = [memoryview(frame) for frame in frames]
+    if [part.nbytes for part in parts] != sizes:
+        raise WireError("its arrays are not what it says")
+    return tuple(Array(dtype, shape, part) for (dtype, shape), part in zip(said, parts, strict=True))
+
+
+def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes of an array. Raises WireError for kinds and shapes that are none."""
+    if dtype not in ITEM_BYTES:
+        raise WireError("an array of a kind that is not in the table")
+    if len(shape) > _MAX_DIMENSIONS or any(not 0 <= size <= MAX_FRAME_BYTES for size in shape):
+        raise WireError("an array's shape is none")
+    nbytes = ITEM_BYTES[dtype] * prod(shape)
+    if nbytes > MAX_FRAME_BYTES:
+        raise WireError(f"an array of {nbytes} bytes is too large")
+    return nbytes
+
+
+def _short(error: Exception) -> str:
+    """Where a message is wrong: msgspec's own words (types and paths, never values), cut."""
+    return f"{type(error).__name__}: {error}"[:200]
+
+
+# -- what must hold of messages ------------------------------------------------------------------------------------------
+
+#: Columns of one length.
+_COLUMNS: dict[type[Message], tuple[str, ...]] = {
+    Load: ("stages", "blocks"),
+    Open: ("epochs", "requests", "outputs", "paths", "keep", "shared"),
+    Close: ("seqs", "epochs"),
+    Go: ("seqs", "epochs", "starts", "counts", "sample", "generated", "steps"),
+    Pass: ("seqs", "epochs", "hops", "starts", "counts", "sample", "generated"),
+    Done: ("seqs", "epochs", "counts", "sampled"),
+    Lost: ("seqs", "epochs"),
+}
+#: Columns of numbers from 0 on.
+_NATURAL = {Go: ("starts", "counts", "generated", "steps"), Pass: ("hops", "starts", "counts", "generated")}
+
+
+def _check(message: Message, arrays: Sequence[Array]) -> None:
+    """Raises WireError for a message that contradicts itself or what is beside it."""
+    kind = type(message)
+    if len({len(getattr(message, name)) for name in _COLUMNS.get(kind, ()) if hasattr(message, name)}) > 1:
+        raise WireError(f"columns of a {kind.__name__} differ in length")
+    if any(number < 0 for name in _NATURAL.get(kind, ()) for number in getattr(message, name)):
+        raise WireError(f"a {kind.__name__} with negative numbers")
+    check = _CHECKS.get(kind, _no_arrays)
+    if not check(message, arrays):
+        raise WireError(f"a {kind.__name__} and its arrays or columns disagree")
+
+
+def _no_arrays(message: Message, arrays: Sequence[Array]) -> bool:
+    return not arrays
+
+
+def _go(message: Go, arrays: Sequence[Array]) -> bool:
+    return not arrays and sum(message.counts) == len(message.tokens)
+
+
+def _pass(message: Pass, arrays: Sequence[Array]) -> bool:
+    """Hidden states [count, width] for each row."""
+    rows = zip(message.counts, arrays, strict=False)
+    return len(arrays) == len(message.seqs) and all(len(each.shape) == 2 and each.shape[0] == count for count, each in rows)
+
+
+def _pages(message: Pages, arrays: Sequence[Array]) -> bool:
+    """Pages [groups x layers, page bytes], unless it says why not."""
+    if message.error:
+        return not arrays
+    return len(arrays) == 1 and arrays[0].dtype == "uint8" and len(arrays[0].shape) == 2
+
+
+def _done(message: Done, arrays: Sequence[Array]) -> bool:
+    return not arrays and len(message.more) in (0, len(message.seqs))
+
+
+_CHECKS: dict[type[Message], Callable[..., bool]] = {Go: _go, Pass: _pass, Pages: _pages, Done: _done}

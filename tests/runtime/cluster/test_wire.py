@@ -1,0 +1,167 @@
+"""Messages survive the wire; nothing else that comes over it is taken, and nothing that comes over it breaks who reads."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.cluster import wire
+from runtime.cluster.wire import Frame, OtherProtocol, WireError, decode, encode
+from runtime.messages import PROTOCOL, Beat, Close, Done, Go, Lost, Message, Open, Pages, Pass, Peers, Ready, Report
+from runtime.stages import Array, Hop
+from runtime.types import Logprob, PromptLogprobs, Sampled, SamplingParams, SequenceRequest
+
+ROWS = Pass(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4))
+STATES = (Array("float32", (3, 2), bytes(range(24))), Array("float32", (1, 2), bytes(range(8))))
+REQUEST = SequenceRequest("a", "r", "org/m", (1, 2, 3), SamplingParams(4, logit_bias=((3, -1.5),), stop_token_ids=(7,)), slo_ms=50)
+MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
+    (Open((1,), (REQUEST,), ((5, 6),), ((Hop("x", 0, 3), Hop("y", 3, 9)),), (False,), (("b", 4),)), ()),
+    (Close(("a",), (3,)), ()),
+    (Go(("a", "b"), (1, 1), (0, 4), (2, 1), (8, 9, 10), (False, True), (0, 1), (1, 1)), ()),
+    (ROWS, STATES),
+    (Pages(1, "a", 2, 0, 16, "d" * 64), (Array("uint8", (4, 64), bytes(256)),)),
+    (Pages(1, "a", 2, 0, 16, "", "it is not here"), ()),
+    (Ready("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x"), ()),
+    (
+        Done("x", ("a",), (1,), (3,), (Sampled("a", 5, -0.5, (Logprob(5, -0.5),)),), (PromptLogprobs("a", 1, (Logprob(2, -1.0),), ((),)),)),
+        (),
+    ),
+    (Lost("x", ("a",), (1,), "no pages", True), ()),
+    (Report("x", 1, 2, 3, 4, 5, (("block", 1),)), ()),
+    (Peers((("x", 1, "ipc:///x"),)), ()),
+    (Beat(12), ()),
+]
+
+
+def frames_of(message: Message, arrays: tuple[Array, ...] = (), number: int = 3) -> list[Frame]:
+    """As a transport gives them: read-only."""
+    return [memoryview(bytes(frame)) for frame in encode(number, message, arrays)]
+
+
+@pytest.mark.parametrize(("message", "arrays"), MESSAGES, ids=lambda value: type(value).__name__)
+def test_a_message_comes_back_as_it_was(message: Message, arrays: tuple[Array, ...]) -> None:
+    parcel = decode(frames_of(message, arrays))
+    assert parcel.message == message and parcel.number == 3
+    assert [(each.dtype, each.shape, bytes(each.data)) for each in parcel.arrays] == [(e.dtype, e.shape, bytes(e.data)) for e in arrays]
+
+
+def test_small_arrays_share_a_frame_and_large_ones_are_not_copied() -> None:
+    assert len(encode(0, ROWS, STATES)) == 2
+    large = tuple(Array("uint8", (count, 1 << 20), bytes(count << 20)) for count in ROWS.counts)
+    frames = encode(0, ROWS, large)
+    assert len(frames) == 3
+    for frame, array in zip(frames[1:], large, strict=True):
+        assert isinstance(frame, memoryview) and frame.obj is array.data
+    views = decode(frames).arrays
+    assert [view.data.obj for view in views] == [array.data for array in large]
+
+
+def changed(body: Frame, **fields: object) -> bytes:
+    """A message's first frame with fields of its preamble replaced."""
+    magic, protocol, number = struct.unpack_from("<4sHxxQ", body)
+    values = {"magic": magic, "protocol": protocol, "number": number} | fields
+    return struct.pack("<4sHxxQ", values["magic"], values["protocol"], values["number"]) + bytes(body[16:])
+
+
+def test_another_protocol_is_told_before_anything_is_read() -> None:
+    body = changed(frames_of(Beat(1))[0], protocol=PROTOCOL + 1)[:17]
+    with pytest.raises(OtherProtocol, match=f"it speaks protocol {PROTOCOL + 1}, not {PROTOCOL}"):
+        decode([body])
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        [b"BZoo"],
+        [changed(frames_of(Beat(1))[0], magic=b"HTTP")],
+        [bytes(frames_of(Beat(1))[0]) + b"\0"],
+        [bytes(frames_of(Beat(1))[0])[:-1]],
+        [*frames_of(Beat(1)), b"more"],
+        [*frames_of(ROWS, STATES), b""],
+        frames_of(ROWS, STATES)[:1],
+        [frames_of(ROWS, STATES)[0], bytes(31)],
+        [frames_of(ROWS, STATES)[0], bytes(33)],
+        [frames_of(ROWS, STATES)[0], bytes(8), bytes(24)],
+        [bytes(frames_of(Beat(1))[0][:16]) + b"\x93" * 4000],
+    ],
+    ids=range(13),
+)
+def test_what_is_no_message_is_refused(frames: list[Frame]) -> None:
+    with pytest.raises(WireError):
+        decode(frames)
+
+
+def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: bytes) -> list[Frame]:
+    """What a sender without our checks could send."""
+    body = bytearray(16)
+    struct.pack_into("<4sHxxQ", body, 0, b"BZoo", PROTOCOL, 0)
+    wire._encoder.encode_into((tuple(arrays), message), body, 16)
+    return [bytes(body), *data]
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        lying(ROWS, [("float32", (3, 2)), ("object", (1, 2))], bytes(24), bytes(8)),
+        lying(ROWS, [("float32", (3, 2)), ("float32", (-1, -2))], bytes(24), bytes(8)),
+        lying(ROWS, [("float32", (3, 2)), ("float32", (1 << 40, 1 << 40))], bytes(24), bytes(8)),
+        lying(ROWS, [("float32", (3, 2)), ("float32", (1, 1, 1, 1, 2))], bytes(24), bytes(8)),
+        lying(ROWS, [("float32", (3, 2))], bytes(24)),
+        lying(ROWS, [("float32", (2, 2)), ("float32", (1, 2))], bytes(16), bytes(8)),
+        lying(Pages(1, "a", 1, 0, 4, "d"), []),
+        lying(Pages(1, "a", 1, 0, 4, "", "no"), [("uint8", (1, 4))], bytes(4)),
+        lying(Pages(1, "a", 1, 0, 4, "d"), [("float32", (1, 1))], bytes(4)),
+        lying(Beat(1), [("uint8", (1,))], b"x"),
+        lying(Close(("a", "b"), (1,)), []),
+        lying(Go(("a",), (1,), (0,), (2,), (8,), (True,), (0,), (1,)), []),
+        lying(Go(("a",), (1,), (-1,), (1,), (8,), (True,), (0,), (1,)), []),
+        lying(Done("x", ("a", "b"), (1, 1), (1, 1), (None, None), (), ((),)), []),
+    ],
+    ids=range(14),
+)
+def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
+    with pytest.raises(WireError):
+        decode(frames)
+
+
+@pytest.mark.parametrize(
+    ("message", "arrays"),
+    [
+        (ROWS, STATES[:1]),
+        (ROWS, tuple(dataclasses.replace(each, shape=(1, 1)) for each in STATES)),
+        (Close(("a",), ()), ()),
+        (Beat(1), STATES),
+    ],
+)
+def test_what_would_be_refused_does_not_go_out(message: Message, arrays: tuple[Array, ...]) -> None:
+    with pytest.raises(WireError):
+        encode(0, message, arrays)
+
+
+@given(st.lists(st.binary(max_size=200), max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_noise_is_a_wire_error(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        decode(frames)
+
+
+@given(st.sampled_from(MESSAGES), st.data())
+@settings(max_examples=400, deadline=None)
+def test_a_message_with_changed_bytes_is_another_message_or_a_wire_error(
+    case: tuple[Message, tuple[Array, ...]], data: st.DataObject
+) -> None:
+    body, *rest = frames_of(*case)
+    noisy = bytearray(body)
+    for _ in range(data.draw(st.integers(1, 4))):
+        noisy[data.draw(st.integers(16, len(noisy) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        parcel = decode([bytes(noisy), *rest])
+    except WireError:
+        return
+    assert encode(parcel.number, parcel.message, parcel.arrays)
