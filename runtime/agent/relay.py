@@ -7,7 +7,8 @@ Contract: a driver calls, from one thread at a time, with `now` in nanoseconds o
     finish_step(result, now)                  once per step; or fail_step(reason, now)
 
 A row waits in the queue of the stage that it enters at and runs in the next step that has room: nobody waits for a batch to fill (BL-14).
-Rows of older epochs, of sequences that nobody opened and of hops that are not here are dropped: whoever moved or closed the sequence knows.
+Rows of older epochs and of hops that are not here are dropped: whoever moved or closed the sequence knows. Rows that come before their
+sequence is opened wait for that (`agent.early`).
 Pages of what is closed while a step writes them are free when it is over. Rows that find no page wait, up to `patience`; then
 they are told to be lost, and the scheduler sees what is to be done.
 
@@ -33,6 +34,7 @@ from runtime.agent.commands import (
     StageLoaded,
     StageStep,
 )
+from runtime.agent.early import Early
 from runtime.agent.guests import Guest, Waiting
 from runtime.agent.moves import Moves
 from runtime.agent.returns import Returns
@@ -83,6 +85,7 @@ class Relay:
         self._blocks: dict[str, tuple[str, ...]] = {}
         self._limits: dict[str, int] = {}
         self._returns = Returns(config.slack)
+        self._early = Early()
         self._steps = self._busy = self._tokens = 0
 
     @property
@@ -178,6 +181,7 @@ class Relay:
         due = now - self._config.patience_ms * 1_000_000
         late = [each for each in self._queue if each.since < due and self._stands(each) and not self._tables.fits(each.name, each.work)]
         gone = set(map(id, late))
+        self._early.expire(now)
         self._queue = [each for each in self._queue if id(each) not in gone]
         return self._lost(late, f"no pages for its next tokens on {self.device}", retry=True)
 
@@ -216,6 +220,8 @@ class Relay:
             if not seated:
                 self._forget(guest)
                 refused.append((request.seq, epoch))
+            elif (early := self._early.take(request.seq, epoch)) is not None:
+                self._take(early.rows, (early.array,), now)
         if not refused:
             return []
         seqs, epochs = zip(*refused, strict=True)
@@ -258,6 +264,7 @@ class Relay:
         guest = self._guests.get(seq)
         if guest is not None and guest.epoch <= epoch:
             self._forget(guest)
+        self._early.take(seq, epoch)
         self._moves.closed(seq, epoch)
 
     def _forget(self, guest: Guest) -> None:
@@ -292,7 +299,10 @@ class Relay:
             return  # not one for each row: nobody could say whose is whose
         for at, seq in enumerate(rows.seqs):
             guest, index = self._guests.get(seq), rows.hops[at]
-            if guest is None or guest.epoch != rows.epochs[at] or not 0 < index < len(guest.path):
+            if guest is None or guest.epoch < rows.epochs[at]:
+                self._early.keep(rows, at, arrays[at], now)
+                continue
+            if guest.epoch != rows.epochs[at] or not 0 < index < len(guest.path):
                 continue
             hop, count = guest.path[index], rows.counts[at]
             if hop.device != self.device or arrays[at].shape[:1] != (count,):
