@@ -3,7 +3,7 @@
     scheduler -> agent    Load Drop   Open Close   Go Gone   Receive Settle
     agent -> agent        Pass (hidden states)     Want Pages (K and V)
     agent -> scheduler    Ready   Loaded Refused   Done Lost    Moved Stuck    Report
-    between drivers       Peers Halt   Beat   Denial       (state machines never see these)
+    between drivers       Peers Halt   Beat Severed   Denial       (state machines never see these)
 
 A sequence is named together with its *epoch*, which grows whenever it is placed anew: what belongs to an older one is dropped by whoever
 gets it, so a late message can do no harm. Sequences of columns have one entry per row. Arrays travel beside a message, in the order that it
@@ -274,6 +274,14 @@ class Beat(Message, frozen=True, tag=True, array_like=True):
     stalled_ms: int
 
 
+class Severed(Message, frozen=True, tag=True, array_like=True):
+    """Agent to scheduler: its link with another agent is cut; what was on it may be lost."""
+
+    peer: str
+    incarnation: int
+    reason: str
+
+
 class Denial(Message, frozen=True, tag=True, array_like=True):
     """To whoever sent what cannot be taken: why. Nothing more will be taken of it, nor sent to it."""
 
@@ -282,4 +290,4 @@ class Denial(Message, frozen=True, tag=True, array_like=True):
 
 ToAgent = Load | Drop | Open | Close | Go | Gone | Receive | Settle | Pass | Want | Pages
 ToScheduler = Ready | Loaded | Refused | Done | Lost | Moved | Stuck | Report
-ToDriver = Peers | Halt | Beat | Denial
+ToDriver = Peers | Halt | Beat | Severed | Denial

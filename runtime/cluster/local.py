@@ -21,6 +21,7 @@ from types import TracebackType
 
 from runtime.agent.agent import Agent
 from runtime.agent.state import AgentState
+from runtime.cluster.errors import MAX_FAILURES, public
 from runtime.cluster.jobs import Job
 from runtime.cluster.routes import Routes
 from runtime.cluster.streams import Inbox, Sink, Stream
@@ -30,9 +31,6 @@ from runtime.types import Engine, EngineLost, EngineMemory, ModelSpec, SequenceR
 from zoo.errors import InUse, Unavailable, ZooError
 
 _log = logging.getLogger(__name__)
-
-#: Failed steps in a row that make a device count as dead: one may be a request's fault, three in a row hardly are.
-MAX_FAILURES = 3
 
 
 class LocalDriver:
@@ -209,10 +207,10 @@ class LocalDriver:
             self._loop()
         except EngineLost as error:
             _log.error("the engine is lost", exc_info=True)
-            reason = f"the engine is lost: {_public(error)}"
+            reason = f"the engine is lost: {public(error)}"
         except BaseException as error:
             _log.critical("the engine loop has died", exc_info=True)
-            reason = f"the engine loop has died: {_public(error)}"
+            reason = f"the engine loop has died: {public(error)}"
         self._die(reason)
 
     def _loop(self) -> None:
@@ -243,10 +241,10 @@ class LocalDriver:
     def _fail(self, error: Exception) -> None:
         """End the sequences of the step. If it had been taken already, the defect is ours: the agent raises, and that is the end."""
         with self._changed:
-            self._deliver(self._agent.fail_step(f"the engine failed: {_public(error)}", self._clock()))
+            self._deliver(self._agent.fail_step(f"the engine failed: {public(error)}", self._clock()))
         self._failures += 1
         if self._failures >= MAX_FAILURES:
-            raise EngineLost(f"{self._failures} steps in a row failed, the last with {_public(error)}") from error
+            raise EngineLost(f"{self._failures} steps in a row failed, the last with {public(error)}") from error
 
     def _load(self, name: str) -> ModelSpec:
         spec = self._engine.load(name)
@@ -291,8 +289,3 @@ class LocalDriver:
             for job in self._jobs:
                 job.refuse(Unavailable(reason))
             self._jobs.clear()
-
-
-def _public(error: BaseException) -> str:
-    """What a client may read of an error: our own messages; of others only the kind, for they may hold addresses and paths."""
-    return str(error) if isinstance(error, ZooError | EngineLost) else type(error).__name__

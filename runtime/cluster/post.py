@@ -166,6 +166,14 @@ class Post:
             return False
         return True
 
+    def deny(self, name: str, reason: str) -> None:
+        """Cut a peer off, telling it why."""
+        peer = self._peers.get(name)
+        if peer is not None:
+            self.send(name, Denial(reason))
+            self._cut |= {f"{name}/{peer.incarnation}/{purpose}".encode() for purpose in ("main", "link")}
+            self._drop(name, _LINGER_MS)
+
     def wake(self) -> None:
         """End a `receive` that waits. From any thread."""
         with suppress(BlockingIOError, OSError):  # full: it is awake; closed: nobody waits

@@ -4,8 +4,8 @@
     frame 1 …   an array each, or all of them back to back in one where they are small
 
 Contract: nothing that comes in is trusted. Types, lengths of columns, number, kinds and sizes of arrays are checked before anything is
-taken for what it says it is; whatever is wrong is a WireError and nothing else. Arrays go out without a copy unless they are small and many, and
-come in as views of the frames, which may begin at any byte. No pickle anywhere (see CVE-2025-32444 and its kin). Knows no sockets.
+taken for what it says it is; whatever is wrong is a WireError and nothing else. Arrays go out without a copy unless they are small and
+many, and come in as views of the frames, which may begin at any byte. No pickle (see CVE-2025-32444 and its kin). Knows no sockets.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ _NATURAL = {Go: ("starts", "counts", "generated", "steps"), Pass: ("hops", "star
 def _check(message: Message, arrays: Sequence[Array]) -> None:
     """Raises WireError for a message that contradicts itself or what is beside it."""
     kind = type(message)
-    if len({len(getattr(message, name)) for name in _COLUMNS.get(kind, ()) if hasattr(message, name)}) > 1:
+    if len({len(getattr(message, name)) for name in _COLUMNS.get(kind, ())}) > 1:
         raise WireError(f"columns of a {kind.__name__} differ in length")
     if any(number < 0 for name in _NATURAL.get(kind, ()) for number in getattr(message, name)):
         raise WireError(f"a {kind.__name__} with negative numbers")

@@ -1,0 +1,330 @@
+"""One agent's loop: messages in, the relay decides, commands and steps are carried out, messages out. In a process, a thread, an actor.
+
+Contract: everything but `stop` and `stalled_ns` happens on the thread that calls `run`: the engine is loaded, read, written and run there.
+What a step gives is sent before the next one begins. A failing step is its rows' affair; after `MAX_FAILURES` failed steps in a row, or an
+EngineLost, the agent ends, as it does when the scheduler or a peer will not have it. `run` returns why; it never leaves by an exception.
+Every wait has a limit: an agent that nobody answers ends.
+
+Control messages are taken of the scheduler only; agents may pass rows and pages. What bytes of pages are is verified against their digest.
+It knows no processes, no models and no tensors: engine, relay and post are passed in.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+import msgspec
+from blake3 import blake3
+
+from runtime.agent.commands import (
+    SCHEDULER,
+    DropStage,
+    LoadStage,
+    PagesWritten,
+    ReadPages,
+    RelayCommand,
+    RelayEvent,
+    Send,
+    StageFailed,
+    StageLoaded,
+    StageStep,
+    WritePages,
+)
+from runtime.cluster.errors import MAX_FAILURES, public
+from runtime.cluster.post import Cut, Mail, Post
+from runtime.messages import PROTOCOL, Beat, Gone, Halt, Message, Pages, Pass, Peers, Ready, Report, Severed, ToAgent, Want
+from runtime.stages import Array, StageEngine, StageResult
+from runtime.types import EngineLost
+
+_log = logging.getLogger(__name__)
+
+#: What agents may say to each other.
+_OF_AGENTS = (Pass, Want, Pages)
+#: How long the loop waits for messages while rows wait for something else than them (pages, mostly), in seconds.
+_PAUSE = 0.005
+
+
+class Exit(IntEnum):
+    """Codes that agents' processes end with."""
+
+    STOPPED = 0
+    DEFECT = 1
+    DENIED = 3
+    LOST = 4
+    UNANSWERED = 5
+    ORPHANED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an agent's loop ended. `reason` may be shown to clients."""
+
+    code: Exit
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """`version`: of the program; agents of another than the scheduler's are refused. `weights`: bytes of weights it may hold, 0: no limit.
+
+    `hello_seconds`: how long the scheduler may take to answer.
+    """
+
+    version: str
+    weights: int = 0
+    report_seconds: float = 0.5
+    hello_seconds: float = 10.0
+
+
+class Relay(Protocol):
+    """What the loop needs of `runtime.agent.relay.Relay`."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]: ...
+
+    def next_step(self, now: int) -> StageStep | None: ...
+
+    def finish_step(self, result: StageResult, now: int) -> list[RelayCommand]: ...
+
+    def fail_step(self, reason: str, now: int) -> list[RelayCommand]: ...
+
+    def starved(self, now: int) -> list[RelayCommand]: ...
+
+    def report(self) -> Report: ...
+
+
+class _Severed(Exception):
+    """The scheduler or a peer will not have this agent."""
+
+
+class _Unanswered(Exception):
+    """The scheduler does not answer."""
+
+
+class AgentLoop:
+    """See the top of the file. The post knows the scheduler's address already, and is closed by whoever made it."""
+
+    def __init__(
+        self, engine: StageEngine, relay: Relay, post: Post, settings: AgentSettings, clock: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._engine, self._relay, self._post, self._settings, self._clock = engine, relay, post, settings, clock
+        self._agents: dict[str, int] = {}
+        self._welcome = False
+        self._stopping = False
+        self._failures = 0
+        self._next_report = 0
+        self._busy_since: int | None = None
+
+    def stop(self) -> None:
+        """End after the step under way. From any thread, and from signal handlers."""
+        self._stopping = True
+        self._post.wake()
+
+    def stalled_ns(self) -> int:
+        """How long the loop has been at one thing; 0 while it waits for messages."""
+        since = self._busy_since
+        return 0 if since is None else self._clock() - since
+
+    def run(self) -> Ended:
+        """Work until told to stop, or something ends it."""
+        try:
+            self._loop()
+            return Ended(Exit.STOPPED, "it was told to stop")
+        except EngineLost as error:
+            _log.error("the engine is lost", exc_info=True)
+            return Ended(Exit.LOST, f"the engine is lost: {public(error)}")
+        except _Severed as error:
+            return Ended(Exit.DENIED, str(error))
+        except _Unanswered as error:
+            return Ended(Exit.UNANSWERED, str(error))
+        except Exception as error:
+            _log.critical("the agent's loop has died", exc_info=True)
+            return Ended(Exit.DEFECT, f"the agent's loop has died: {public(error)}")
+
+    # -- the loop --------------------------------------------------------------------------------------------------------
+
+    def _loop(self) -> None:
+        engine, settings = self._engine, self._settings
+        self._post.send(
+            SCHEDULER,
+            Ready(
+                self._relay.device,
+                PROTOCOL,
+                settings.version,
+                engine.page_capacity,
+                engine.page_bytes,
+                settings.weights,
+                self._post.address,
+            ),
+        )
+        began, ran = self._clock(), False
+        while not self._stopping:
+            self._receive(0.0 if ran else self._patience())
+            if not self._welcome and self._clock() - began > settings.hello_seconds * 1e9:
+                raise _Unanswered(f"the scheduler did not answer within {settings.hello_seconds:g} s: a wrong address, or another key")
+            self._look()
+            ran = self._step()
+
+    def _patience(self) -> float:
+        if self._relay.busy:
+            return _PAUSE
+        return max(0.0, min(self._settings.report_seconds, (self._next_report - self._clock()) / 1e9))
+
+    def _receive(self, timeout: float) -> None:
+        self._busy_since = None
+        items = self._post.receive(timeout)
+        self._busy_since = self._clock()
+        for item in items:
+            if isinstance(item, Cut):
+                self._cut(item)
+            else:
+                self._take(item)
+
+    def _look(self) -> None:
+        """What is due by time."""
+        now = self._clock()
+        if self._welcome and now >= self._next_report:
+            self._next_report = now + int(self._settings.report_seconds * 1e9)
+            self._post.send(SCHEDULER, self._relay.report())
+            self._carry_out(self._relay.starved(now))
+
+    def _step(self) -> bool:
+        """Run a step, if there is one to run; whether there was."""
+        self._busy_since = self._clock()
+        step = self._relay.next_step(self._clock())
+        if step is None:
+            return False
+        try:
+            result = self._engine.run(step.plan, step.inputs)
+            commands = self._relay.finish_step(result, self._clock())
+            self._failures = 0
+        except EngineLost:
+            raise
+        except Exception as error:
+            _log.exception("step %d failed", step.plan.step)
+            commands = self._failed(error)
+        self._carry_out(commands)
+        return True
+
+    def _failed(self, error: Exception) -> list[RelayCommand]:
+        """If the step had been taken already the defect is the relay's: it raises, and that is the end."""
+        commands = self._relay.fail_step(f"the engine failed: {public(error)}", self._clock())
+        self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            raise EngineLost(f"{self._failures} steps in a row failed, the last with {public(error)}") from error
+        return commands
+
+    # -- messages --------------------------------------------------------------------------------------------------------
+
+    def _take(self, mail: Mail) -> None:
+        message = mail.message
+        if mail.sender != SCHEDULER:
+            if isinstance(message, _OF_AGENTS):
+                self._tell(message, mail.arrays)
+            else:
+                self._post.deny(mail.sender, f"a {type(message).__name__} is the scheduler's to send")
+        elif isinstance(message, Peers):
+            self._peers(message)
+        elif isinstance(message, Halt):
+            self._stopping = True
+        elif isinstance(message, ToAgent):
+            self._tell(message, mail.arrays)
+        else:
+            raise _Severed(f"the scheduler sent a {type(message).__name__}")
+
+    def _peers(self, peers: Peers) -> None:
+        self._welcome = True
+        now = {name: incarnation for name, incarnation, _ in peers.agents}
+        for name, incarnation in self._agents.items():
+            if now.get(name) != incarnation:
+                self._post.forget(name)
+        for name, incarnation, address in peers.agents:
+            if name != self._relay.device:
+                self._post.learn(name, incarnation, address)
+        self._agents = {name: incarnation for name, incarnation in now.items() if name != self._relay.device}
+
+    def _cut(self, cut: Cut) -> None:
+        if cut.peer == SCHEDULER or cut.denied:
+            raise _Severed(f"{cut.peer}: {cut.reason}")
+        self._post.send(SCHEDULER, Severed(cut.peer, cut.incarnation, cut.reason))
+        self._tell(Gone(cut.peer))
+
+    def _tell(self, event: Message | RelayEvent, arrays: Sequence[Array] = ()) -> None:
+        self._carry_out(self._relay.handle(event, arrays, self._clock()))
+
+    # -- commands --------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, commands: Iterable[RelayCommand]) -> None:
+        """In order; what a command's outcome makes the relay say comes right behind it."""
+        todo = deque(commands)
+        while todo:
+            command = todo.popleft()
+            event = self._do(command)
+            if event is not None:
+                todo.extendleft(reversed(self._relay.handle(event, (), self._clock())))
+
+    def _do(self, command: RelayCommand) -> RelayEvent | None:
+        self._busy_since = self._clock()
+        match command:
+            case Send():
+                self._post.send(command.to, command.message, command.arrays)
+            case LoadStage():
+                return self._load(command)
+            case DropStage():
+                self._engine.unload(command.stage)
+            case ReadPages():
+                self._read_pages(command)
+            case WritePages():
+                return PagesWritten(command.move, command.lo, command.hi, self._write_pages(command))
+        return None
+
+    def _load(self, command: LoadStage) -> RelayEvent:
+        try:
+            spec = self._engine.load(command.stage)
+        except EngineLost:
+            raise
+        except Exception as error:
+            _log.warning("%s could not be loaded", command.stage.id, exc_info=True)
+            return StageFailed(command.stage, public(error))
+        return StageLoaded(command.stage, spec, self._engine.memory().weights)
+
+    def _read_pages(self, command: ReadPages) -> None:
+        array = self._engine.read_pages(command.pages)
+        message = msgspec.structs.replace(command.message, digest=digest_of(array))
+        self._post.send(command.to, message, (array,))
+
+    def _write_pages(self, command: WritePages) -> str:
+        """Why pages could not be written; empty if they were."""
+        if digest_of(command.data) != command.digest:
+            return "the pages do not verify: their digest is another"
+        try:
+            self._engine.write_pages(command.pages, command.data)
+        except ValueError as error:
+            return f"the pages do not fit: {public(error)}"
+        return ""
+
+
+def digest_of(array: Array) -> str:
+    """BLAKE3 of an array's bytes, in hexadecimal."""
+    return blake3(array.data).hexdigest()
+
+
+def beat(post: Post, stalled_ns: Callable[[], int], seconds: float, wait: Callable[[float], bool]) -> None:
+    """Tell the scheduler every so often that the process lives, and how its loop does, until `wait(seconds)` says to end.
+
+    For a thread of its own, with a post of its own.
+    """
+    while not wait(seconds):
+        post.send(SCHEDULER, Beat(stalled_ns() // 1_000_000))
+        post.receive(0.0)

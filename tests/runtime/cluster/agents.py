@@ -1,0 +1,169 @@
+"""Agents for tests: the real loop and relay with engines that count, in threads or in processes, and a scheduler's end of their links."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import zmq
+
+from runtime.agent.commands import SCHEDULER
+from runtime.agent.relay import Relay
+from runtime.cluster.agent_main import Identity, Preparation, Word
+from runtime.cluster.post import Cut, Mail, Post
+from runtime.cluster.process import AgentLoop, AgentSettings, Ended
+from runtime.config import RelayConfig
+from runtime.engine.counted import CountingModel, counting_model
+from runtime.engine.counting import CountingEngine
+from runtime.messages import Beat, Message, Peers, Ready, Report
+from runtime.stages import StageEngine
+
+LIMIT = 20.0
+VERSION = "1"
+MODEL = counting_model("org/m", "1 2* 3* 4", max_model_len=256)
+M = TypeVar("M", bound=Message)
+
+
+@dataclass
+class End:
+    """The scheduler's end: what came, apart from reports and beats."""
+
+    post: Post
+    mail: list[Mail] = field(default_factory=list)
+    cuts: list[Cut] = field(default_factory=list)
+    ready: dict[str, Mail] = field(default_factory=dict)
+    reports: dict[str, Report] = field(default_factory=dict)
+    beats: int = 0
+
+    def pump(self, seconds: float = 0.01) -> None:
+        for item in self.post.receive(seconds):
+            if isinstance(item, Cut):
+                self.cuts.append(item)
+            elif isinstance(item.message, Ready):
+                self.ready[item.sender] = item
+            elif isinstance(item.message, Report):
+                self.reports[item.sender] = item.message
+            elif isinstance(item.message, Beat):
+                self.beats += 1
+            else:
+                self.mail.append(item)
+
+    def until(self, condition: Callable[[], object], seconds: float = LIMIT) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, (self.mail, self.cuts)
+            self.pump()
+
+    def welcome(self, *names: str) -> None:
+        """Wait for agents, and tell them all of each other."""
+        self.until(lambda: set(names) <= self.ready.keys())
+        agents = tuple((name, self.ready[name].incarnation, address(self.ready[name])) for name in names)
+        for name in names:
+            self.post.send(name, Peers(agents))
+
+    def next(self, kind: type[M]) -> M:
+        """The next message of a kind; those before it stay."""
+        self.until(lambda: any(isinstance(item.message, kind) for item in self.mail))
+        found = next(item for item in self.mail if isinstance(item.message, kind))
+        self.mail.remove(found)
+        assert isinstance(found.message, kind)
+        return found.message
+
+
+def address(mail: Mail) -> str:
+    assert isinstance(mail.message, Ready)
+    return mail.message.address
+
+
+@dataclass
+class Threaded:
+    loop: AgentLoop
+    thread: threading.Thread
+    ended: list[Ended]
+
+    def wait(self) -> Ended:
+        self.thread.join(LIMIT)
+        assert not self.thread.is_alive()
+        return self.ended[0]
+
+
+@contextmanager
+def threads(*names: str, engines: Sequence[StageEngine] = (), **settings: Any) -> Iterator[tuple[End, dict[str, Threaded]]]:
+    """Agents in threads of this process."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    end = End(Post(SCHEDULER, bind="inproc://scheduler", context=context))
+    agents = {}
+    for at, name in enumerate(names):
+        engine = engines[at] if engines else CountingEngine([MODEL], 200)
+        agents[name] = _thread(name, engine, context, AgentSettings(VERSION, **{"report_seconds": 0.02} | settings))
+    try:
+        yield end, agents
+    finally:
+        for each in agents.values():
+            each.loop.stop()
+            each.thread.join(LIMIT)
+        end.post.close()
+        context.term()
+
+
+def _thread(name: str, engine: StageEngine, context: zmq.Context[zmq.Socket[bytes]], settings: AgentSettings) -> Threaded:
+    post = Post(name, 1, f"inproc://{name}", context=context)
+    post.learn(SCHEDULER, 0, "inproc://scheduler")
+    loop = AgentLoop(engine, Relay(name, engine.page_capacity, RelayConfig()), post, settings)
+    ended: list[Ended] = []
+
+    def run() -> None:
+        try:
+            ended.append(loop.run())
+        finally:
+            post.close()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return Threaded(loop, thread, ended)
+
+
+def counting(models: Sequence[CountingModel] = (MODEL,), pages: int = 200, **others: Any) -> Preparation:
+    return Preparation("counting", {"models": [msgspec.to_builtins(model) for model in models], "pages": pages, **others})
+
+
+def identity(name: str, scheduler: str, folder: Path, incarnation: int = 1, **others: Any) -> Identity:
+    settings = AgentSettings(VERSION, report_seconds=0.05, hello_seconds=others.pop("hello_seconds", 10.0))
+    return Identity(
+        name, incarnation, scheduler, f"ipc://{folder}/{name}.{incarnation}", settings, RelayConfig(), beat_seconds=0.05, **others
+    )
+
+
+@contextmanager
+def process(*lines: msgspec.Struct | bytes) -> Iterator[subprocess.Popen[bytes]]:
+    """An agent's process that was told these lines."""
+    child = subprocess.Popen([sys.executable, "-m", "cli.agents"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        for line in lines:
+            tell(child, line)
+        yield child
+    finally:
+        child.kill()
+        child.wait(LIMIT)
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def tell(child: subprocess.Popen[bytes], line: msgspec.Struct | bytes) -> None:
+    assert child.stdin is not None
+    child.stdin.write((line if isinstance(line, bytes) else msgspec.json.encode(line)) + b"\n")
+    child.stdin.flush()
+
+
+def said(child: subprocess.Popen[bytes]) -> Word:
+    assert child.stdout is not None
+    return msgspec.json.decode(child.stdout.readline(), type=Word)
