@@ -18,6 +18,8 @@ class Narrator:
     def __init__(self, sink: TraceSink | None, device: str) -> None:
         self._sink = sink
         self._device = device
+        #: Whether anybody listens: spares whoever tells of every token the call.
+        self.on = sink is not None
 
     def arrive(self, now: int, request: SequenceRequest) -> None:
         self._tell(now, "arrive", request, n=len(request.prompt), model=request.model, priority=request.priority)

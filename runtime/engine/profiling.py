@@ -13,10 +13,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from runtime.config import EngineConfig
@@ -92,7 +93,7 @@ class Workbench:
             pages = tuple(tuple(range(first + group * layers, first + (group + 1) * layers)) for group in range(groups))
             rows.append(Row(seq, self.manifest.name, (_TOKEN,) * tokens, context - tokens, pages))
         try:
-            yield Bench(self._run(rows), self._run([replace(row, new_pages=()) for row in rows]), self.manifest.name, self.device)
+            yield Bench(self._run(rows), self._run([structs.replace(row, new_pages=()) for row in rows]), self.manifest.name, self.device)
         finally:
             for row in rows:
                 model.close(row.seq)

@@ -200,7 +200,7 @@ class Handovers:
 
     def _ask(self, move: Handover, upto: int) -> None:
         member = move.member
-        tokens = member.context(upto) if move.recompute else ()
+        tokens = member.first(upto) if move.recompute else ()
         move.upto, move.asked, move.stages = upto, True, move.stages + 1
         self._state.out.say(
             move.target,

@@ -22,22 +22,14 @@ class _Batch(Protocol):
 
 @dataclass(slots=True)
 class _Rows:
-    """Columns of a Go."""
+    """The rows of a Go, each as a tuple of its columns: sequence, epoch, start, count, sample, generated, steps; and its tokens."""
 
-    seqs: list[str] = field(default_factory=list)
-    epochs: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
+    rows: list[tuple[str, int, int, int, bool, int, int]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    sample: list[bool] = field(default_factory=list)
-    generated: list[int] = field(default_factory=list)
-    steps: list[int] = field(default_factory=list)
 
     def message(self) -> Go:
-        return Go(
-            tuple(self.seqs), tuple(self.epochs), tuple(self.starts), tuple(self.counts), tuple(self.tokens),
-            tuple(self.sample), tuple(self.generated), tuple(self.steps),
-        )  # fmt: skip
+        seqs, epochs, starts, counts, sample, generated, steps = zip(*self.rows, strict=True)
+        return Go(seqs, epochs, starts, counts, tuple(self.tokens), sample, generated, steps)
 
 
 @dataclass(slots=True)
@@ -109,23 +101,15 @@ class Outbox:
         last.computed.append(member.computed)
         last.shared.append(shared)
 
-    def go(self, member: Member, count: int, steps: int, sample: bool) -> None:
-        """The next `count` tokens of a sequence, from its first hop on."""
-        device = member.path[0].device
-        rows = self._last(device)
+    def go(self, member: Member, tokens: tuple[int, ...], steps: int, sample: bool) -> None:
+        """The next tokens of a sequence, from its first hop on."""
+        batches = self._devices.get(member.path[0].device)
+        rows = batches[-1] if batches else None
         if not isinstance(rows, _Rows):
-            self._devices[device].append(rows := _Rows())
-        rows.seqs.append(member.request.seq)
-        rows.epochs.append(member.epoch)
-        rows.starts.append(member.computed)
-        rows.counts.append(count)
-        if member.phase == "decode":
-            rows.tokens.append(member.output[-1])
-        else:
-            rows.tokens.extend(member.span(count))
-        rows.sample.append(sample)
-        rows.generated.append(len(member.output))
-        rows.steps.append(steps)
+            rows = _Rows()
+            self._devices.setdefault(member.path[0].device, []).append(rows)
+        rows.rows.append((member.request.seq, member.epoch, member.computed, len(tokens), sample, len(member.output), steps))
+        rows.tokens.extend(tokens)
 
     def replace(self, device: str) -> None:
         self._replaced.append(device)

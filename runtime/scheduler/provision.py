@@ -14,6 +14,7 @@ from runtime.config import ClusterConfig
 from runtime.policy.paths import choose_devices
 from runtime.policy.spread import cells, spread
 from runtime.scheduler.devices import Devices
+from runtime.scheduler.members import Passes
 from runtime.stages import Block, Chain, Path, Stage, path_of
 
 #: Devices that are weighed for a block: more of them cost time and gain little (power of a few choices).
@@ -29,7 +30,7 @@ class Provision:
         self._why: dict[str, str] = {}
         self._turn = 0
         self._paths: dict[tuple[str, tuple[str, ...]], Path] = {}
-        self._rows: dict[tuple[str, Path], int] = {}
+        self._passes: dict[tuple[str, Path], Passes] = {}
 
     @property
     def instances(self) -> Mapping[str, Sequence[str]]:
@@ -51,10 +52,13 @@ class Provision:
         """Whether each of its blocks has a living device."""
         return all(any(self._devices.alive(name) for name in self._where.get(use.block, ())) for use in chain.uses)
 
-    def passed(self, chain: Chain, path: Path, tokens: int) -> None:
-        """A row went along a path."""
+    def passes(self, chain: Chain, path: Path) -> Passes:
+        """Where the tokens of a chain's sequences along a path are counted."""
         key = chain.version, path
-        self._rows[key] = self._rows.get(key, 0) + tokens
+        known = self._passes.get(key)
+        if known is None:
+            known = self._passes[key] = Passes(chain, path)
+        return known
 
     def place(self, chains: Sequence[Chain]) -> None:
         """Put the blocks of these chains on devices, as often as there is room; what is there already stays.

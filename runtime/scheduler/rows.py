@@ -6,13 +6,12 @@ back; the first in rank always goes on. Sequences that find no pages are `starve
 
 from __future__ import annotations
 
-from runtime.agent.events import token_event
 from runtime.kv.pages import groups_for
 from runtime.messages import Done, Lost
 from runtime.scheduler.members import Member
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.state import ClusterState
-from runtime.types import PromptLogprobs, Sampled
+from runtime.types import FinishReason, PromptLogprobs, Sampled, TokenEvent
 
 
 class Rows:
@@ -33,8 +32,11 @@ class Rows:
             if member is None or member.epoch != epoch or not member.flying:
                 continue
             member.flying = False
-            self._advance(member, count, sampled, scores.get(seq, ()), now)
-            if seq in running:
+            if sampled is not None and count == 1 and member.phase == "decode":
+                self._decoded(member, sampled, now)
+            else:
+                self._advance(member, count, sampled, scores.get(seq, ()), now)
+            if member.path:
                 ready.append(member)
 
     def lost(self, lost: Lost, now: int) -> None:
@@ -71,9 +73,27 @@ class Rows:
         told = tuple(member.prompt_logprobs)
         if told:
             member.prompt_logprobs.clear()
-        reason = member.finish()
-        self._state.tell.token(now, member.request, len(member.output) - 1, sampled.token)
-        self._state.out.events.append(token_event(member, sampled, told, reason))
+        self._emit(member, sampled, told, now)
+
+    def _decoded(self, member: Member, sampled: Sampled, now: int) -> None:
+        """`_advance` for the most frequent case: one token behind the last."""
+        member.computed += 1
+        member.output.append(sampled.token)
+        self._state.tally.generated_tokens += 1
+        self._emit(member, sampled, (), now)
+
+    def _emit(self, member: Member, sampled: Sampled, scores: tuple[PromptLogprobs, ...], now: int) -> None:
+        """Tell its latest token, and its end if that is one (as LiveSequence.finish judges)."""
+        state, request, made = self._state, member.request, len(member.output)
+        reason: FinishReason | None = None
+        if sampled.token in member.ends and made >= request.sampling.min_tokens:
+            reason = "stop"
+        elif made >= member.most:
+            reason = "length"
+        if state.tell.on:
+            state.tell.token(now, request, made - 1, sampled.token)
+        event = TokenEvent(request.seq, request.request, made - 1, sampled.token, sampled.logprob, sampled.top, scores, reason)
+        state.out.events.append(event)
         if reason is not None:
             self._seating.leave(member, reason, now)
 
@@ -81,14 +101,15 @@ class Rows:
 
     def go_on(self, member: Member, now: int) -> None:
         """The next row of a sequence that is at rest, if it runs and nothing holds it."""
-        if member.seq not in self._state.running or member.flying or member.held:
+        if not member.path or member.flying or member.held:
             return
+        starved = self._state.starved
         if member.doomed:
             self._seating.preempt(member, now)
-        elif self._issue(member, now):
-            self._state.starved.pop(member.seq, None)
-        else:
-            self._state.starved[member.seq] = member
+        elif not self._issue(member, now):
+            starved[member.seq] = member
+        elif starved:
+            starved.pop(member.seq, None)
 
     def feed(self, now: int) -> None:
         """Sequences that wait for pages, in rank order; if nothing else moves, the last of them gives way."""
@@ -109,16 +130,19 @@ class Rows:
             count, steps = 1, self._stride(member)
         else:
             count, steps = min(state.config.chunk, member.tokens - member.computed), 1
-        more = groups_for(member.spec, member.computed + count + steps - 1) - member.groups
-        if more > 0:
+        after = member.computed + count + steps - 1
+        if after > member.room:
+            more = groups_for(member.spec, after) - member.groups
             if not self._room(member, more, now):
                 return False
             state.devices.take(member.weights, more)
-            member.groups += more
-        last = member.computed + count == member.tokens
+            member.holds(member.groups + more)
         member.flying = True
-        state.provision.passed(member.chain, member.path, count + steps - 1)
-        state.out.go(member, count, steps, last and member.samples)
+        member.passes.tokens += count + steps - 1
+        if member.phase == "decode":
+            state.out.go(member, (member.output[-1],), steps, True)
+        else:
+            state.out.go(member, member.span(count), steps, member.computed + count == member.tokens and member.samples)
         return True
 
     def _stride(self, member: Member) -> int:

@@ -36,9 +36,8 @@ class Seating:
         state = self._state
         state.waiting.remove(member)
         state.running[member.seq] = member
-        member.seated(path, state.provision.weights(path))
-        member.spec = self._capped(member)
-        member.groups = groups_for(member.spec, member.tokens)
+        self._put(member, path)
+        member.holds(groups_for(member.spec, member.tokens))
         state.devices.take(member.weights, member.groups)
         for name in sorted(member.devices):
             state.devices.enter(name)
@@ -50,7 +49,7 @@ class Seating:
         """A running sequence goes on along another path; what it has there is in place. Whom it leaves forgets it."""
         state, before, epoch = self._state, member.devices, member.epoch
         state.devices.give_back(member.weights, member.groups)
-        member.seated(path, state.provision.weights(path))
+        self._put(member, path)
         state.devices.take(member.weights, member.groups)
         for name in sorted(member.devices - before):
             state.devices.enter(name)
@@ -100,9 +99,13 @@ class Seating:
             self._state.devices.depart(name)
             self._state.out.close(name, member.seq, epoch)
 
-    def _capped(self, member: Member) -> ModelSpec:
-        """Its model with a context that this path can hold for one sequence alone."""
-        spec = member.chain.spec
-        fits = min((self._state.devices[name].capacity // pages * spec.page_tokens for name, pages in member.weights), default=0)
-        limit = min(spec.max_model_len, fits - spec.virtual_tokens) if member.weights else spec.max_model_len
+    def _put(self, member: Member, path: Path) -> None:
+        provision = self._state.provision
+        weights = provision.weights(path)
+        member.seated(provision.passes(member.chain, path), weights, self._capped(member.chain.spec, weights))
+
+    def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:
+        """A model with a context that this path can hold for one sequence alone."""
+        fits = min((self._state.devices[name].capacity // pages * spec.page_tokens for name, pages in weights), default=0)
+        limit = min(spec.max_model_len, fits - spec.virtual_tokens) if weights else spec.max_model_len
         return spec if limit == spec.max_model_len else replace(spec, max_model_len=limit)

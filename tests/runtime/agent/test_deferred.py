@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from runtime.engine.fake import FakeEngine, answer
 from runtime.types import Row, StepPlan, StepResult
@@ -42,7 +43,7 @@ class Choosy(FakeEngine):
         self._taken[row.seq] += count
         pages = self._given[row.seq]
         taken, pages[:] = tuple(pages[:count]), pages[count:]
-        return replace(row, new_pages=taken)
+        return structs.replace(row, new_pages=taken)
 
 
 @settings(max_examples=150, deadline=None)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from runtime.engine.counted import PRIME, counting_model, expected
 from runtime.engine.counting import CountingEngine
@@ -186,18 +187,18 @@ def started() -> CountingEngine:
     [
         (StepPlan(1, (ROW,)), {"a@1": HIDDEN}, "comes after"),
         (StepPlan(2, (ROW, ROW)), {"a@1": HIDDEN}, "two rows"),
-        (StepPlan(2, (replace(ROW, seq="b@1"),)), {"b@1": HIDDEN}, "unknown"),
-        (StepPlan(2, (replace(ROW, model="m[0:1]"),)), {"a@1": HIDDEN}, "belongs to"),
-        (StepPlan(2, (replace(ROW, start=1),)), {"a@1": HIDDEN}, "starts at 1"),
-        (StepPlan(2, (replace(ROW, start=3),)), {"a@1": HIDDEN}, "starts at 3"),
-        (StepPlan(2, (replace(ROW, start=4),)), {"a@1": HIDDEN}, "1 groups for 5"),
-        (StepPlan(2, (replace(ROW, tokens=()),)), {"a@1": HIDDEN}, "no tokens"),
-        (StepPlan(2, (replace(ROW, tokens=(3,)),)), {"a@1": HIDDEN}, "tokens where"),
-        (StepPlan(2, (replace(ROW, sample=True),)), {"a@1": HIDDEN}, "without a head"),
-        (StepPlan(2, (replace(ROW, new_pages=((2,),)),)), {"a@1": HIDDEN}, "one page per layer"),
-        (StepPlan(2, (replace(ROW, new_pages=((2, 2),)),)), {"a@1": HIDDEN}, "given twice"),
-        (StepPlan(2, (replace(ROW, new_pages=((1, 2),)),)), {"a@1": HIDDEN}, "has page 1 already"),
-        (StepPlan(2, (replace(ROW, new_pages=((2, 64),)),)), {"a@1": HIDDEN}, "out of range"),
+        (StepPlan(2, (structs.replace(ROW, seq="b@1"),)), {"b@1": HIDDEN}, "unknown"),
+        (StepPlan(2, (structs.replace(ROW, model="m[0:1]"),)), {"a@1": HIDDEN}, "belongs to"),
+        (StepPlan(2, (structs.replace(ROW, start=1),)), {"a@1": HIDDEN}, "starts at 1"),
+        (StepPlan(2, (structs.replace(ROW, start=3),)), {"a@1": HIDDEN}, "starts at 3"),
+        (StepPlan(2, (structs.replace(ROW, start=4),)), {"a@1": HIDDEN}, "1 groups for 5"),
+        (StepPlan(2, (structs.replace(ROW, tokens=()),)), {"a@1": HIDDEN}, "no tokens"),
+        (StepPlan(2, (structs.replace(ROW, tokens=(3,)),)), {"a@1": HIDDEN}, "tokens where"),
+        (StepPlan(2, (structs.replace(ROW, sample=True),)), {"a@1": HIDDEN}, "without a head"),
+        (StepPlan(2, (structs.replace(ROW, new_pages=((2,),)),)), {"a@1": HIDDEN}, "one page per layer"),
+        (StepPlan(2, (structs.replace(ROW, new_pages=((2, 2),)),)), {"a@1": HIDDEN}, "given twice"),
+        (StepPlan(2, (structs.replace(ROW, new_pages=((1, 2),)),)), {"a@1": HIDDEN}, "has page 1 already"),
+        (StepPlan(2, (structs.replace(ROW, new_pages=((2, 64),)),)), {"a@1": HIDDEN}, "out of range"),
         (StepPlan(2, (ROW,)), {}, "no hidden states"),
         (StepPlan(2, ()), {"a@1": HIDDEN}, "no row"),
         (StepPlan(2, (ROW,)), {"a@1": replace(HIDDEN, shape=(1, 2))}, "hidden states are"),
@@ -207,7 +208,7 @@ def started() -> CountingEngine:
         (StepPlan(2, (Row("e@0", "m[0:1]", (97,), 5, (), sample=False),)), {}, "vocabulary"),
         (StepPlan(2, (Row("e@0", "m[0:1]", (7,), 64, (), sample=False),)), {}, "too many"),
         (StepPlan(2, (HEAD,)), {"h@4": HIDDEN}, "not its prompt"),
-        (StepPlan(2, (replace(HEAD, sample=False, new_pages=((1,),)),)), {"h@4": HIDDEN}, "writes page 1, which is a@1's"),
+        (StepPlan(2, (structs.replace(HEAD, sample=False, new_pages=((1,),)),)), {"h@4": HIDDEN}, "writes page 1, which is a@1's"),
         (StepPlan(2, (), (Opened(replace(request("a@1"), model=STAGE.id)),)), {}, "opened twice"),
         (StepPlan(2, (), (Opened(replace(request("b@2"), model=STAGE.id)),)), {}, "not named"),
         (StepPlan(2, (), (Opened(replace(request("b@1"), model="m[1:3]")),)), {}, "not loaded"),
@@ -247,7 +248,7 @@ def test_rows_go_on_behind_what_was_brought() -> None:
     row = Row("b@1", STAGE.id, (0,) * 4, 0, ((8, 9),), sample=False)
     last = Row("b@1", STAGE.id, (0,), 4, ((6, 7),), sample=False)
     source.run(StepPlan(2, (row,), opened), {"b@1": four})
-    target.run(StepPlan(2, (replace(row, tokens=(0, 0)),), opened), {"b@1": Array("int64", (2, 1), four.data[:16])})
+    target.run(StepPlan(2, (structs.replace(row, tokens=(0, 0)),), opened), {"b@1": Array("int64", (2, 1), four.data[:16])})
     with pytest.raises(PlanViolation, match="starts at 4, 2 tokens"):
         target.run(StepPlan(3, (last,)), fifth)
     target.write_pages([8, 9], source.read_pages([8, 9]))
