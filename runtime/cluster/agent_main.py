@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
 
 import msgspec
+import zmq
 
 from runtime.agent.commands import SCHEDULER
 from runtime.agent.relay import Relay
@@ -26,6 +27,7 @@ from runtime.cluster.errors import public
 from runtime.cluster.keys import Keys
 from runtime.cluster.post import Post
 from runtime.cluster.process import AgentLoop, AgentSettings, Ended, Exit, beat
+from runtime.cluster.version import own_version
 from runtime.config import RelayConfig
 from runtime.stages import StageEngine
 
@@ -88,26 +90,29 @@ def _main(engines: Engines, lines: BinaryIO, words: BinaryIO) -> Ended:
     except (msgspec.MsgspecError, KeyError) as error:
         return Ended(Exit.DEFECT, f"what it was told cannot be read: {type(error).__name__}")
     threading.Thread(target=_watch, args=(lines.fileno(),), name="zoo-parent", daemon=True).start()
-    return be(identity, make)
+    return be(identity, make, begun=_obey_signals)
 
 
-def be(identity: Identity, make: MakeEngine) -> Ended:
-    """An agent in this process, until it ends."""
+def be(
+    identity: Identity,
+    make: MakeEngine,
+    context: zmq.Context[zmq.Socket[bytes]] | None = None,
+    begun: Callable[[AgentLoop], None] = lambda loop: None,
+) -> Ended:
+    """An agent on this thread, until it ends. `context`: where the scheduler is in this process. `begun`: is given what can be stopped."""
     keys = None if identity.keys is None else Keys(*identity.keys)
     try:
         engine = make()
     except Exception as error:
         return Ended(Exit.LOST, f"the engine cannot be made: {public(error)}")
     relay = Relay(identity.device, engine.page_capacity, identity.relay)
-    post = Post(identity.device, identity.incarnation, identity.bind, keys)
-    heart = Post(identity.device, identity.incarnation, keys=keys, purpose="beat")
+    post = Post(identity.device, identity.incarnation, identity.bind, keys, context=context)
+    heart = Post(identity.device, identity.incarnation, keys=keys, context=context, purpose="beat")
     for each in (post, heart):
         each.learn(SCHEDULER, 0, identity.scheduler)
-    loop, over = AgentLoop(engine, relay, post, identity.settings), threading.Event()
+    loop, over = AgentLoop(engine, relay, post, identity.settings, own_version()), threading.Event()
     pulse = threading.Thread(target=beat, args=(heart, loop.stalled_ns, identity.beat_seconds, over.wait), name="zoo-beat", daemon=True)
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda *_: loop.stop())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all of a terminal's processes: the parent drains and then ends us
+    begun(loop)
     pulse.start()
     try:
         return loop.run()
@@ -116,6 +121,11 @@ def be(identity: Identity, make: MakeEngine) -> Ended:
         pulse.join()
         heart.close()
         post.close()
+
+
+def _obey_signals(loop: AgentLoop) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: loop.stop())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all of a terminal's processes: the parent drains and then ends us
 
 
 def _say(words: BinaryIO, word: Word) -> None:

@@ -71,12 +71,8 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """`version`: of the program; agents of another than the scheduler's are refused. `weights`: bytes of weights it may hold, 0: no limit.
+    """`weights`: bytes of weights it may hold, 0: no limit. `hello_seconds`: how long the scheduler may take to answer."""
 
-    `hello_seconds`: how long the scheduler may take to answer.
-    """
-
-    version: str
     weights: int = 0
     report_seconds: float = 0.5
     hello_seconds: float = 10.0
@@ -113,12 +109,22 @@ class _Unanswered(Exception):
 
 
 class AgentLoop:
-    """See the top of the file. The post knows the scheduler's address already, and is closed by whoever made it."""
+    """See the top of the file. The post knows the scheduler's address already, and is closed by whoever made it.
+
+    `version`: of this program; agents of another than the scheduler's are refused.
+    """
 
     def __init__(
-        self, engine: StageEngine, relay: Relay, post: Post, settings: AgentSettings, clock: Callable[[], int] = time.monotonic_ns
+        self,
+        engine: StageEngine,
+        relay: Relay,
+        post: Post,
+        settings: AgentSettings,
+        version: str,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self._engine, self._relay, self._post, self._settings, self._clock = engine, relay, post, settings, clock
+        self._engine, self._relay, self._post, self._clock = engine, relay, post, clock
+        self._settings, self._version = settings, version
         self._agents: dict[str, int] = {}
         self._welcome = False
         self._stopping = False
@@ -161,7 +167,7 @@ class AgentLoop:
             Ready(
                 self._relay.device,
                 PROTOCOL,
-                settings.version,
+                self._version,
                 engine.page_capacity,
                 engine.page_bytes,
                 settings.weights,

@@ -103,7 +103,7 @@ def threads(*names: str, engines: Sequence[StageEngine] = (), **settings: Any) -
     agents = {}
     for at, name in enumerate(names):
         engine = engines[at] if engines else CountingEngine([MODEL], 200)
-        agents[name] = _thread(name, engine, context, AgentSettings(VERSION, **{"report_seconds": 0.02} | settings))
+        agents[name] = _thread(name, engine, context, AgentSettings(**{"report_seconds": 0.02} | settings))
     try:
         yield end, agents
     finally:
@@ -117,7 +117,7 @@ def threads(*names: str, engines: Sequence[StageEngine] = (), **settings: Any) -
 def _thread(name: str, engine: StageEngine, context: zmq.Context[zmq.Socket[bytes]], settings: AgentSettings) -> Threaded:
     post = Post(name, 1, f"inproc://{name}", context=context)
     post.learn(SCHEDULER, 0, "inproc://scheduler")
-    loop = AgentLoop(engine, Relay(name, engine.page_capacity, RelayConfig()), post, settings)
+    loop = AgentLoop(engine, Relay(name, engine.page_capacity, RelayConfig()), post, settings, VERSION)
     ended: list[Ended] = []
 
     def run() -> None:
@@ -136,7 +136,7 @@ def counting(models: Sequence[CountingModel] = (MODEL,), pages: int = 200, **oth
 
 
 def identity(name: str, scheduler: str, folder: Path, incarnation: int = 1, **others: Any) -> Identity:
-    settings = AgentSettings(VERSION, report_seconds=0.05, hello_seconds=others.pop("hello_seconds", 10.0))
+    settings = AgentSettings(report_seconds=0.05, hello_seconds=others.pop("hello_seconds", 10.0))
     return Identity(
         name, incarnation, scheduler, f"ipc://{folder}/{name}.{incarnation}", settings, RelayConfig(), beat_seconds=0.05, **others
     )

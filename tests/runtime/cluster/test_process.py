@@ -138,7 +138,7 @@ def test_pages_that_do_not_verify_are_not_written() -> None:
     engine = Forger([MODEL], 10)
     with threads("a") as (_, agents):
         loop = agents["a"].loop
-    loop = AgentLoop(engine, loop._relay, loop._post, AgentSettings("1"))
+    loop = AgentLoop(engine, loop._relay, loop._post, AgentSettings(), "1")
     pages = Array("uint8", (1, 64), bytes(64))
     good = WritePages((3,), pages, digest_of(pages), 1, 0, 4)
     assert loop._do(good) == PagesWritten(1, 0, 4) and engine.written == 1

@@ -1,0 +1,175 @@
+"""The lives of a cluster's agents: which one each device has, since when, how often it died, when the next one begins. Pure bookkeeping.
+
+    starting --ready--> up --died, overdue--> down --(backoff)--> starting …          too often in a row, or refused: failed, for good
+
+Contract: times are nanoseconds of the driver's clock. An incarnation is never used twice, so that what an earlier one did is known as such.
+The first death after a while is answered at once, the next ones later and later. Starts and kills nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+Phase = Literal["starting", "up", "down", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class LifeConfig:
+    """`starts`: an agent that dies so often in a row, each time within `steady_seconds` of being ready, is given up.
+
+    `backoff_seconds`: before the second try; it doubles up to `backoff_most`. `silent_seconds`: without a beat it counts as hung;
+    `stalled_seconds`: so does one that is at one step, or one load, for so long. `ready_seconds`: what a start may take.
+    """
+
+    starts: int = 6
+    steady_seconds: float = 10.0
+    backoff_seconds: float = 0.25
+    backoff_most: float = 15.0
+    silent_seconds: float = 10.0
+    stalled_seconds: float = 300.0
+    ready_seconds: float = 120.0
+
+    def __post_init__(self) -> None:
+        times = (
+            self.steady_seconds,
+            self.backoff_seconds,
+            self.backoff_most,
+            self.silent_seconds,
+            self.stalled_seconds,
+            self.ready_seconds,
+        )
+        if self.starts < 1 or min(times) <= 0:
+            raise ValueError("the times of agents' lives must be positive")
+
+
+@dataclass(frozen=True, slots=True)
+class AgentFacts:
+    """What `/health` tells of an agent. `deaths`: in all. `reason`: of the last death."""
+
+    device: str
+    phase: Phase
+    incarnation: int
+    deaths: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """An agent that is to be killed, and why."""
+
+    device: str
+    incarnation: int
+    reason: str
+
+
+@dataclass(slots=True)
+class _Life:
+    device: str
+    phase: Phase = "down"
+    incarnation: int = 0
+    since: int = 0
+    heard: int = 0
+    stalled_ms: int = 0
+    due: int | None = 0
+    deaths: int = 0
+    in_a_row: int = 0
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Lives:
+    """See the top of the file. All devices are due for their first start at once."""
+
+    devices: Iterable[str]
+    config: LifeConfig = field(default_factory=LifeConfig)
+    _lives: dict[str, _Life] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lives = {device: _Life(device) for device in self.devices}
+
+    # -- what happened ---------------------------------------------------------------------------------------------------
+
+    def ready(self, device: str, incarnation: int, now: int) -> bool:
+        """An agent says that it is there; false if it is not the one that is waited for."""
+        life = self._lives.get(device)
+        if life is None or life.incarnation != incarnation or life.phase != "starting":
+            return False
+        life.phase, life.since, life.heard, life.stalled_ms = "up", now, now, 0
+        return True
+
+    def up(self, device: str, incarnation: int) -> bool:
+        """Whether what an agent says is to be listened to."""
+        life = self._lives.get(device)
+        return life is not None and life.incarnation == incarnation and life.phase == "up"
+
+    def beat(self, device: str, incarnation: int, stalled_ms: int, now: int) -> None:
+        if self.up(device, incarnation):
+            self._lives[device].heard, self._lives[device].stalled_ms = now, stalled_ms
+
+    def died(self, device: str, incarnation: int, reason: str, now: int, *, final: bool = False, planned: bool = False) -> bool:
+        """An agent is gone, or as good as gone; false if that was known. `final`: another would end as this one did. `planned`: it was
+        told to go, which says nothing against the next.
+        """
+        life = self._lives.get(device)
+        if life is None or life.incarnation != incarnation or life.phase not in ("starting", "up"):
+            return False
+        if planned:
+            life.phase, life.due, life.reason, life.since = "down", now, reason, now
+            return True
+        steady = life.phase == "up" and now - life.since > self.config.steady_seconds * 1e9
+        life.deaths += 1
+        life.in_a_row = 1 if steady else life.in_a_row + 1
+        life.reason, life.since = reason, now
+        if final or life.in_a_row >= self.config.starts:
+            life.phase, life.due = "failed", None
+        else:
+            life.phase, life.due = "down", now + self._backoff(life.in_a_row)
+        return True
+
+    # -- what is to be done ----------------------------------------------------------------------------------------------
+
+    def due(self, now: int) -> list[tuple[str, int]]:
+        """Agents to start now, with their incarnations; they count as starting."""
+        out: list[tuple[str, int]] = []
+        for life in self._lives.values():
+            if life.phase == "down" and life.due is not None and life.due <= now:
+                life.phase, life.since, life.due = "starting", now, None
+                life.incarnation += 1
+                out.append((life.device, life.incarnation))
+        return out
+
+    def overdue(self, now: int) -> list[Overdue]:
+        """Agents that are hung, or do not come up."""
+        out: list[Overdue] = []
+        config = self.config
+        for life in self._lives.values():
+            if life.phase == "starting" and now - life.since > config.ready_seconds * 1e9:
+                out.append(Overdue(life.device, life.incarnation, f"it was not ready within {config.ready_seconds:g} s"))
+            elif life.phase == "up" and now - life.heard > config.silent_seconds * 1e9:
+                out.append(Overdue(life.device, life.incarnation, f"it has not been heard of for {config.silent_seconds:g} s"))
+            elif life.phase == "up" and life.stalled_ms > config.stalled_seconds * 1e3:
+                out.append(Overdue(life.device, life.incarnation, f"it has been at one step for {config.stalled_seconds:g} s"))
+        return out
+
+    # -- looking in ------------------------------------------------------------------------------------------------------
+
+    def incarnation(self, device: str) -> int:
+        return self._lives[device].incarnation
+
+    def all_up(self) -> bool:
+        return all(life.phase == "up" for life in self._lives.values())
+
+    def failed(self) -> list[str]:
+        """Devices without a future."""
+        return [life.device for life in self._lives.values() if life.phase == "failed"]
+
+    def facts(self) -> tuple[AgentFacts, ...]:
+        return tuple(AgentFacts(life.device, life.phase, life.incarnation, life.deaths, life.reason) for life in self._lives.values())
+
+    def _backoff(self, in_a_row: int) -> int:
+        """Nanoseconds: none before the first try again."""
+        if in_a_row == 1:
+            return 0
+        return int(min(self.config.backoff_most, self.config.backoff_seconds * 2 ** (in_a_row - 2)) * 1e9)

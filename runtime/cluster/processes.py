@@ -1,0 +1,215 @@
+"""Agents as plain subprocesses of this one: started by arguments, told who they are through a pipe, noticed at once when they end.
+
+One process stands by warm, with everything imported, so that a device whose agent was killed has another in the time that it takes to load
+weights. Sockets lie in a folder that only this user can enter; over the network (`host`) everything is encrypted with the cluster's keys.
+
+Contract: `Fleet`. Children are started from one thread that lives as long as the fleet does, because the kernel ends them with it
+(PR_SET_PDEATHSIG is the thread's death); where there is no such thing they end when their pipe does. No agent outlives this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from runtime.cluster.agent_main import Identity, Preparation, Word
+from runtime.cluster.fleet import Died, Seat
+from runtime.cluster.keys import Keys
+from runtime.cluster.process import AgentSettings
+from runtime.config import RelayConfig
+
+_log = logging.getLogger(__name__)
+
+#: Starts an agent's process; arguments say nothing but which program it is.
+PROGRAM = (sys.executable, "-m", "cli.agents")
+#: Standbys that die without ever having been used, in a row, before no more are made.
+_MAX_SPOILED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessConfig:
+    """`preparation`: what engine they have. `host`: listen and connect over tcp there, instead of sockets in a folder. `warm`: whether one
+    stands by."""
+
+    preparation: Preparation
+    relay: RelayConfig = field(default_factory=RelayConfig)
+    settings: AgentSettings = field(default_factory=AgentSettings)
+    beat_seconds: float = 0.5
+    host: str | None = None
+    warm: bool = True
+    program: Sequence[str] = PROGRAM
+
+
+class _Child:
+    """One process, and the thread that reads its words until it has ended."""
+
+    def __init__(self, program: Sequence[str], preparation: Preparation, ended: Callable[[_Child, int, str], None]) -> None:
+        self.who: tuple[str, int] | None = None
+        self._ended = ended
+        self.process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self.tell(preparation)
+        threading.Thread(target=self._read, name=f"zoo-agent-{self.process.pid}", daemon=True).start()
+
+    def tell(self, line: msgspec.Struct) -> None:
+        """A line of its standard input. If it has died meanwhile, its thread tells of that."""
+        pipe = self.process.stdin
+        with suppress(OSError, ValueError):
+            if pipe is not None:
+                pipe.write(msgspec.json.encode(line) + b"\n")
+                pipe.flush()
+
+    def _read(self) -> None:
+        reason = ""
+        pipe = self.process.stdout
+        for line in pipe or ():
+            try:
+                word = msgspec.json.decode(line, type=Word)
+            except msgspec.MsgspecError:
+                continue
+            reason = word.reason or reason
+        code = self.process.wait()
+        for each in (self.process.stdin, pipe):
+            if each is not None:
+                with suppress(OSError):  # what was still to be written to it
+                    each.close()
+        self._ended(self, code, reason or _meaning(code))
+
+
+class Processes:
+    """See the top of the file."""
+
+    def __init__(self, config: ProcessConfig) -> None:
+        self._config = config
+        self._folder = Path(tempfile.mkdtemp(prefix="zoo-"))  # mode 0700
+        keys = Keys.make() if config.host is not None else None
+        self.seat = Seat(f"tcp://{config.host}:*" if config.host is not None else f"ipc://{self._folder}/scheduler", keys)
+        self._listener: Callable[[Died], None] = lambda died: None
+        self._scheduler = ""
+        self._lock = threading.Condition()
+        self._children: dict[tuple[str, int], _Child] = {}
+        self._all: set[_Child] = set()
+        self._spare: _Child | None = None
+        self._spoiled = 0
+        self._closing = False
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="zoo-fleet", daemon=True)
+        self._thread.start()
+
+    def attach(self, listener: Callable[[Died], None], scheduler: str) -> None:
+        self._listener, self._scheduler = listener, scheduler
+
+    def start(self, device: str, incarnation: int) -> None:
+        self._work.put(lambda: self._start(device, incarnation))
+        if self._config.warm:
+            self._work.put(self._stand_by)
+
+    def kill(self, device: str, incarnation: int) -> None:
+        with self._lock:
+            child = self._children.get((device, incarnation))
+        if child is not None:
+            child.process.kill()
+
+    def pid(self, device: str, incarnation: int) -> int | None:
+        """Of a living agent."""
+        with self._lock:
+            child = self._children.get((device, incarnation))
+            return None if child is None else child.process.pid
+
+    def shutdown(self, timeout: float) -> None:
+        with self._lock:
+            self._closing = True
+            for child in self._all:
+                child.process.terminate()  # after the step under way; at once where it is not so far yet
+            if not self._lock.wait_for(lambda: not self._all, timeout):
+                for child in self._all:
+                    child.process.kill()
+                self._lock.wait_for(lambda: not self._all, timeout)
+        self._work.put(None)
+        self._thread.join(timeout)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # -- inside: the fleet's thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            work()
+
+    def _start(self, device: str, incarnation: int) -> None:
+        with self._lock:
+            if self._closing:
+                return
+            child, self._spare = self._spare, None
+        try:
+            child = child or self._spawn()
+        except OSError as error:
+            self._listener(Died(device, incarnation, None, f"its process cannot be started: {error.strerror}"))
+            return
+        with self._lock:
+            child.who = device, incarnation
+            ended = child not in self._all
+            if not ended:
+                self._children[child.who] = child
+        if ended:
+            self._listener(Died(device, incarnation, child.process.returncode, "it ended while it stood by"))
+            return
+        child.tell(self._identity(device, incarnation))
+
+    def _stand_by(self) -> None:
+        """Have one more process than is needed."""
+        with self._lock:
+            if self._closing or self._spare is not None or self._spoiled >= _MAX_SPOILED:
+                return
+        try:
+            child = self._spawn()
+        except OSError as error:
+            _log.warning("no agent can stand by: %s", error.strerror)
+            return
+        with self._lock:
+            self._spare = child if child in self._all else None
+
+    def _spawn(self) -> _Child:
+        with self._lock:
+            child = _Child(self._config.program, self._config.preparation, self._ended)
+            self._all.add(child)
+            return child
+
+    def _identity(self, device: str, incarnation: int) -> Identity:
+        config, keys = self._config, self.seat.keys
+        bind = f"tcp://{config.host}:*" if config.host is not None else f"ipc://{self._folder}/{device}.{incarnation}"
+        pair = None if keys is None else (keys.public, keys.secret)
+        return Identity(device, incarnation, self._scheduler, bind, config.settings, config.relay, pair, config.beat_seconds)
+
+    # -- inside: a child's thread ----------------------------------------------------------------------------------------
+
+    def _ended(self, child: _Child, code: int, reason: str) -> None:
+        with self._lock:
+            self._all.discard(child)
+            who = child.who
+            if who is not None:
+                self._children.pop(who, None)
+            spoiled = child is self._spare
+            if spoiled:
+                self._spare = None
+                self._spoiled += 1
+            self._lock.notify_all()
+        if who is not None:
+            self._listener(Died(*who, code, reason))
+        elif spoiled:
+            _log.warning("an agent that stood by has ended: %s", reason)
+            self._work.put(self._stand_by)
+
+
+def _meaning(code: int) -> str:
+    """Of an exit code without words."""
+    return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}"

@@ -1,0 +1,13 @@
+"""Which program this is. Agents of another version than the scheduler's are refused: they might compute other tokens."""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+
+
+def own_version() -> str:
+    """Of this package; `source` where it runs without being installed."""
+    try:
+        return version("blockzoo")
+    except PackageNotFoundError:
+        return "source"

@@ -1,0 +1,139 @@
+"""Whole clusters for tests: the real scheduler, driver, agents; engines that count; processes or threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from runtime.cluster.driver import ClusterDriver
+from runtime.cluster.fleet import Fleet
+from runtime.cluster.lives import LifeConfig
+from runtime.cluster.process import AgentSettings
+from runtime.cluster.processes import ProcessConfig, Processes
+from runtime.cluster.threads import Threads
+from runtime.config import ClusterConfig
+from runtime.engine.counted import CountingModel, counting_model, expected
+from runtime.engine.counting import CountingEngine
+from runtime.stages import Block
+from runtime.types import SamplingParams, SequenceRequest, TokenEvent
+from tests.runtime.cluster.agents import counting
+
+LIMIT = 30.0
+#: Two fine-tunes of one foundation: the last part is each one's own.
+MODELS = (
+    counting_model("org/m", "1 2* 3 4* 5 6* 7 8", max_model_len=512),
+    counting_model("org/n", "1 2* 3 4* 5 6* 7 9", max_model_len=512),
+)
+CUTS = (3, 5)
+DEVICES = ("a", "b", "c")
+
+
+def blocks(models: Sequence[CountingModel] = MODELS, cuts: Sequence[int] = CUTS) -> list[Block]:
+    return list({block.id: block for model in models for block in model.blocks(*cuts)}.values())
+
+
+def processes(pages: int = 400, pace: float = 0.0, models: Sequence[CountingModel] = MODELS, **others: Any) -> Processes:
+    settings = AgentSettings(report_seconds=0.05)
+    return Processes(ProcessConfig(counting(models, pages, pace=pace), settings=settings, **{"beat_seconds": 0.1} | others))
+
+
+def in_threads(pages: int = 400) -> Threads:
+    return Threads(lambda device: lambda: CountingEngine(MODELS, pages), settings=AgentSettings(report_seconds=0.05), beat_seconds=0.1)
+
+
+@contextmanager
+def cluster(
+    fleet: Fleet | Literal["processes", "threads"] = "processes",
+    lives: LifeConfig | None = None,
+    devices: Sequence[str] = DEVICES,
+    **config: Any,
+) -> Iterator[ClusterDriver]:
+    made = (processes() if fleet == "processes" else in_threads()) if isinstance(fleet, str) else fleet
+    chains = [model.chain(*CUTS) for model in MODELS]
+    driver = ClusterDriver(chains, blocks(), devices, made, ClusterConfig(placing="split", **config), lives)
+    try:
+        yield driver
+    finally:
+        assert driver.shutdown(LIMIT)
+
+
+def request(seq: str, prompt: Sequence[int], model: str = "org/m", max_tokens: int = 12) -> SequenceRequest:
+    return SequenceRequest(seq, f"r-{seq}", model, tuple(prompt), SamplingParams(max_tokens, ignore_eos=True))
+
+
+def oracle(one: SequenceRequest) -> list[int]:
+    return expected(next(model for model in MODELS if model.spec.name == one.model), one.prompt, one.sampling)
+
+
+def verify(one: SequenceRequest, events: Sequence[TokenEvent]) -> None:
+    """Each token once, in order, as the model alone gives them, and one end."""
+    assert [event.finish for event in events if event.finish is not None] == ["length"], events[-1]
+    assert events[-1].finish is not None
+    assert [event.index for event in events if event.token is not None] == list(range(one.sampling.max_tokens))
+    assert [event.token for event in events if event.token is not None] == oracle(one)
+
+
+def answered(driver: ClusterDriver, requests: Sequence[SequenceRequest]) -> dict[str, list[TokenEvent]]:
+    got: dict[str, list[TokenEvent]] = {one.seq: [] for one in requests}
+    for event in driver.run(requests):
+        got[event.seq].append(event)
+    return got
+
+
+@dataclass
+class Load:
+    """Clients in threads, each with one request after the other until it is told to stop; all are verified."""
+
+    driver: ClusterDriver
+    clients: int = 4
+    max_tokens: int = 40
+    done: int = 0
+    wrong: list[str] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __enter__(self) -> Load:
+        self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(self.clients)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.over.set()
+        for thread in self._threads:
+            thread.join(LIMIT)
+            assert not thread.is_alive(), "a request hangs"
+
+    def _run(self, number: int) -> None:
+        count = 0
+        while not self.over.is_set():
+            count += 1
+            prompt = [(number * 31 + count * 7 + at) % 97 for at in range(5 + (number * 13 + count) % 60)]
+            one = request(f"c{number}-{count}", prompt, MODELS[(number + count) % 2].spec.name, self.max_tokens)
+            try:
+                verify(one, answered(self.driver, [one])[one.seq])
+                with self._lock:
+                    self.done += 1
+            except BaseException as error:
+                self.wrong.append(f"{one.seq}: {error!r}")
+                return
+
+
+def eventually(condition: Callable[[], bool], seconds: float = LIMIT) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return condition()
+
+
+def at_rest(driver: ClusterDriver) -> bool:
+    """Nothing runs, and every page is free: by the scheduler's book, and by each agent's own."""
+    state = driver.state()
+    devices = [device for device in driver._scheduler.devices if device.alive]
+    return state.running == state.waiting == 0 and state.pages.free == state.pages.capacity and len(devices) == len(DEVICES)
