@@ -16,8 +16,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import TracebackType
+from typing import Any
 
 from runtime.agent.agent import Agent
 from runtime.agent.state import AgentState
@@ -127,6 +128,10 @@ class LocalDriver:
     @property
     def device(self) -> str:
         return self._engine.device
+
+    def health(self) -> Mapping[str, Any]:
+        """For `/health`."""
+        return {"status": "ok"}
 
     def state(self) -> AgentState:
         with self._changed:

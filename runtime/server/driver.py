@@ -32,6 +32,10 @@ class Driver(Protocol):
     @property
     def device(self) -> str: ...
 
+    def health(self) -> Mapping[str, Any]:
+        """What `/health` says while the driver lives: at least `status`."""
+        ...
+
     def open_stream(self, requests: Sequence[SequenceRequest]) -> EventStream:
         """Raises zoo.errors.Unavailable."""
         ...

@@ -44,12 +44,12 @@ class Routes:
         return reply({"status": "live"})
 
     async def health(self, request: Request) -> Response:
-        """200 only while the engine's loop lives and requests are taken."""
+        """200 only while the driver lives and requests are taken; what is amiss all the same stands in it."""
         if not self._service.driver.alive:
             return reply({"status": "dead", "reason": self._service.driver.death}, 503)
         if self._service.gate.closed:
             return reply({"status": "draining"}, 503)
-        return reply({"status": "ok"})
+        return reply(dict(self._service.driver.health()))
 
     async def metrics(self, request: Request) -> Response:
         text = await run_in_threadpool(self._service.metrics.text)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import openai
 
+from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, ServerConfig
 from runtime.engine.fake import FakeEngine
@@ -66,7 +67,7 @@ class Running:
     """A server under test."""
 
     address: str
-    driver: LocalDriver
+    driver: LocalDriver | ClusterDriver
     gate: Gate
     api_key: str | None
 
@@ -97,24 +98,31 @@ def running(
     known: Sequence[ModelSpec] = (BASE, FINE, SPARE),
 ) -> Iterator[Running]:
     """Serve until the block ends. `pace` slows each step down, for tests that must meet a sequence half-way."""
-    config = config or ServerConfig()
     engine = FakeEngine(specs, pages, available=(SPARE,), pace=pace, fail_at=fail_at, segments=True)
-    source = FakeSource(tokenizer, stand_ins, profiles, known)
     kept = Trace() if trace else None
-    with LocalDriver(engine, BatchingConfig(token_budget=64, max_sequences=16), trace=kept) as driver:
-        app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace=kept)
-        bound = bind("127.0.0.1", 0)
-        ready = threading.Event()
-        server = make_server(app, replace(config, drain_seconds=2), ready.set)
-        thread = threading.Thread(target=lambda: server.run(sockets=[bound]), daemon=True)
-        thread.start()
-        if not ready.wait(10):
-            raise RuntimeError("the server did not start")
-        try:
-            yield Running(address_of(bound), driver, app.state.service.gate, config.api_key)
-        finally:
-            server.should_exit = True
-            thread.join(10)
+    with (
+        LocalDriver(engine, BatchingConfig(token_budget=64, max_sequences=16), trace=kept) as driver,
+        serving(driver, FakeSource(tokenizer, stand_ins, profiles, known), config or ServerConfig(), kept) as started,
+    ):
+        yield started
+
+
+@contextmanager
+def serving(driver: LocalDriver | ClusterDriver, source: FakeSource, config: ServerConfig, trace: Trace | None = None) -> Iterator[Running]:
+    """Serve what a driver runs until the block ends; the driver stays the caller's."""
+    app = build_app(driver, [source.served(spec) for spec in driver.models()], source, config, trace=trace)
+    bound = bind("127.0.0.1", 0)
+    ready = threading.Event()
+    server = make_server(app, replace(config, drain_seconds=2), ready.set)
+    thread = threading.Thread(target=lambda: server.run(sockets=[bound]), daemon=True)
+    thread.start()
+    if not ready.wait(10):
+        raise RuntimeError("the server did not start")
+    try:
+        yield Running(address_of(bound), driver, app.state.service.gate, config.api_key)
+    finally:
+        server.should_exit = True
+        thread.join(10)
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
