@@ -5,14 +5,17 @@ Each row of the table imports what its kind needs when it is chosen, not before:
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from runtime.cluster.agent_main import Engines, MakeEngine, main
+from runtime.config import EngineConfig
 from runtime.engine.counted import CountingModel
 
 
@@ -40,7 +43,30 @@ def _counting(settings: Mapping[str, Any]) -> MakeEngine:
     )
 
 
-ENGINES: Engines = {"counting": _counting}
+class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Settings of an engine that runs stored models. `half_page`: bytes of K in a page, alike for all agents; `threads`: of a CPU."""
+
+    store: str
+    database: str | None
+    config: EngineConfig
+    half_page: int
+    threads: int
+
+
+def _staged(settings: Mapping[str, Any]) -> MakeEngine:
+    """Parts of stored models (`engine.staged`)."""
+    chosen = msgspec.convert(dict(settings), Staged)
+    os.environ["OMP_NUM_THREADS"] = str(chosen.threads)  # read once, when torch is imported
+    import torch
+
+    from runtime.engine.staged import StagedEngine
+    from zoo.store import Store
+
+    torch.set_num_threads(chosen.threads)
+    return lambda: StagedEngine(Store.open(Path(chosen.store), chosen.database), chosen.config, chosen.half_page)
+
+
+ENGINES: Engines = {"counting": _counting, "staged": _staged}
 
 if __name__ == "__main__":
     sys.exit(main(ENGINES))

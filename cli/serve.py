@@ -18,6 +18,7 @@ from cli.serve_options import ServeOptions, gather
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
+    from runtime.cluster.driver import ClusterDriver
     from runtime.trace import Trace
     from zoo.api import Zoo
 
@@ -56,8 +57,15 @@ def serve(
     max_sequences: Annotated[int | None, typer.Option(help="Sequences per step.", show_default="256")] = None,
     max_queued: Annotated[int | None, typer.Option(help="Sequences in the server at once; more get 429.", show_default="4096")] = None,
     drain_seconds: Annotated[float | None, typer.Option(help="Patience with running requests on SIGTERM.", show_default="30")] = None,
-    agents: Annotated[int | None, typer.Option(help="Agents; one today.", show_default="1")] = None,
-    backend: Annotated[str | None, typer.Option(help="Where agents run; local today.", show_default="local")] = None,
+    agents: Annotated[int | None, typer.Option(help="Devices, each with an agent, that chains are spread over.", show_default="1")] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(help="Where agents run: processes, or threads of this one; local is one device without agents.", show_default="local"),
+    ] = None,
+    placing: Annotated[
+        str | None, typer.Option(help="Where blocks are put: auto, or split: cut over all agents.", show_default="auto")
+    ] = None,
+    agent_weights: Annotated[str | None, typer.Option(help="Bytes of weights that an agent takes; 0 for any.", show_default="0")] = None,
     deltas: Annotated[
         bool | None, typer.Option("--deltas", help="Serve adaptive requests by a model's low-rank rewriting, where that is served too.")
     ] = None,
@@ -72,7 +80,8 @@ def serve(
         "layers": layers, "weights": weights, "kernels": kernels, "graphs": graphs, "executor": executor, "dense_mode": dense_mode,
         "dense_slots": dense_slots,
         "kv_bytes": kv_bytes, "max_model_len": max_model_len, "token_budget": token_budget, "max_sequences": max_sequences,
-        "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend, "deltas": deltas,
+        "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend, "placing": placing,
+        "agent_weights": agent_weights, "deltas": deltas,
     }  # fmt: skip
     options = gather(config, given)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -80,10 +89,11 @@ def serve(
     from zoo.api import Zoo
 
     with Zoo(store, database, create=False) as zoo:
-        _run(zoo, options)
+        _run(zoo, options, database)
 
 
-def _run(zoo: Zoo, options: ServeOptions) -> None:
+def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
+    from cli.clusters import start_cluster
     from cli.wiring import ZooSource, choose, start_engine
     from runtime.cluster.local import LocalDriver
     from runtime.server.app import build_app
@@ -92,15 +102,20 @@ def _run(zoo: Zoo, options: ServeOptions) -> None:
     settings, engine_config, batching = options.server(), options.engine(), options.batching()
     with ExitStack() as stack:
         bound = stack.enter_context(bind(settings.host, settings.port))
-        chosen = choose(zoo, options.models, engine_config.dtype, options.executor, engine_config.device)
+        executor = "paged" if options.clustered else options.executor
+        chosen = choose(zoo, options.models, engine_config.dtype, executor, engine_config.device)
         for reason in chosen.skipped:
             say(f"warning: left out: {reason}")
         if settings.api_key is None and not settings.host.startswith(_LOCAL):
             say("warning: no API key is set, and the server can be reached from other machines")
         trace = _open_trace(settings.trace, stack)
         say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor")
-        engine = start_engine(zoo, engine_config, chosen.names, chosen.executor)
-        driver = stack.enter_context(LocalDriver(engine, batching, trace))
+        driver: LocalDriver | ClusterDriver
+        if options.clustered:
+            driver = stack.enter_context(start_cluster(zoo, options, chosen.names, database, trace))
+        else:
+            engine = start_engine(zoo, engine_config, chosen.names, chosen.executor)
+            driver = stack.enter_context(LocalDriver(engine, batching, trace))
         source = ZooSource(zoo, options.deltas, engine_config.device)
         served = [source.served(spec) for spec in driver.models()]
         app = build_app(driver, served, source, settings, trace)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from runtime.config import BatchingConfig, DenseConfig, EngineConfig, ServerConfig
+from runtime.config import BatchingConfig, ClusterConfig, DenseConfig, EngineConfig, RelayConfig, ServerConfig
 from zoo.errors import InputError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -49,7 +49,14 @@ class ServeOptions:
     drain_seconds: float = 30.0
     agents: int = 1
     backend: str = "local"
+    placing: str = "auto"
+    agent_weights: int | str = 0
     deltas: bool = False
+
+    @property
+    def clustered(self) -> bool:
+        """Whether agents run the models, and not this process alone."""
+        return self.agents > 1 or self.backend != "local"
 
     def engine(self) -> EngineConfig:
         """Raises InputError."""
@@ -72,6 +79,16 @@ class ServeOptions:
     def batching(self) -> BatchingConfig:
         """Raises InputError."""
         return _built(BatchingConfig, token_budget=self.token_budget, max_sequences=self.max_sequences)
+
+    def cluster(self) -> ClusterConfig:
+        """Raises InputError."""
+        return _built(
+            ClusterConfig, devices=self.agents, placing=self.placing, max_running=self.max_sequences, chunk=min(self.token_budget, 256)
+        )
+
+    def relay(self) -> RelayConfig:
+        """Raises InputError."""
+        return _built(RelayConfig, token_budget=self.token_budget, max_rows=self.max_sequences)
 
     def server(self) -> ServerConfig:
         return ServerConfig(
@@ -136,8 +153,12 @@ def _typed(source: str, key: str, kind: Any, value: Any) -> Any:
 
 
 def _check(options: ServeOptions) -> None:
-    if options.agents != 1 or options.backend != "local":
-        raise InputError("several agents, and backends other than `local`, are not built yet: leave --agents 1 and --backend local")
+    if options.backend not in ("local", "threads", "processes"):
+        raise InputError(f"backend must be local, threads or processes, not {options.backend!r}")
+    if not 1 <= options.agents <= 256:
+        raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
+    if options.clustered and options.executor == "dense":
+        raise InputError("the dense executor runs on one device only: leave --agents 1 and --backend local")
     if options.executor not in ("auto", "paged", "dense"):
         raise InputError(f"executor must be auto, paged or dense, not {options.executor!r}")
     if options.api_key == "" or os.environ.get("ZOO_API_KEY") == "":

@@ -19,7 +19,7 @@ ROWS = Pass(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4))
 STATES = (Array("float32", (3, 2), bytes(range(24))), Array("float32", (1, 2), bytes(range(8))))
 REQUEST = SequenceRequest("a", "r", "org/m", (1, 2, 3), SamplingParams(4, logit_bias=((3, -1.5),), stop_token_ids=(7,)), slo_ms=50)
 MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
-    (Open((1,), (REQUEST,), ((5, 6),), ((Hop("x", 0, 3), Hop("y", 3, 9)),), (False,), (("b", 4),)), ()),
+    (Open((1,), (REQUEST,), ((5, 6),), ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),), (False,), (0,), (("b", 4),)), ()),
     (Close(("a",), (3,)), ()),
     (Go(("a", "b"), (1, 1), (0, 4), (2, 1), (8, 9, 10), (False, True), (0, 1), (1, 1)), ()),
     (ROWS, STATES),

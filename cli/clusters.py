@@ -1,0 +1,61 @@
+"""Puts a cluster together for `zoo serve --agents`: stored models as chains, agents as processes or threads, the driver over them.
+
+Imports torch and transformers only when called: the sizes of K and V come from the models' configs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from cli.serve_options import ServeOptions, size_of
+from cli.wiring import check_device
+from runtime.cluster.driver import ClusterDriver
+from runtime.trace import TraceSink
+
+if TYPE_CHECKING:
+    from runtime.cluster.fleet import Fleet
+    from zoo.api import Zoo
+
+#: A block is cut into pieces so that there are about this many on each agent: enough to even loads out, few enough to plan with.
+_PIECES = 4
+_WHOLE = 1 << 62
+
+
+def start_cluster(zoo: Zoo, options: ServeOptions, names: Sequence[str], database: str | None, trace: TraceSink | None) -> ClusterDriver:
+    """A running cluster with these models. Raises InputError, Unavailable when agents cannot be brought up, and as loading does."""
+    from runtime.engine.chains import describe_chain
+    from runtime.engine.residents import half_page
+
+    config = options.engine()
+    check_device(config.device)
+    half = half_page(zoo.store, config, names)
+    whole = {block.id: block.nbytes for name in names for block in describe_chain(zoo.store, name, config, half, _WHOLE).blocks}
+    piece = max(sum(whole.values()) // (_PIECES * options.agents), 1)
+    described = [describe_chain(zoo.store, name, config, half, piece) for name in names]
+    settings = {
+        "store": str(zoo.store.root), "database": database, "config": msgspec.to_builtins(config), "half_page": half,
+        "threads": max((os.cpu_count() or 1) // options.agents, 1),
+    }  # fmt: skip
+    blocks = {block.id: block for each in described for block in each.blocks}
+    devices = [f"agent-{number}" for number in range(options.agents)]
+    return ClusterDriver(
+        [each.chain for each in described], list(blocks.values()), devices, _fleet(options, settings), options.cluster(), trace=trace
+    )
+
+
+def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet:
+    from cli.agents import ENGINES
+    from runtime.cluster.agent_main import Preparation
+    from runtime.cluster.process import AgentSettings
+    from runtime.cluster.processes import ProcessConfig, Processes
+    from runtime.cluster.threads import Threads
+
+    preparation = Preparation("staged", settings)
+    agents = AgentSettings(weights=size_of(options.agent_weights))
+    if options.backend == "threads":
+        return Threads(lambda device: ENGINES["staged"](settings), options.relay(), agents)
+    return Processes(ProcessConfig(preparation, options.relay(), agents))
