@@ -26,8 +26,35 @@ from runtime.types import ModelSpec
 
 
 @dataclass(slots=True)
+class Pace:
+    """How fast both ends of a move are: nanoseconds for a page group, the latest; None before the first. `front`, `back`: when each began
+    what it is at (the back: the oldest that has not come)."""
+
+    front: float | None = None
+    back: float | None = None
+    front_since: int = 0
+    back_since: int = 0
+
+    def ahead(self, groups: int, most: int) -> int:
+        """Groups that the back may have under way while so many are left for both: never more than the front would leave to it.
+
+        Until both are known one at a time: asked for too much, a slow link would hold up what the front could have done (BL-16).
+        """
+        if self.front is None or self.back is None:
+            return 1
+        share = self.front / max(self.front + self.back, 1.0)
+        return max(1, min(most, int(groups * share / 2)))
+
+    def chunk(self, tokens: int, most: int) -> int:
+        """Tokens that the front may take at once of so many that are left: no more than it would do before the back comes."""
+        if self.front is None or self.back is None:
+            return most
+        return min(most, int(tokens * self.back / max(self.front + self.back, 1.0)))
+
+
+@dataclass(slots=True)
 class _Incoming:
-    """A move to this device. `written`: bytes that came; `writing`: pages that the engine is putting down."""
+    """A move to this device. `nbytes`: that came; `writing`: pages that the engine is putting down."""
 
     order: Receive
     key: str
@@ -37,6 +64,7 @@ class _Incoming:
     nbytes: int = 0
     writing: dict[tuple[int, int], int] = field(default_factory=dict)
     told: int = -1
+    pace: Pace = field(default_factory=Pace)
 
 
 class Moves:
@@ -107,6 +135,8 @@ class Moves:
             move.ends.copy_failed(span)
         else:
             move.ends.copied(span)
+            move.pace.back = (now - move.pace.back_since) / -(-len(span) // move.spec.page_tokens)
+        move.pace.back_since = now
         return self._go_on(move, now)
 
     def ran(self, row: Waiting, now: int) -> list[RelayCommand]:
@@ -118,6 +148,7 @@ class Moves:
         # What lies between was copied, and is here: nothing is recomputed before what it attends to.
         self._tables.fill(move.key, stop - self._tables.book.tokens_of(move.key))
         move.ends.recomputed(range(row.start // width * width, stop))
+        move.pace.front = (now - move.pace.front_since) / -(-row.tokens // width)
         return self._go_on(move, now)
 
     def failed(self, row: Waiting, reason: str) -> list[RelayCommand]:
@@ -195,17 +226,31 @@ class Moves:
         if ends.done:
             return self._tell(move)
         out: list[RelayCommand] = []
-        while ends.copying < self._config.fetches * self._config.window:
-            span = ends.next_back(self._config.window)
+        if not ends.recomputing and (span := ends.next_front(self._chunk(move))) is not None:
+            move.pace.front_since = now
+            self._rows.append(self._front(move, span, now))
+        most = self._config.fetches * self._config.window
+        while (free := self._ahead(move, most) - ends.copying) > 0:
+            span = ends.next_back(min(free, self._config.window))
             if span is None:
                 break
+            if not ends.copying - -(-len(span) // move.spec.page_tokens):
+                move.pace.back_since = now
             out.append(Send(order.source, Want(order.move, order.seq, order.epoch, order.layers, span.start, span.stop, self._device)))
-        if not ends.recomputing and (span := ends.next_front(self._config.chunk)) is not None:
-            self._rows.append(self._front(move, span, now))
         if ends.stuck and not ends.recomputing and not ends.copying:
             self._drop(move)
             return [*out, *self._stuck(order.move, order.seq, "its pages cannot be had any more")]
         return out
+
+    def _ahead(self, move: _Incoming, most: int) -> int:
+        if not move.order.tokens:
+            return most  # there is no front
+        lo, hi = move.ends.gap
+        return move.pace.ahead(-(-(hi - lo) // move.spec.page_tokens), most)
+
+    def _chunk(self, move: _Incoming) -> int:
+        lo, hi = move.ends.gap
+        return move.pace.chunk(hi - lo, self._config.chunk) if move.order.copy else self._config.chunk
 
     def _front(self, move: _Incoming, span: range, now: int) -> Waiting:
         """The row that recomputes a span; of a group that has grown only what is new, if the front has been there before."""

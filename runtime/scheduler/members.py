@@ -77,8 +77,7 @@ class Member(LiveSequence):
         self.weights = tuple((name, pages) for name, pages in self.weights if name != device)
 
     def unseated(self) -> None:
-        """Its K and V are gone; prompt and output will run again as one prompt."""
-        self.restart()
+        """It runs nowhere."""
         self.path, self.weights, self.devices = (), (), frozenset()
         self.holds(0)
         self.flying = self.doomed = self.held = False

@@ -63,7 +63,7 @@ class Seating:
         self._state.tally.preemptions += 1
         self._state.tell.preempted(now, member.request, len(member.output))
         self._unseat(member)
-        member.unseated()
+        member.restart()
         self._state.waiting.add(member)
 
     def end(self, member: Member, reason: FinishReason, now: int, error: str | None = None) -> None:
@@ -92,6 +92,7 @@ class Seating:
         state.devices.give_back(member.weights, member.groups)
         for name in sorted(member.devices):
             self._depart(name, member, member.epoch)
+        member.unseated()
         state.changed = True
 
     def _depart(self, name: str, member: Member, epoch: int) -> None:

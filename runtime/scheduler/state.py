@@ -52,5 +52,7 @@ class ClusterState:
         if set(self.members) != set(self.running) | waiting or waiting & set(self.running):
             raise RuntimeError("members are not either waiting or running")
         for member in self.running.values():
+            if not member.path:
+                raise RuntimeError(f"{member.seq} runs nowhere")
             if member.flying == (member.seq in self.starved) and not member.held:
                 raise RuntimeError(f"{member.seq} neither runs a row nor waits for pages")

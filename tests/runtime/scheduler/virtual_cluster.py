@@ -72,6 +72,7 @@ class VirtualCluster:
     limits: Sequence[int] = ()
     replace: bool = True
     alpha: int = MS
+    beta: int = 10_000
     damage: Callable[[Pages], bool] = lambda pages: False
 
     def __post_init__(self) -> None:
@@ -86,6 +87,7 @@ class VirtualCluster:
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         self._last: dict[tuple[str, str], int] = {}
+        self._free: dict[tuple[str, str], int] = {}
         self.nodes: dict[str, Node] = {}
         self.told: dict[str, Told] = {}
         self.requests: dict[str, SequenceRequest] = {}
@@ -118,6 +120,12 @@ class VirtualCluster:
             act()
             self.check()
         raise AssertionError(f"still busy after {most} events")
+
+    def run_one(self) -> None:
+        """One event."""
+        self.now, _, act = heapq.heappop(self._heap)
+        act()
+        self.check()
 
     def expect(self) -> None:
         """Every sequence has exactly its own model's tokens, and nothing is left anywhere."""
@@ -168,7 +176,11 @@ class VirtualCluster:
 
     def bring_up(self, name: str) -> None:
         number = int(name[1:])
-        engine = self.make_engine(name) if self.make_engine else CountingEngine(self.models, self.pages, device=name, alpha=self.alpha)
+        engine = (
+            self.make_engine(name)
+            if self.make_engine
+            else CountingEngine(self.models, self.pages, device=name, alpha=self.alpha, beta=self.beta)
+        )
         self.nodes[name] = Node(name, Relay(name, engine.page_capacity, self.relay_config), engine)
         limit = self.limits[number] if self.limits else 0
         ready = Ready(name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name)
@@ -194,7 +206,10 @@ class VirtualCluster:
 
     def post(self, sender: str, to: str, message: Any, arrays: Sequence[Array], extra: int = 0) -> None:
         """Deliver later, behind whatever this sender has sent there."""
-        due = max(self.now + self.latency + extra, self._last.get((sender, to), 0))
+        free = max(self.now, self._free.get((sender, to), 0)) + extra  # a link carries one thing at a time
+        if extra:
+            self._free[sender, to] = free
+        due = max((free if extra else self.now) + self.latency, self._last.get((sender, to), 0))
         self._last[sender, to] = due
         self.sent.append((self.now, sender, to, message))
         node = self.nodes.get(to)

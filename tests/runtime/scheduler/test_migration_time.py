@@ -1,0 +1,81 @@
+"""How long a move takes in virtual time, the real relays and scheduler at work: the formula of BL-16, within one page group."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from runtime.config import ClusterConfig, RelayConfig
+from runtime.engine.counted import counting_model
+from runtime.policy.migration import Costs, finish_time
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1* 2* 3*", page_tokens=4, max_model_len=4096)
+#: Bytes of a page group: three layers of 64 bytes.
+GROUP_BYTES = 3 * 64
+
+
+def move(tokens: int, recompute_ms: float, copy_ms: float, **ends: bool) -> VirtualCluster:
+    """Move a sequence of so many tokens that rests meanwhile; a group takes these milliseconds to recompute, or to travel."""
+    cluster = VirtualCluster(
+        [M], devices=2, pages=4096, config=ClusterConfig(devices=2), latency=0, alpha=0, beta=int(recompute_ms * MS / 4),
+        relay_config=RelayConfig(chunk=4, window=1), page_bytes_per_ms=GROUP_BYTES / copy_ms,
+    )  # fmt: skip
+    cluster.ask(request("a", [number % 97 for number in range(tokens)], "m", max_tokens=4))
+    while not (told := cluster.told["a"]).tokens:
+        cluster.run_one()
+    member = cluster.scheduler.members["a"]
+    member.held = True
+    while member.flying:
+        cluster.run_one()
+    assert told.tokens and member.computed >= tokens
+    target = "d1" if "d0" in member.devices else "d0"
+    while cluster.migrate("a", range(1), target, **ends) is not None:
+        cluster.run_one()
+    cluster.run()
+    cluster.expect()
+    return cluster
+
+
+def seconds(cluster: VirtualCluster) -> float:
+    begin, end = (cluster.trace.named(name)[0].t for name in ("kv.move.start", "kv.meet"))
+    return (end - begin) / 1e9
+
+
+def costs(recompute_ms: float, copy_ms: float) -> Costs:
+    return Costs(4, 4, lambda context, tokens: recompute_ms / 1e3 * tokens / 4, copy_ms / 1e3)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 4, 5, 8, 63, 400])
+@pytest.mark.parametrize(("recompute_ms", "copy_ms"), [(1.0, 1.0), (1.0, 3.0), (3.0, 1.0), (1.0, 50.0), (50.0, 1.0)])
+def test_two_ends_take_what_the_formula_says(tokens: int, recompute_ms: float, copy_ms: float) -> None:
+    cluster = move(tokens, recompute_ms, copy_ms)
+    took, counts = seconds(cluster), cluster.scheduler.handovers.counts()
+    moved = counts.copied + counts.recomputed
+    page = max(recompute_ms, copy_ms) / 1e3
+    ideal = finish_time(moved, costs(recompute_ms, copy_ms)).seconds
+    groups = -(-moved // 4)
+    better = min(groups * recompute_ms, groups * copy_ms) / 1e3
+    assert moved == tokens + 1 or moved == tokens  # the token behind the prompt may have run
+    assert ideal - 1e-9 <= took <= ideal + page + 1e-9
+    assert took <= better + page + 1e-9
+
+
+@pytest.mark.parametrize("ends", [{"copy": False}, {"recompute": False}], ids=["recompute", "copy"])
+def test_one_end_takes_its_own_time(ends: dict[str, bool]) -> None:
+    cluster = move(100, 2.0, 3.0, **ends)
+    counts = cluster.scheduler.handovers.counts()
+    groups = -(-(counts.copied + counts.recomputed) // 4)
+    each = 2.0 if "copy" in ends else 3.0
+    assert abs(seconds(cluster) - groups * each / 1e3) <= each / 1e3
+    assert (counts.copied == 0) == ("copy" in ends)
+
+
+def test_the_two_sets_are_disjoint_and_cover_the_sequence() -> None:
+    (meet,) = move(61, 1.0, 1.5).trace.named("kv.meet")
+    spans = sorted([*meet.extra["copied"], *meet.extra["recomputed"]])
+    assert spans[0][0] == 0 and spans[-1][1] >= 61
+    assert all(before[1] == after[0] for before, after in pairwise(spans))
+    assert meet.extra["copied"] and meet.extra["recomputed"]
