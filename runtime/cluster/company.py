@@ -16,7 +16,7 @@ from runtime.agent.commands import Down
 from runtime.cluster.fleet import Died, Fleet
 from runtime.cluster.lives import LifeConfig, Lives
 from runtime.cluster.post import Cut, Mail, Post
-from runtime.messages import PROTOCOL, Beat, Halt, Message, Peers, Ready, Severed, ToScheduler
+from runtime.messages import PROTOCOL, Beat, Halt, Message, Peers, Ready, Report, Severed, ToScheduler
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ class Company:
         self._fleet, self._post, self._version, self._clock = fleet, post, version, clock
         self.lives = Lives(names, config)
         self._addresses: dict[str, tuple[int, str]] = {}
+        self.reports: dict[str, Report] = {}
         self._page_bytes: int | None = None
         self._deaths: queue.SimpleQueue[Died] = queue.SimpleQueue()
         self._planned: set[tuple[str, int]] = set()
@@ -110,6 +111,8 @@ class Company:
         if isinstance(message, Severed):
             return self._lose(message.peer, message.incarnation, f"{device} has cut it off: {message.reason}", kill=True)
         if isinstance(message, ToScheduler) and message.device == device:
+            if isinstance(message, Report):
+                self.reports[device] = message
             return [message]
         return self._refuse(device, incarnation, f"a {type(message).__name__} is not its to send", kill=True)
 
@@ -153,6 +156,7 @@ class Company:
         if kill:
             self._fleet.kill(device, incarnation)
         self._addresses.pop(device, None)
+        self.reports.pop(device, None)
         self._post.forget(device)
         self._introduce()
         return [Down(device, reason)] if was_up else []

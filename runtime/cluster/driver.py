@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
@@ -29,11 +30,13 @@ from runtime.cluster.fleet import Fleet
 from runtime.cluster.lives import AgentFacts, LifeConfig
 from runtime.cluster.post import Post
 from runtime.cluster.routes import Routes
+from runtime.cluster.stranded import stranded
 from runtime.cluster.streams import Inbox, Sink, Stream
 from runtime.cluster.version import own_version
 from runtime.config import ClusterConfig
-from runtime.messages import Message
+from runtime.messages import Message, Report
 from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.handover import HandoverCounts
 from runtime.stages import Block, Chain
 from runtime.trace import TraceSink
 from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
@@ -110,6 +113,20 @@ class ClusterDriver:
         names = tuple(seqs)
         self._ask(lambda now: self._tell([Abort(seq) for seq in names], now))
 
+    def move(self, seq: str, at: int, target: str) -> str | None:
+        """Begin to move hop `at` of a running sequence's path to another device; why that cannot be, or None. Waits for the scheduler.
+
+        Raises Unavailable once the driver is dead.
+        """
+        answer: Future[str | None] = Future()
+        self._ask(lambda now: self._move(seq, at, target, answer, now))
+        while True:
+            try:
+                return answer.result(_TICK)
+            except TimeoutError:
+                if self._death is not None:
+                    raise Unavailable(self._death) from None
+
     # -- models --------------------------------------------------------------------------------------------------------
 
     def models(self) -> tuple[ModelSpec, ...]:
@@ -154,6 +171,21 @@ class ClusterDriver:
     def agents(self) -> tuple[AgentFacts, ...]:
         with self._changed:
             return self._company.lives.facts()
+
+    def reports(self) -> Mapping[str, Report]:
+        """The last that each agent that is up has told of itself."""
+        with self._changed:
+            return dict(self._company.reports)
+
+    def moving(self) -> int:
+        """Migrations under way."""
+        with self._changed:
+            return len(self._scheduler.handovers)
+
+    def moves(self) -> HandoverCounts:
+        """Migrations so far."""
+        with self._changed:
+            return self._scheduler.handovers.counts()
 
     def health(self) -> Mapping[str, Any]:
         """For `/health`: `degraded` while an agent is away; requests are taken all the same, and wait where they must."""
@@ -291,29 +323,26 @@ class ClusterDriver:
             else:
                 self._tell([Arrive(one)], now)
 
+    def _move(self, seq: str, at: int, target: str, answer: Future[str | None], now: int) -> None:
+        member = self._scheduler.members.get(seq)
+        why = f"no sequence {seq}" if member is None else self._scheduler.handovers.start(member, at, target, now)
+        self._tell([Tick()], now)  # what it has to say goes out with an event's commands
+        answer.set_result(why)
+
     # -- inside: what cannot go on -------------------------------------------------------------------------------------
 
     def _strand(self, now: int) -> None:
         """End what waits for devices that will not come back. Raises _Hopeless where that is everything."""
         failed = self._company.lives.failed()
-        if not failed or not self._placed():
+        if not failed:
             return
         reasons = {each.device: each.reason for each in self._company.lives.facts()}
-        for model, chain in self._chains.items():
-            lost = [] if model in self._stranded else self._lost_blocks(chain, set(failed))
-            if lost:
-                self._stranded[model] = f"{model} cannot run any more: the agent of {lost[0]} does not come back ({reasons[lost[0]]})"
+        for model, device in stranded(self._chains.values(), self._scheduler.provision.instances, failed).items():
+            if model not in self._stranded:
+                self._stranded[model] = f"{model} cannot run any more: the agent of {device} does not come back ({reasons[device]})"
                 self._end_all(model, self._stranded[model], now)
         if len(self._stranded) == len(self._chains):
             raise _Hopeless(next(iter(self._stranded.values())))
-
-    def _placed(self) -> bool:
-        return bool(self._scheduler.provision.instances)
-
-    def _lost_blocks(self, chain: Chain, failed: set[str]) -> list[str]:
-        """Devices that failed, where they were a block's last."""
-        where = self._scheduler.provision.instances
-        return [devices[0] for use in chain.uses if (devices := where.get(use.block, ())) and failed.issuperset(devices)]
 
     def _end_all(self, model: str, why: str, now: int) -> None:
         for seq in [seq for seq, member in self._scheduler.members.items() if member.request.model == model]:

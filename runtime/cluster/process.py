@@ -276,6 +276,9 @@ class AgentLoop:
         todo = deque(commands)
         while todo:
             command = todo.popleft()
+            if isinstance(command, Send) and command.to == self._relay.device:  # behind a move neighbouring hops may be on one device
+                todo.extendleft(reversed(self._relay.handle(command.message, command.arrays, self._clock())))
+                continue
             event = self._do(command)
             if event is not None:
                 todo.extendleft(reversed(self._relay.handle(event, (), self._clock())))

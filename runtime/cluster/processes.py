@@ -205,7 +205,7 @@ class Processes:
             self._lock.notify_all()
         if who is not None:
             self._listener(Died(*who, code, reason))
-        elif spoiled:
+        elif spoiled and not self._closing:
             _log.warning("an agent that stood by has ended: %s", reason)
             self._work.put(self._stand_by)
 

@@ -86,7 +86,13 @@ def decode(end: End, one: SequenceRequest, path: Hops, count: int, tokens: list[
 
 
 @pytest.mark.parametrize(
-    "path", [(Hop("a", 0, LENGTH),), (Hop("a", 0, 2), Hop("b", 2, LENGTH)), (Hop("a", 0, 1), Hop("b", 1, 3), Hop("a", 3, LENGTH))]
+    "path",
+    [
+        (Hop("a", 0, LENGTH),),
+        (Hop("a", 0, 2), Hop("b", 2, LENGTH)),
+        (Hop("a", 0, 1), Hop("b", 1, 3), Hop("a", 3, LENGTH)),
+        (Hop("a", 0, 2), Hop("a", 2, LENGTH)),
+    ],
 )
 def test_a_sequence_gets_its_tokens_whichever_agents_it_passes(path: Hops) -> None:
     one = request("s", 5, 6, 7, 8, 9)
