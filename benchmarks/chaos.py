@@ -134,7 +134,7 @@ class Clients:
 
 @dataclass
 class Mover:
-    """A thread that moves hops of sequences to other devices, whatever comes of it."""
+    """A thread that moves blocks of sequences to other devices, whatever comes of it."""
 
     driver: ClusterDriver
     clients: Clients
@@ -156,9 +156,14 @@ class Mover:
             seqs = sorted(self.clients.open_requests())
             if not seqs:
                 continue
-            seq, at, device = chance.choice(seqs), chance.randrange(3), chance.choice(self.driver.agents()).device
+            first = chance.randrange(3)
+            seq, blocks, device = (
+                chance.choice(seqs),
+                range(first, chance.randrange(first, 3) + 1),
+                chance.choice(self.driver.agents()).device,
+            )
             for _ in range(5):  # its stage may have to be loaded there first
-                if self.driver.move(seq, at, device) is None or self.over.wait(0.005):
+                if self.driver.move(seq, blocks, device) is None or self.over.wait(0.005):
                     break
 
 

@@ -21,6 +21,8 @@ from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any
 
+from msgspec import structs
+
 from runtime.agent.commands import SCHEDULER, Abort, Arrive, Emit, SchedulerCommand, SchedulerEvent, Send, Tick
 from runtime.agent.events import refusal_event
 from runtime.agent.state import AgentState
@@ -113,13 +115,14 @@ class ClusterDriver:
         names = tuple(seqs)
         self._ask(lambda now: self._tell([Abort(seq) for seq in names], now))
 
-    def move(self, seq: str, at: int, target: str) -> str | None:
-        """Begin to move hop `at` of a running sequence's path to another device; why that cannot be, or None. Waits for the scheduler.
+    def move(self, seq: str, blocks: range, target: str) -> str | None:
+        """Begin to move blocks of a running sequence's chain, all on one device, to another; why that cannot be, or None. Waits for the
+        scheduler, not for the move.
 
         Raises Unavailable once the driver is dead.
         """
         answer: Future[str | None] = Future()
-        self._ask(lambda now: self._move(seq, at, target, answer, now))
+        self._ask(lambda now: self._move(seq, blocks, target, answer, now))
         while True:
             try:
                 return answer.result(_TICK)
@@ -323,9 +326,9 @@ class ClusterDriver:
             else:
                 self._tell([Arrive(one)], now)
 
-    def _move(self, seq: str, at: int, target: str, answer: Future[str | None], now: int) -> None:
+    def _move(self, seq: str, blocks: range, target: str, answer: Future[str | None], now: int) -> None:
         member = self._scheduler.members.get(seq)
-        why = f"no sequence {seq}" if member is None else self._scheduler.handovers.start(member, at, target, now)
+        why = f"no sequence {seq}" if member is None else self._scheduler.handovers.start(member, blocks, target, now)
         self._tell([Tick()], now)  # what it has to say goes out with an event's commands
         answer.set_result(why)
 
@@ -348,7 +351,9 @@ class ClusterDriver:
         for seq in [seq for seq, member in self._scheduler.members.items() if member.request.model == model]:
             for command in self._scheduler.handle(Abort(seq), now):
                 if isinstance(command, Emit):
-                    ends = tuple(replace(event, finish="error", error=why) if event.seq == seq else event for event in command.events)
+                    ends = tuple(
+                        structs.replace(event, finish="error", error=why) if event.seq == seq else event for event in command.events
+                    )
                     command = Emit(ends)
                 self._carry_out([command], now)
 

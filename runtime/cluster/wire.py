@@ -153,7 +153,7 @@ def _short(error: Exception) -> str:
 #: Columns of one length.
 _COLUMNS: dict[type[Message], tuple[str, ...]] = {
     Load: ("stages", "blocks"),
-    Open: ("epochs", "requests", "outputs", "paths", "keep", "shared"),
+    Open: ("epochs", "requests", "outputs", "paths", "keep", "computed", "shared"),
     Close: ("seqs", "epochs"),
     Go: ("seqs", "epochs", "starts", "counts", "sample", "generated", "steps"),
     Pass: ("seqs", "epochs", "hops", "starts", "counts", "sample", "generated"),
@@ -161,7 +161,7 @@ _COLUMNS: dict[type[Message], tuple[str, ...]] = {
     Lost: ("seqs", "epochs"),
 }
 #: Columns of numbers from 0 on.
-_NATURAL = {Go: ("starts", "counts", "generated", "steps"), Pass: ("hops", "starts", "counts", "generated")}
+_NATURAL = {Open: ("computed",), Go: ("starts", "counts", "generated", "steps"), Pass: ("hops", "starts", "counts", "generated")}
 
 
 def _check(message: Message, arrays: Sequence[Array]) -> None:

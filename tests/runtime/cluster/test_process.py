@@ -50,6 +50,11 @@ LENGTH = len(MODEL.parts)
 GREEDY = SamplingParams(8, ignore_eos=True)
 
 
+def hop(device: str, lo: int, hi: int) -> Hop:
+    attends = [part.attends for part in MODEL.parts]
+    return Hop(device, lo, hi, (sum(attends[:lo]), sum(attends[:hi])))
+
+
 def request(seq: str, *prompt: int) -> SequenceRequest:
     return SequenceRequest(seq, f"r-{seq}", MODEL.spec.name, prompt, GREEDY)
 
@@ -61,9 +66,11 @@ def provide(end: End, path: Hops) -> None:
         end.next(Loaded)
 
 
-def opened(end: End, one: SequenceRequest, path: Hops, epoch: int = 1, output: tuple[int, ...] = (), keep: bool = False) -> None:
+def opened(
+    end: End, one: SequenceRequest, path: Hops, epoch: int = 1, output: tuple[int, ...] = (), keep: bool = False, computed: int = 0
+) -> None:
     for device in {hop.device for hop in path}:
-        end.post.send(device, Open((epoch,), (one,), (output,), (path,), (keep,), (None,)))
+        end.post.send(device, Open((epoch,), (one,), (output,), (path,), (keep,), (computed if keep else 0,), (None,)))
 
 
 def go(end: End, one: SequenceRequest, path: Hops, start: int, tokens: tuple[int, ...], generated: int, epoch: int = 1) -> int:
@@ -88,10 +95,10 @@ def decode(end: End, one: SequenceRequest, path: Hops, count: int, tokens: list[
 @pytest.mark.parametrize(
     "path",
     [
-        (Hop("a", 0, LENGTH),),
-        (Hop("a", 0, 2), Hop("b", 2, LENGTH)),
-        (Hop("a", 0, 1), Hop("b", 1, 3), Hop("a", 3, LENGTH)),
-        (Hop("a", 0, 2), Hop("a", 2, LENGTH)),
+        (hop("a", 0, LENGTH),),
+        (hop("a", 0, 2), hop("b", 2, LENGTH)),
+        (hop("a", 0, 1), hop("b", 1, 3), hop("a", 3, LENGTH)),
+        (hop("a", 0, 2), hop("a", 2, LENGTH)),
     ],
 )
 def test_a_sequence_gets_its_tokens_whichever_agents_it_passes(path: Hops) -> None:
@@ -111,8 +118,8 @@ def test_a_sequence_gets_its_tokens_whichever_agents_it_passes(path: Hops) -> No
 
 @pytest.mark.parametrize("copy", [True, False])
 def test_pages_move_and_the_sequence_goes_on(copy: bool) -> None:
-    one, whole = request("s", *range(1, 30)), (Hop("a", 0, LENGTH),)
-    there = (Hop("b", 0, LENGTH),)
+    one, whole = request("s", *range(1, 30)), (hop("a", 0, LENGTH),)
+    there = (hop("b", 0, LENGTH),)
     with threads("a", "b") as (end, _):
         end.welcome("a", "b")
         provide(end, whole)
@@ -122,12 +129,14 @@ def test_pages_move_and_the_sequence_goes_on(copy: bool) -> None:
         decode(end, one, whole, 3, tokens)
         upto = len(tokens) - 1
         first = () if copy else tuple(tokens[:upto])
-        end.post.send("b", Receive(1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), "a", upto, first, copy, one))
+        end.post.send(
+            "b", Receive(1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", upto, first, copy, one)
+        )
         moved = end.next(Moved)
         assert sum(hi - lo for lo, hi in moved.copied + moved.recomputed) >= upto - MODEL.spec.page_tokens
         assert bool(moved.copied) == copy and bool(moved.recomputed) == (not copy)
         end.post.send("b", Settle(1, "s", 2, True))
-        opened(end, one, there, 2, tuple(tokens[29:]), keep=True)
+        opened(end, one, there, 2, tuple(tokens[29:]), keep=True, computed=upto)
         end.post.send("a", Close(("s",), (1,)))
         decode(end, one, there, 5, tokens, 2)
         assert tokens[29:] == expected(MODEL, one.prompt, GREEDY)
@@ -166,7 +175,7 @@ def test_a_stage_that_cannot_be_loaded_is_refused_with_the_reason() -> None:
 
 
 def test_a_failed_step_loses_its_rows_and_others_go_on() -> None:
-    path = (Hop("a", 0, LENGTH),)
+    path = (hop("a", 0, LENGTH),)
     with threads("a", engines=[CountingEngine([MODEL], 200, fail_at=[1])]) as (end, _):
         end.welcome("a")
         provide(end, path)
@@ -182,7 +191,7 @@ def test_a_failed_step_loses_its_rows_and_others_go_on() -> None:
 
 
 def test_three_failed_steps_in_a_row_end_the_agent() -> None:
-    path = (Hop("a", 0, LENGTH),)
+    path = (hop("a", 0, LENGTH),)
     with threads("a", engines=[CountingEngine([MODEL], 200, fail_at=range(1, 9))]) as (end, agents):
         end.welcome("a")
         provide(end, path)
@@ -194,12 +203,12 @@ def test_three_failed_steps_in_a_row_end_the_agent() -> None:
 
 
 def test_rows_that_overtake_the_opening_of_their_sequence_wait_for_it() -> None:
-    path = (Hop("a", 0, 2), Hop("b", 2, LENGTH))
+    path = (hop("a", 0, 2), hop("b", 2, LENGTH))
     one = request("s", 5, 6, 7)
     with threads("a", "b") as (end, _):
         end.welcome("a", "b")
         provide(end, path)
-        opening = Open((1,), (one,), ((),), (path,), (False,), (None,))
+        opening = Open((1,), (one,), ((),), (path,), (False,), (0,), (None,))
         end.post.send("a", opening)
         end.post.send("a", Go(("s",), (1,), (0,), (3,), (5, 6, 7), (True,), (0,), (1,)))
         end.until(lambda: "a" in end.reports and end.reports["a"].steps == 1)
@@ -214,7 +223,7 @@ def test_a_lost_engine_ends_the_agent() -> None:
         def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
             raise EngineLost("the device fell off the bus")
 
-    path = (Hop("a", 0, LENGTH),)
+    path = (hop("a", 0, LENGTH),)
     with threads("a", engines=[Broken([MODEL], 200)]) as (end, agents):
         end.welcome("a")
         provide(end, path)
@@ -292,7 +301,7 @@ def test_a_process_stands_by_until_it_is_told_who_it_is_and_works(end: End, tmp_
         assert said(child).warm
         tell(child, identity("a", end.post.address, tmp_path))
         end.welcome("a")
-        path = (Hop("a", 0, LENGTH),)
+        path = (hop("a", 0, LENGTH),)
         one = request("s", 3, 1, 4)
         provide(end, path)
         opened(end, one, path)
@@ -368,7 +377,7 @@ def test_moves_that_cannot_go_on_are_told(end: End) -> None:
     one = request("s", *range(1, 20))
     with threads("b") as (inside, _):
         inside.welcome("b")
-        provide(inside, (Hop("b", 0, LENGTH),))
-        inside.post.send("b", Receive(1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), "a", 19, (), True, one))
+        provide(inside, (hop("b", 0, LENGTH),))
+        inside.post.send("b", Receive(1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", 19, (), True, one))
         inside.post.send("b", Gone("a"))
         assert inside.next(Stuck).move == 1
