@@ -78,7 +78,6 @@ class Seating:
         del state.members[member.seq]
         if member.seq in state.running:
             self._unseat(member)
-            member.path = ()  # it runs nowhere: no row of it goes out any more
         else:
             state.waiting.remove(member)
         state.tell.ended(now, member.request, reason, len(member.output))
