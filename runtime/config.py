@@ -42,9 +42,59 @@ class RelayConfig:
             raise ValueError("the settings of a relay must be at least 1")
 
 
-#: How blocks are first put on devices: everything on as few devices as hold it, and as often as there is room (`auto`); cut over all of
-#: them (`split`).
-Placing = Literal["auto", "split"]
+#: How blocks are first put on devices: everything on as few devices as hold it, as often as there is room (`copies`); cut over all of them
+#: (`split`); one copy of each chain, whole where a device takes it, and further ones as they are asked for (`demand`); or the first of
+#: these on few devices and the last on many (`auto`).
+Placing = Literal["auto", "copies", "split", "demand"]
+
+#: Where a running sequence's next tokens run, when its device is busier than another with the same blocks (BL-19, Figure 24): it stays
+#: with its K and V whatever the others do (`strict`); it goes, K and V copied and recomputed from both ends, where that gains more than it
+#: costs (`owner`); it goes to the least busy one and its K and V are copied (`least-busy`), or computed there again (`recompute`).
+Balancing = Literal["strict", "owner", "least-busy", "recompute"]
+
+
+@dataclass(frozen=True, slots=True)
+class ControlConfig:
+    """What the scheduler of a cluster does by the clock. Each mechanism is a switch, off or with its paper's baseline beside it.
+
+    `scaling`: instances come and go by load (BL-24): above `high` of what a device's memory takes, after `idle_ms` without work.
+    `rearranging`: instances move to whom they exchange rows with (BL-26), every `period_ms`; `locality` false: new instances go where
+    least is left over instead (frag-min). `proactive`: K and V of paused sequences move ahead of their return (BL-17). `balancing`: see
+    there; `margin`: sequences that a device must have more than another to give one away.
+
+    `every_ms`: between two looks at loads. `calm_ms`: a block that was scaled is left alone for so long. `patience_ms`: after which a
+    sequence that could not be moved stays. `moves`: sequences that are on their way at once. `bandwidth`: bytes per second at which K and
+    V and weights are taken to move; `crossing_us`: what a row loses between two servers.
+    """
+
+    scaling: bool = True
+    rearranging: bool = True
+    locality: bool = True
+    proactive: bool = True
+    balancing: Balancing = "strict"
+    high: float = 0.8
+    low: float = 0.4
+    idle_ms: int = 300_000
+    calm_ms: int = 60_000
+    period_ms: int = 60_000
+    every_ms: int = 1_000
+    patience_ms: int = 30_000
+    margin: int = 4
+    moves: int = 16
+    bandwidth: float = 1e9
+    crossing_us: float = 200.0
+
+    def __post_init__(self) -> None:
+        times = (self.idle_ms, self.calm_ms, self.period_ms, self.every_ms, self.patience_ms, self.moves, self.margin)
+        if min(times) < 1 or self.bandwidth <= 0 or self.crossing_us < 0:
+            raise ValueError("the periods of a cluster's control must be at least 1, its bandwidth more than 0")
+        if not 0.0 <= self.low < self.high or self.balancing not in get_args(Balancing):
+            raise ValueError(f"control needs 0 <= low < high, and balancing one of {', '.join(get_args(Balancing))}")
+
+    @classmethod
+    def off(cls) -> ControlConfig:
+        """Nothing happens by the clock."""
+        return cls(scaling=False, rearranging=False, proactive=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +105,7 @@ class ClusterConfig:
     that travel together. `watermark`: share of a device's pages that newcomers leave free. `stride`: tokens that a sequence
     decodes before it comes back, on simulated devices. `hop_cost`: what a change of device weighs against a sequence on one, when paths are
     chosen. A migration hands over when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
+    `control`: what happens by the clock.
     """
 
     devices: int = 1
@@ -66,11 +117,14 @@ class ClusterConfig:
     hop_cost: float = 4.0
     handover_groups: int = 2
     handover_stages: int = 8
+    control: ControlConfig = field(default_factory=ControlConfig)
 
     def __post_init__(self) -> None:
         whole = (self.devices, self.max_running, self.chunk, self.stride, self.handover_groups, self.handover_stages)
         if min(whole) < 1 or not 0.0 <= self.watermark < 1.0 or self.hop_cost < 0 or self.placing not in get_args(Placing):
-            raise ValueError("a cluster's numbers must be at least 1, its watermark in [0, 1), its placing auto or split")
+            raise ValueError(
+                f"a cluster's numbers must be at least 1, its watermark in [0, 1), its placing one of {', '.join(get_args(Placing))}"
+            )
 
 
 #: How the dense executor fills its slots: Baton's four (mechanisms 5.5).
