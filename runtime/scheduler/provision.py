@@ -166,9 +166,15 @@ class Provision:
         return some
 
     def _order(self, chains: Sequence[Chain]) -> list[str]:
-        """Blocks so that each chain's own lie together, behind those that it shares with chains before: a chain that fits a device, or
-        its part that no other has, changes device as seldom as it can."""
-        return list(dict.fromkeys(use.block for chain in chains for use in chain.uses))
+        """Blocks so that each chain's own lie together, behind those that it shares with chains before; where all chains are to be cut
+        over all devices, by where they stand in them instead."""
+        if self._config.placing != "split":
+            return list(dict.fromkeys(use.block for chain in chains for use in chain.uses))
+        depth: dict[str, tuple[int, int]] = {}
+        for chain in chains:
+            for use in chain.uses:
+                depth.setdefault(use.block, (use.lo, len(depth)))
+        return sorted(depth, key=depth.__getitem__)
 
     def _sizes(self, chains: Sequence[Chain]) -> list[int]:
         return [self._blocks[name].nbytes for name in self._order(chains)]
