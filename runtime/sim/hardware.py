@@ -1,0 +1,147 @@
+"""The papers' hardware as a table: devices, servers, links; data sheets' numbers and what of them is reached in practice.
+
+Peak figures are NVIDIA's data sheets (16-bit floating point, dense). The shares reached are set once, from published measurements of engines of
+the papers' time, and never to bring a figure of a paper out: large matrix products reach about half the peak; reading weights about 80 % of
+the memory bandwidth; the first paged attention kernels about 60 %; a link about 94 % of its line rate behind headers. What nobody hides costs
+60 us per layer (launches that the device waits for) and 0.5 ms per part of a model and step (an engine's own work). All may be given otherwise
+in a scenario. Bytes, seconds, bytes per second; latencies in nanoseconds. Knows no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from zoo.errors import InputError
+
+GB = 10**9
+_Row = TypeVar("_Row")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """`memory` bytes, `bandwidth` bytes/s, `flops` operations/s at their peak; `*_share`: what of them is reached.
+
+    `layer_ns`: per layer and step that no computing hides; `part_ns`: the same for each run of blocks of a step.
+    """
+
+    name: str
+    memory: int
+    bandwidth: float
+    flops: float
+    weights_share: float = 0.80
+    attention_share: float = 0.60
+    compute_share: float = 0.50
+    layer_ns: int = 60_000
+    part_ns: int = 500_000
+
+    def __post_init__(self) -> None:
+        if min(self.memory, self.bandwidth, self.flops) <= 0 or not all(0 < share <= 1 for share in self._shares):
+            raise InputError(f"{self.name}: memory, bandwidth and flops are positive, shares above 0 and up to 1")
+        if self.layer_ns < 0 or self.part_ns < 0:
+            raise InputError(f"{self.name}: times are not negative")
+
+    @property
+    def _shares(self) -> tuple[float, float, float]:
+        return self.weights_share, self.attention_share, self.compute_share
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One direction. `bandwidth`: bytes/s behind headers; `latency`: ns until the first byte."""
+
+    name: str
+    bandwidth: float
+    latency: int
+
+    def __post_init__(self) -> None:
+        if self.bandwidth <= 0 or self.latency < 0:
+            raise InputError(f"{self.name}: a link has a positive bandwidth and no negative latency")
+
+    def busy_ns(self, nbytes: int) -> int:
+        """How long so many bytes occupy it."""
+        return round(nbytes * 1e9 / self.bandwidth)
+
+
+GPUS: Mapping[str, Gpu] = {
+    each.name: each
+    for each in (
+        Gpu("A100-80GB", 80 * GB, 2039e9, 312e12),
+        Gpu("A100-40GB", 40 * GB, 1555e9, 312e12),
+        Gpu("V100-32GB", 32 * GB, 900e9, 125e12),
+        Gpu("A10", 24 * GB, 600e9, 125e12),
+    )
+}
+
+LINKS: Mapping[str, Link] = {
+    each.name: each
+    for each in (
+        Link("nvlink3", 0.94 * 300e9, 10_000),
+        Link("nvlink2", 0.94 * 150e9, 10_000),
+        Link("pcie4", 0.80 * 32e9, 15_000),
+        Link("pcie3", 0.80 * 16e9, 15_000),
+        Link("100gbps", 0.94 * 12.5e9, 30_000),
+        Link("25gbps", 0.94 * 3.125e9, 30_000),
+        Link("nvme", 3e9, 100_000),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """`count` devices of a kind. `inside`: between them; `host`: from its memory to one of them; `disk`: from its disk to its memory."""
+
+    gpu: Gpu
+    count: int
+    inside: Link = LINKS["nvlink3"]
+    host: Link = LINKS["pcie4"]
+    disk: Link = LINKS["nvme"]
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= 1024:
+            raise InputError("a server has 1 to 1,024 devices")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Servers, and `net`, the link of each to all others. `control_ns`: a control message's way to or from the scheduler."""
+
+    servers: tuple[Server, ...]
+    net: Link = LINKS["100gbps"]
+    control_ns: int = 50_000
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.servers) <= 4096:
+            raise InputError("a cluster has 1 to 4,096 servers")
+
+    def devices(self) -> Iterator[tuple[str, int]]:
+        """Names of devices and the number of the server that each is in."""
+        for number, server in enumerate(self.servers):
+            for place in range(server.count):
+                yield f"s{number}g{place}", number
+
+    @property
+    def size(self) -> int:
+        return sum(server.count for server in self.servers)
+
+
+def blockllm_cluster(gpu: Gpu = GPUS["A100-80GB"]) -> Cluster:
+    """Four servers with two, two, four and four devices, 100 Gbps between them (BlockLLM, section 7.1)."""
+    return Cluster(tuple(Server(gpu, count) for count in (2, 2, 4, 4)))
+
+
+def gpu_named(name: str) -> Gpu:
+    """Raises InputError."""
+    return _of(GPUS, name, "device")
+
+
+def link_named(name: str) -> Link:
+    """Raises InputError."""
+    return _of(LINKS, name, "link")
+
+
+def _of(table: Mapping[str, _Row], name: str, what: str) -> _Row:
+    if name not in table:
+        raise InputError(f"no {what} is called {name!r}; there are {', '.join(table)}")
+    return table[name]

@@ -1,0 +1,117 @@
+"""The papers' models by their published shapes: how many weights each component has and what one token's K and V take.
+
+Layer counts and widths are those of the models' own configuration files; 16-bit weights. A layer's norms are below a thousandth of it and
+left out. Knows nothing of blocks, devices or times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zoo.errors import InputError
+
+#: Bytes of a weight and of a number in K, V and hidden states: 16-bit floating point.
+ITEM = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A decoder of `layers` equal layers. `gated`: three matrices in its ffn, else two. `tied`: the head is the embedding's matrix.
+
+    Components: embedding, then attention and ffn of each layer, then the head: 2 + 2 * layers of them.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    ffn: int
+    heads: int
+    vocab: int
+    kv_heads: int = 0
+    gated: bool = True
+    tied: bool = False
+
+    def __post_init__(self) -> None:
+        if min(self.layers, self.hidden, self.ffn, self.heads, self.vocab) < 1 or self.hidden % self.heads:
+            raise InputError(f"{self.name}: sizes are positive, and heads divide the hidden width")
+
+    @property
+    def components(self) -> int:
+        return 2 + 2 * self.layers
+
+    @property
+    def embedding(self) -> int:
+        """Bytes."""
+        return self.vocab * self.hidden * ITEM
+
+    @property
+    def attention(self) -> int:
+        """Bytes of one layer's four projections."""
+        return (2 * self.hidden + 2 * self._kv_width) * self.hidden * ITEM
+
+    @property
+    def feedforward(self) -> int:
+        """Bytes of one layer's ffn."""
+        return (3 if self.gated else 2) * self.hidden * self.ffn * ITEM
+
+    @property
+    def kv_bytes(self) -> int:
+        """K and V of one token in one layer."""
+        return 2 * self._kv_width * ITEM
+
+    @property
+    def hidden_bytes(self) -> int:
+        """One token's hidden state, as it travels between devices."""
+        return self.hidden * ITEM
+
+    @property
+    def nbytes(self) -> int:
+        """All weights, each once."""
+        return self.bytes_of(0, self.components) - (self.embedding if self.tied else 0)
+
+    @property
+    def _kv_width(self) -> int:
+        return (self.kv_heads or self.heads) * (self.hidden // self.heads)
+
+    def attentions(self, lo: int, hi: int) -> int:
+        """Attention layers among components [lo, hi): they have odd numbers, the head excluded."""
+        last = self.components - 1
+        return min(hi, last) // 2 - min(max(lo, 1), last) // 2 if lo < hi else 0
+
+    def feedforwards(self, lo: int, hi: int) -> int:
+        inside = max(0, min(hi, self.components - 1) - max(lo, 1))
+        return inside - self.attentions(lo, hi)
+
+    def bytes_of(self, lo: int, hi: int) -> int:
+        """Weights of components [lo, hi); a tied matrix counts at both its ends."""
+        if not 0 <= lo < hi <= self.components:
+            raise InputError(f"{self.name} has components 0 to {self.components}, not [{lo}, {hi})")
+        ends = (self.embedding if lo == 0 else 0) + (self.embedding if hi == self.components else 0)
+        return ends + self.attentions(lo, hi) * self.attention + self.feedforwards(lo, hi) * self.feedforward
+
+    def read_bytes(self, lo: int, hi: int) -> int:
+        """Weights that a step reads: all but the embedding, of which it looks a few rows up."""
+        return self.bytes_of(lo, hi) - (self.embedding if lo == 0 else 0)
+
+
+SHAPES: Mapping[str, Shape] = {
+    each.name: each
+    for each in (
+        Shape("llama-1.1b", 22, 2048, 5632, 32, 32000, kv_heads=4),
+        Shape("chatglm-6b", 28, 4096, 16384, 32, 130528, gated=False, tied=True),
+        Shape("llama-7b", 32, 4096, 11008, 32, 32000),
+        Shape("vicuna-7b", 32, 4096, 11008, 32, 32000),
+        Shape("llama-13b", 40, 5120, 13824, 40, 32000),
+        Shape("gpt-neox-20b", 44, 6144, 24576, 64, 50432, gated=False),
+        Shape("llama-30b", 60, 6656, 17920, 52, 32000),
+        Shape("llama-65b", 80, 8192, 22016, 64, 32000),
+    )
+}
+
+
+def shape_named(name: str) -> Shape:
+    """Raises InputError."""
+    if name not in SHAPES:
+        raise InputError(f"no foundation is called {name!r}; there are {', '.join(SHAPES)}")
+    return SHAPES[name]
