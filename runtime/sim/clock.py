@@ -1,7 +1,7 @@
 """Virtual time: what is due, in one order that nothing but the inputs decides; and random numbers that do not disturb each other.
 
-Entries lie in a heap by (time, event class, number of their scheduling). At one moment what was *caused* comes before what is *new*: ends of
-steps, arrays on their way, then requests, then what is due by time alone, and last the begin of a step, which takes all that is there.
+Entries lie in a heap by (time, event class, number of their scheduling). At one moment what was *caused* comes before what is *new*: ends
+of steps, arrays on their way, then requests, then what is due by time alone, and last the begin of a step, which takes all that is there.
 Nothing runs inside `at`: an entry without delay is played after the one that scheduled it, never within it. Knows not what entries mean.
 """
 

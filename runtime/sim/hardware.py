@@ -1,10 +1,10 @@
 """The papers' hardware as a table: devices, servers, links; data sheets' numbers and what of them is reached in practice.
 
-Peak figures are NVIDIA's data sheets (16-bit floating point, dense). The shares reached are set once, from published measurements of engines of
-the papers' time, and never to bring a figure of a paper out: large matrix products reach about half the peak; reading weights about 80 % of
-the memory bandwidth; the first paged attention kernels about 60 %; a link about 94 % of its line rate behind headers. What nobody hides costs
-60 us per layer (launches that the device waits for) and 0.5 ms per part of a model and step (an engine's own work). All may be given otherwise
-in a scenario. Bytes, seconds, bytes per second; latencies in nanoseconds. Knows no models.
+Peak figures are NVIDIA's data sheets (16-bit floating point, dense). The shares reached are set once, from published measurements of
+engines of the papers' time, and never to bring a figure of a paper out: large matrix products reach about half the peak; reading weights
+about 80 % of the memory bandwidth; the first paged attention kernels about 60 %; a link about 94 % of its line rate behind headers. What
+nobody hides costs 60 us per layer (launches that the device waits for) and 0.5 ms per step (an engine's own work). All
+may be given otherwise in a scenario. Bytes, seconds, bytes per second; latencies in nanoseconds. Knows no models.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _Row = TypeVar("_Row")
 class Gpu:
     """`memory` bytes, `bandwidth` bytes/s, `flops` operations/s at their peak; `*_share`: what of them is reached.
 
-    `layer_ns`: per layer and step that no computing hides; `part_ns`: the same for each run of blocks of a step.
+    `layer_ns`: per layer and step that no computing hides; `part_ns`: the same once per step of the device.
     """
 
     name: str
