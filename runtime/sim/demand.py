@@ -1,0 +1,110 @@
+"""Requests to a simulated cluster as columns, and as a file: one JSON line each, with the time in ns, the model and both lengths.
+
+Prompts are numbers without meaning; no two have the same beginning, so that nothing is shared by accident. Knows not how they came about.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from runtime.bench.lengths import MOST_TOKENS
+from runtime.types import SamplingParams, SequenceRequest
+from zoo.errors import InputError
+
+SECOND = 10**9
+#: A prompt's first number is below this: every vocabulary is larger.
+_NUMBERS = 30_000
+_MOST_LINE = 1 << 16
+Numbers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Requests in the order of time, as columns. `at`: ns from the begin; `model`: numbers of `models`; `prompt`, `answer`: tokens."""
+
+    models: tuple[str, ...]
+    at: Numbers
+    model: Numbers
+    prompt: Numbers
+    answer: Numbers
+
+    def __len__(self) -> int:
+        return len(self.at)
+
+    @property
+    def seconds(self) -> float:
+        """Until the last request comes."""
+        return float(self.at[-1]) / SECOND if len(self.at) else 0.0
+
+    def requests(self, adaptive: bool = False) -> Iterator[SequenceRequest]:
+        """One by one, so that a million of them need not be there at once."""
+        for number, (at, model, prompt, answer) in enumerate(
+            zip(self.at.tolist(), self.model.tolist(), self.prompt.tolist(), self.answer.tolist(), strict=True)
+        ):
+            name = f"r{number}"
+            tokens = (number % _NUMBERS, *_zeros(prompt - 1))
+            yield SequenceRequest(name, name, self.models[model], tokens, _sampling(answer), adaptive=adaptive, arrival=at)
+
+    def faster(self, factor: float) -> Demand:
+        """The same requests, so many times as fast. Raises InputError."""
+        if not 0 < factor < 1e9:
+            raise InputError("a demand is made faster by a positive factor")
+        return Demand(self.models, np.rint(self.at / factor).astype(np.int64), self.model, self.prompt, self.answer)
+
+
+def write_demand(demand: Demand, path: Path) -> None:
+    """One JSON line per request. The same demand gives the same bytes."""
+    with path.open("w", encoding="utf-8") as file:
+        for at, model, prompt, answer in zip(
+            demand.at.tolist(), demand.model.tolist(), demand.prompt.tolist(), demand.answer.tolist(), strict=True
+        ):
+            record = {"at": at, "model": demand.models[model], "prompt": prompt, "answer": answer}
+            file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def read_demand(path: Path, most: int = 10_000_000) -> Demand:
+    """What `write_demand` wrote. Raises InputError with the number of the line that is none."""
+    rows: list[tuple[int, int, int, int]] = []
+    models: dict[str, int] = {}
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, line in enumerate(iter(lambda: file.readline(_MOST_LINE), ""), 1):
+                at, model, prompt, answer = _record(line, path, number)
+                rows.append((at, models.setdefault(model, len(models)), prompt, answer))
+                if len(rows) > most:
+                    raise InputError(f"{path} has more than {most:,} requests")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    if not rows:
+        raise InputError(f"{path} holds no request")
+    columns = np.array(sorted(rows, key=lambda row: row[0]), dtype=np.int64).T
+    return Demand(tuple(models), *columns)
+
+
+def _record(line: str, path: Path, number: int) -> tuple[int, str, int, int]:
+    try:
+        record = json.loads(line)
+        at, model, prompt, answer = record["at"], record["model"], record["prompt"], record["answer"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise InputError(f"{path}, line {number}: not a request with at, model, prompt and answer") from None
+    numbers = all(type(value) is int for value in (at, prompt, answer)) and isinstance(model, str)
+    if not numbers or not 0 <= at < 2**62 or not 1 <= prompt <= MOST_TOKENS or not 1 <= answer <= MOST_TOKENS:
+        raise InputError(f"{path}, line {number}: a time from 0 in ns, lengths from 1, and a model's name")
+    return at, model, prompt, answer
+
+
+@lru_cache(maxsize=8192)
+def _zeros(count: int) -> tuple[int, ...]:
+    return (0,) * count
+
+
+@lru_cache(maxsize=8192)
+def _sampling(answer: int) -> SamplingParams:
+    return SamplingParams(max_tokens=answer, ignore_eos=True)
