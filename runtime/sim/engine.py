@@ -17,8 +17,20 @@ from runtime.sim.hardware import Gpu, Server
 from runtime.stages import Array, Stage, StageResult
 from runtime.types import EngineMemory, ModelSpec, Row, Sampled, StepPlan, StepResult
 
-#: The dtype of hidden states, and their bytes: there are none.
-_DTYPE, _NOTHING = "float16", b""
+#: Bytes of a number of what travels: hidden states, and pages as they are.
+_ITEMS = {"float16": 2, "uint8": 1}
+
+
+class Hollow:
+    """Bytes that are not there: only their number."""
+
+    __slots__ = ("_size",)
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def __len__(self) -> int:
+        return self._size
 
 
 @dataclass(slots=True)
@@ -177,25 +189,21 @@ class SimEngine:
     def _hidden(self, tokens: int, width: int) -> Array:
         array = self._arrays.get((tokens, width))
         if array is None:
-            array = self._arrays[tokens, width] = Array(_DTYPE, (tokens, width), _NOTHING)
+            array = self._arrays[tokens, width] = _hollow("float16", (tokens, width))
         return array
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 
     def read_pages(self, pages: Sequence[int]) -> Array:
-        return Array("uint8", (len(pages), self.page_bytes), _NOTHING)
+        return _hollow("uint8", (len(pages), self.page_bytes))
 
     def write_pages(self, pages: Sequence[int], data: Array) -> None:
         if data.shape != (len(pages), self.page_bytes):
             raise ValueError(f"{len(pages)} pages do not take {data.shape}")
 
 
-def nbytes_of(array: Array) -> int:
-    """What an array would have, were it there."""
-    size = 1 if array.dtype == "uint8" else 2
-    for length in array.shape:
-        size *= length
-    return size
+def _hollow(dtype: str, shape: tuple[int, int]) -> Array:
+    return Array(dtype, shape, Hollow(shape[0] * shape[1] * _ITEMS[dtype]))
 
 
 def _together(works: Sequence[Work], members: Sequence[int]) -> Work:

@@ -1,0 +1,313 @@
+"""The cluster in virtual time: the real scheduler and the real relays, driven by a heap; only engines and links are simulated.
+
+    request -> Scheduler.handle --Send--> control latency --> Relay.handle -> BEGIN -> Relay.next_step -> engine's ns -> DONE
+                    ^                                             ^                                            |
+                    +------------- control latency ---------------+------- network (bytes, contention) --------+  Relay.finish_step
+
+Contract: commands are carried out in order, messages between two parties arrive in the order in which they were sent. The same inputs
+give the same calls in the same order. Nothing runs inside what scheduled it. Raises Stalled when requests are alive and nothing is due.
+It decides nothing of the schedule; what it measures goes into a Ledger.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import msgspec
+
+from runtime.agent.commands import (
+    SCHEDULER,
+    Arrive,
+    Down,
+    DropStage,
+    Emit,
+    LoadStage,
+    PagesWritten,
+    ReadPages,
+    RelayCommand,
+    Replace,
+    SchedulerCommand,
+    SchedulerEvent,
+    Send,
+    StageFailed,
+    StageLoaded,
+    Tick,
+    Unreachable,
+    WritePages,
+)
+from runtime.agent.relay import Relay
+from runtime.messages import PROTOCOL, Message, Ready
+from runtime.sim.clock import EventClass, VirtualClock
+from runtime.sim.engine import SimEngine
+from runtime.sim.ledger import Ledger, Sample
+from runtime.sim.network import Network
+from runtime.stages import Array, Stage
+from runtime.types import SequenceRequest
+from zoo.errors import ZooError
+
+#: What agents of the simulator say they are.
+VERSION = "simulated"
+#: The digest of bytes that are not there.
+_DIGEST = "0" * 64
+
+
+class Stalled(Exception):
+    """Requests are alive and nothing is due: whoever schedules has forgotten them."""
+
+
+class Decider(Protocol):
+    """What is driven: `runtime.scheduler.cluster.Scheduler`, or one that records it."""
+
+    def handle(self, event: Message | SchedulerEvent, now: int) -> list[SchedulerCommand]: ...
+
+
+@dataclass(slots=True)
+class Node:
+    """One device. `due`: its next begin of a step is scheduled, or a step is under way. `ready`: when its loader is free."""
+
+    relay: Relay
+    engine: SimEngine
+    weights: int
+    alive: bool = True
+    due: bool = False
+    stepping: bool = False
+    loader_free: int = 0
+    busy: int = 0
+    steps: int = 0
+    life: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Nanoseconds of virtual time. `tick`: between two ticks of the scheduler; `report`: between two reports of a device; 0 for none."""
+
+    tick: int = 1_000_000_000
+    report: int = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Cost:
+    """What deciding took in real time, outside of the virtual one: calls of the scheduler and seconds in them."""
+
+    calls: int = 0
+    seconds: float = 0.0
+    slowest: float = 0.0
+    by_event: dict[str, int] = field(default_factory=dict)
+
+
+class Simulation:
+    """One run.
+
+    Args:
+        nodes: devices by name.
+        revive: makes a device anew in the place of one that is gone; None where nothing is replaced.
+    """
+
+    def __init__(
+        self,
+        scheduler: Decider,
+        nodes: dict[str, Node],
+        network: Network,
+        pace: Pace | None = None,
+        revive: Callable[[str], Node] | None = None,
+        timed: bool = False,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.ledger = Ledger()
+        self.cost = Cost()
+        self.nodes = nodes
+        self.network = network
+        self._scheduler = scheduler
+        self._pace = pace or Pace()
+        self._revive = revive
+        self._timed = timed
+        self._coming: Iterator[SequenceRequest] = iter(())
+        self._next: SequenceRequest | None = None
+
+    def run(self, requests: Iterable[SequenceRequest], faults: Sequence[tuple[int, str]] = (), progress: Callable[[int], None] | None = None) -> Ledger:
+        """Play until every request has ended. `requests`: in the order of `arrival`; `faults`: when a device dies, and which."""
+        self._coming = iter(requests)
+        for name in self.nodes:
+            self._join(name)
+        for at, name in faults:
+            self.clock.at(at, EventClass.TICK, (self._die, name))
+        self._ask_next()
+        if self._pace.tick:
+            self.clock.at(self._pace.tick, EventClass.TICK, (self._tick,))
+        for place, name in enumerate(self.nodes if self._pace.report else ()):
+            # Not all at once: each device at a place of its own in the period.
+            self.clock.at(self._pace.report * (place + 1) // len(self.nodes), EventClass.TICK, (self._report, name))
+        self._play(progress)
+        return self.ledger
+
+    def _play(self, progress: Callable[[int], None] | None) -> None:
+        clock, ledger = self.clock, self.ledger
+        pop, told = clock.pop, 0
+        while self._next is not None or ledger.alive:
+            if not len(clock):
+                raise Stalled(f"{ledger.alive} requests are alive at {clock.now} ns, and nothing is due")
+            what = pop()[1]
+            what[0](*what[1:])
+            if progress is not None and (done := len(ledger.arrived) - ledger.alive) - told >= 100:
+                progress(done - told)
+                told = done
+
+    # -- requests and the scheduler ------------------------------------------------------------------------------------
+
+    def _ask_next(self) -> None:
+        self._next = next(self._coming, None)
+        if self._next is not None:
+            self.clock.at(self._next.arrival, EventClass.REQUEST, (self._arrive, self._next))
+
+    def _arrive(self, request: SequenceRequest) -> None:
+        self.ledger.ask(request, self.clock.now)
+        self._ask_next()
+        self._tell(Arrive(request))
+
+    def _tell(self, event: Message | SchedulerEvent) -> None:
+        """Tell the scheduler, and carry out what it says."""
+        now = self.clock.now
+        if not self._timed:
+            commands = self._scheduler.handle(event, now)
+        else:
+            begin = time.perf_counter()
+            commands = self._scheduler.handle(event, now)
+            self._count(event, time.perf_counter() - begin)
+        for command in commands:
+            if type(command) is Send:
+                self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._deliver, command.to, command.message,
+                command.arrays)) elif type(command) is Emit:
+                self.ledger.hear(command.events, now)
+            elif type(command) is Replace:
+                self._replace(command.device)
+
+    def _count(self, event: object, seconds: float) -> None:
+        self.cost.calls += 1
+        self.cost.seconds += seconds
+        self.cost.slowest = max(self.cost.slowest, seconds)
+        name = type(event).__name__
+        self.cost.by_event[name] = self.cost.by_event.get(name, 0) + 1
+
+    def _tick(self) -> None:
+        busy = sum(node.busy for node in self.nodes.values())
+        weights = sum(node.engine.memory().weights for node in self.nodes.values())
+        pages = [node.relay.pages() for node in self.nodes.values()]
+        kv = sum((each.capacity - each.free) for each in pages) * next(iter(self.nodes.values())).engine.page_bytes
+        self.ledger.samples.append(Sample(self.clock.now, busy, 0, self.ledger.alive, weights, kv))
+        self.clock.at(self.clock.now + self._pace.tick, EventClass.TICK, (self._tick,))
+        self._tell(Tick())
+
+    # -- devices -------------------------------------------------------------------------------------------------------
+
+    def _join(self, name: str) -> None:
+        node = self.nodes[name]
+        self._tell(Ready(name, PROTOCOL, VERSION, node.engine.page_capacity, node.engine.page_bytes, node.weights, name))
+
+    def _deliver(self, name: str, message: Message, arrays: Sequence[Array]) -> None:
+        node = self.nodes[name]
+        if node.alive:
+            self._carry_out(name, node, node.relay.handle(message, arrays, self.clock.now))
+
+    def _carry_out(self, name: str, node: Node, commands: Iterable[RelayCommand]) -> None:
+        now = self.clock.now
+        for command in commands:
+            if type(command) is Send:
+                self._send(name, command.to, command.message, command.arrays)
+            elif type(command) is LoadStage:
+                self._load(name, node, command.stage)
+            elif type(command) is DropStage:
+                node.engine.unload(command.stage)
+            elif type(command) is ReadPages:
+                array = node.engine.read_pages(command.pages)
+                self._send(name, command.to, msgspec.structs.replace(command.message, digest=_DIGEST), (array,))
+            elif type(command) is WritePages:
+                node.engine.write_pages(command.pages, command.data)
+                written = PagesWritten(command.move, command.lo, command.hi)
+                self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, written))
+        self._wake(name, node)
+
+    def _send(self, source: str, to: str, message: Message, arrays: Sequence[Array]) -> None:
+        now = self.clock.now
+        if to == SCHEDULER:
+            self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._tell, message))
+            return
+        there = self.network.arrival(source, to, sum(len(array.data) for array in arrays), now)
+        self.clock.at(there, EventClass.ARRIVED, (self._deliver, to, message, arrays))
+
+    def _hear(self, name: str, life: int, event: Any) -> None:
+        """Something that happened on the device itself, unless it has died since."""
+        node = self.nodes[name]
+        if node.alive and node.life == life:
+            self._carry_out(name, node, node.relay.handle(event, (), self.clock.now))
+
+    def _load(self, name: str, node: Node, stage: Stage) -> None:
+        """One load after the other, beside the steps."""
+        now, before = self.clock.now, node.engine.memory().weights
+        try:
+            ns = node.engine.load_ns(stage)
+            spec = node.engine.load(stage)
+        except ZooError as error:
+            self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, StageFailed(stage, str(error))))
+            return
+        weights = node.engine.memory().weights
+        self.ledger.loaded(weights - before, ns)
+        node.loader_free = max(now, node.loader_free) + ns
+        self.clock.at(node.loader_free, EventClass.LOADED, (self._hear, name, node.life, StageLoaded(stage, spec, weights)))
+
+    def _report(self, name: str) -> None:
+        node = self.nodes[name]
+        if node.alive:
+            self._send(name, SCHEDULER, node.relay.report(), ())
+            self._wake(name, node)
+        self.clock.at(self.clock.now + self._pace.report, EventClass.TICK, (self._report, name))
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _wake(self, name: str, node: Node) -> None:
+        """A step begins at this moment, behind all else that happens now."""
+        if not node.due and not node.stepping:
+            node.due = True
+            self.clock.at(self.clock.now, EventClass.BEGIN, (self._begin, name, node.life))
+
+    def _begin(self, name: str, life: int) -> None:
+        node = self.nodes[name]
+        if node.life != life or not node.alive:
+            return
+        node.due = False
+        step = node.relay.next_step(self.clock.now)
+        if step is None:
+            return
+        result = node.engine.run(step.plan, step.inputs, step.strides)
+        node.stepping = True
+        node.busy += result.result.busy
+        node.steps += 1
+        self.clock.at(self.clock.now + result.result.busy, EventClass.DONE, (self._finish, name, life, result))
+
+    def _finish(self, name: str, life: int, result: Any) -> None:
+        node = self.nodes[name]
+        if node.life != life or not node.alive:
+            return
+        node.stepping = False
+        self._carry_out(name, node, node.relay.finish_step(result, self.clock.now))
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def _die(self, name: str) -> None:
+        """The device is gone with all that it held: the scheduler and the other devices notice after a message's time."""
+        self.nodes[name].alive = False
+        later = self.clock.now + self.network.control_ns
+        self.clock.at(later, EventClass.ARRIVED, (self._tell, Down(name, "it died")))
+        for other, node in self.nodes.items():
+            if other != name:
+                self.clock.at(later, EventClass.ARRIVED, (self._hear, other, node.life, Unreachable(name)))
+
+    def _replace(self, name: str) -> None:
+        if self._revive is None:
+            return
+        node = self._revive(name)
+        node.life = self.nodes[name].life + 1
+        self.nodes[name] = node
+        self.clock.at(self.clock.now + self.network.control_ns, EventClass.ARRIVED, (self._join, name))

@@ -1,0 +1,83 @@
+"""What a simulated run comes to, gathered while it runs: one line per request, sums per device, the cluster's state at every tick.
+
+All of virtual time; columns in plain lists, so that a million requests fit. Knows nothing of what the figures are used for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from runtime.types import SequenceRequest, TokenEvent
+
+
+@dataclass(slots=True)
+class Asked:
+    """One request while it is alive. Times in ns, 0 for not yet."""
+
+    number: int
+    arrived: int
+    first: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The cluster at one moment. `busy`: ns of all devices since the begin; bytes on all devices together."""
+
+    at: int
+    busy: int
+    waiting: int
+    running: int
+    weights: int
+    kv: int
+
+
+@dataclass(slots=True)
+class Ledger:
+    """`model`, `arrived`, `first`, `ended`, `tokens`, `fine`: a request's, by number in the order of arrival; `ended` 0 while it is
+    alive."""
+
+    model: list[str] = field(default_factory=list)
+    arrived: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    ended: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    reasons: dict[str, int] = field(default_factory=dict)
+    errors: dict[str, int] = field(default_factory=dict)
+    samples: list[Sample] = field(default_factory=list)
+    load_bytes: int = 0
+    load_ns: int = 0
+    loads: int = 0
+    _alive: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def alive(self) -> int:
+        return len(self._alive)
+
+    def ask(self, request: SequenceRequest, now: int) -> None:
+        self._alive[request.seq] = len(self.model)
+        self.model.append(request.model)
+        self.arrived.append(now)
+        self.first.append(0)
+        self.ended.append(0)
+        self.tokens.append(0)
+
+    def hear(self, events: Iterable[TokenEvent], now: int) -> None:
+        """Tokens and ends. Raises KeyError for a sequence that has ended or was never asked for."""
+        for event in events:
+            number = self._alive[event.seq]
+            if event.token is not None:
+                if not self.first[number]:
+                    self.first[number] = now
+                self.tokens[number] = event.index + 1
+            if event.finish is not None:
+                del self._alive[event.seq]
+                self.ended[number] = now
+                self.reasons[event.finish] = self.reasons.get(event.finish, 0) + 1
+                if event.error is not None:
+                    self.errors[event.error] = self.errors.get(event.error, 0) + 1
+
+    def loaded(self, nbytes: int, ns: int) -> None:
+        self.loads += 1
+        self.load_bytes += nbytes
+        self.load_ns += ns
