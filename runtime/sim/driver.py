@@ -127,7 +127,9 @@ class Simulation:
         self._coming: Iterator[SequenceRequest] = iter(())
         self._next: SequenceRequest | None = None
 
-    def run(self, requests: Iterable[SequenceRequest], faults: Sequence[tuple[int, str]] = (), progress: Callable[[int], None] | None = None) -> Ledger:
+    def run(
+        self, requests: Iterable[SequenceRequest], faults: Sequence[tuple[int, str]] = (), progress: Callable[[int], None] | None = None
+    ) -> Ledger:
         """Play until every request has ended. `requests`: in the order of `arrival`; `faults`: when a device dies, and which."""
         self._coming = iter(requests)
         for name in self.nodes:
@@ -178,8 +180,9 @@ class Simulation:
             self._count(event, time.perf_counter() - begin)
         for command in commands:
             if type(command) is Send:
-                self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._deliver, command.to, command.message,
-                command.arrays)) elif type(command) is Emit:
+                what = (self._deliver, command.to, command.message, command.arrays)
+                self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, what)
+            elif type(command) is Emit:
                 self.ledger.hear(command.events, now)
             elif type(command) is Replace:
                 self._replace(command.device)

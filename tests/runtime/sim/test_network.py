@@ -32,10 +32,10 @@ def test_a_servers_link_is_shared_in_each_direction():
 @given(
     st.lists(st.tuples(st.sampled_from(["s0g0", "s0g1", "s1g0", "s2g0"]), st.sampled_from(["s0g1", "s1g1", "s2g0"]), st.integers(0, 5000)))
 )
-def test_messages_between_two_devices_stay_in_order(sent: list[tuple[str, str, int]]):
+def test_messages_between_two_devices_stay_in_order(sent: list[tuple[tuple[str, str], int]]):
     network = Network(CLUSTER)
     last: dict[tuple[str, str], int] = {}
-    for now, (source, to, nbytes) in enumerate(sent):
+    for now, ((source, to), nbytes) in enumerate(sent):
         there = network.arrival(source, to, nbytes, now)
         assert there > max(now, last.get((source, to), 0))
         last[source, to] = there
