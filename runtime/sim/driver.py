@@ -199,7 +199,7 @@ class Simulation:
         weights = sum(node.engine.memory().weights for node in self.nodes.values())
         pages = [node.relay.pages() for node in self.nodes.values()]
         kv = sum((each.capacity - each.free) for each in pages) * next(iter(self.nodes.values())).engine.page_bytes
-        self.ledger.samples.append(Sample(self.clock.now, busy, 0, self.ledger.alive, weights, kv))
+        self.ledger.samples.append(Sample(self.clock.now, busy, self.ledger.alive, weights, kv))
         self.clock.at(self.clock.now + self._pace.tick, EventClass.TICK, (self._tick,))
         self._tell(Tick())
 

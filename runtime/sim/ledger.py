@@ -11,30 +11,20 @@ from dataclasses import dataclass, field
 from runtime.types import SequenceRequest, TokenEvent
 
 
-@dataclass(slots=True)
-class Asked:
-    """One request while it is alive. Times in ns, 0 for not yet."""
-
-    number: int
-    arrived: int
-    first: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster at one moment. `busy`: ns of all devices since the begin; bytes on all devices together."""
+    """The cluster at one moment. `busy`: ns of all devices since the begin; `alive`: requests; bytes on all devices together."""
 
     at: int
     busy: int
-    waiting: int
-    running: int
+    alive: int
     weights: int
     kv: int
 
 
 @dataclass(slots=True)
 class Ledger:
-    """`model`, `arrived`, `first`, `ended`, `tokens`, `fine`: a request's, by number in the order of arrival; `ended` 0 while it is
+    """`model`, `arrived`, `first`, `ended`, `tokens`: a request's, by number in the order of arrival; `ended` 0 while it is
     alive."""
 
     model: list[str] = field(default_factory=list)

@@ -1,0 +1,103 @@
+"""From a scenario to a run: the real scheduler and relays of one of its policies, over engines and links of the virtual cluster.
+
+The same scenario, policy and seed give the same trace, byte for byte. Real time is measured beside, and never seen by what is simulated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from runtime.agent.relay import Relay
+from runtime.scheduler.cluster import Scheduler
+from runtime.sim.demand import Demand
+from runtime.sim.driver import Cost, Node, Simulation
+from runtime.sim.engine import Host, SimEngine
+from runtime.sim.families import Family, family_of
+from runtime.sim.ledger import Ledger
+from runtime.sim.network import Network
+from runtime.sim.scenario import Policy, Scenario
+from runtime.sim.workloads import paper_apps
+from runtime.trace import TraceSink, line_of
+from runtime.types import TraceEvent
+from zoo.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a run left. `seconds`: of real time; `events`: entries of the clock; `busy`: ns by device."""
+
+    ledger: Ledger
+    network: Network
+    busy: dict[str, int]
+    steps: int
+    end: int
+    events: int
+    seconds: float
+    cost: Cost
+
+
+class Lines:
+    """A trace as lines of a file, in the order of events; none is ever lost."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def emit(self, event: TraceEvent) -> None:
+        self._file.write(line_of(event))
+
+
+def play(
+    scenario: Scenario,
+    policy: str,
+    demand: Demand,
+    trace: Path | None = None,
+    faults: Sequence[tuple[int, str]] = (),
+    progress: Callable[[int], None] | None = None,
+) -> Played:
+    """One policy of a scenario on a demand. Raises InputError: no such policy, a trace that cannot be written."""
+    if policy not in scenario.policies:
+        raise InputError(f"{scenario.name} has no policy {policy!r}; it has {', '.join(scenario.policies)}")
+    if trace is None:
+        return _played(assemble(scenario, scenario.policies[policy], None), demand, faults, progress)
+    try:
+        with trace.open("w", encoding="utf-8") as file:
+            return _played(assemble(scenario, scenario.policies[policy], Lines(file)), demand, faults, progress)
+    except OSError as error:
+        raise InputError(f"{trace} cannot be written: {error.strerror}") from None
+
+
+def assemble(scenario: Scenario, policy: Policy, trace: TraceSink | None) -> Simulation:
+    """The scheduler, the relays and what they run on."""
+    cluster = scenario.cluster.cluster()
+    family = family_of(paper_apps(scenario.apps.count, scenario.apps.foundations), policy.cutting)
+    scheduler = Scheduler(family.chains.values(), family.blocks(), policy.scheduler, trace)
+    hosts = [Host(server) for server in cluster.servers]
+    servers = dict(cluster.devices())
+
+    def node(name: str) -> Node:
+        return _node(name, scenario, policy, family, hosts[servers[name]])
+
+    return Simulation(scheduler, {name: node(name) for name in servers}, Network(cluster), scenario.pace, node, timed=True)
+
+
+def _node(name: str, scenario: Scenario, policy: Policy, family: Family, host: Host) -> Node:
+    pages = scenario.cluster.page_bytes // family.page_bytes
+    if pages < 1:
+        raise InputError(f"a device of {scenario.cluster.gpu} has no room for a page of {family.page_bytes:,} bytes")
+    engine = SimEngine(name, host.server.gpu, family, pages, host)
+    return Node(Relay(name, pages, policy.relay), engine, scenario.cluster.weight_bytes)
+
+
+def _played(simulation: Simulation, demand: Demand, faults: Sequence[tuple[int, str]], progress: Callable[[int], None] | None) -> Played:
+    begin = time.perf_counter()
+    ledger = simulation.run(demand.requests(), faults, progress)
+    seconds = time.perf_counter() - begin
+    nodes = simulation.nodes
+    return Played(
+        ledger, simulation.network, {name: node.busy for name, node in nodes.items()}, sum(node.steps for node in nodes.values()),
+        simulation.clock.now, simulation.clock.played, seconds, simulation.cost,
+    )  # fmt: skip

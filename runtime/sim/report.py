@@ -1,0 +1,106 @@
+"""A run as a document: latencies, throughput, utilisation, memory, communication; and two runs as ratios. Pure.
+
+Throughput counts generated tokens over the time from the begin to the last end. Utilisation is the share of that time in which a device's
+step was under way, the mean of all devices (the paper's SM efficiency is of another kind: it also falls inside a kernel). All but
+`real` is of virtual time and the same for the same seed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from runtime.sim.play import Played
+
+_PERCENTS = {"p50": 50, "p95": 95, "p99": 99}
+
+
+def document_of(played: Played) -> dict[str, Any]:
+    """Times in seconds, sizes in bytes."""
+    ledger, network = played.ledger, played.network
+    arrived, first, ended = (np.array(column, dtype=np.int64) for column in (ledger.arrived, ledger.first, ledger.ended))
+    tokens = np.array(ledger.tokens, dtype=np.int64)
+    answered = first > 0
+    seconds = max(int(ended.max(initial=0)), 1) / 1e9
+    more = answered & (tokens > 1)
+    return {
+        "requests": len(arrived),
+        "completed": int(answered.sum()),
+        "errors": dict(sorted(ledger.errors.items())),
+        "events": played.events,
+        "virtual_seconds": seconds,
+        "latency": _spread((ended - arrived)[answered] / 1e9),
+        "ttft": _spread((first - arrived)[answered] / 1e9),
+        "tpot": _spread((ended - first)[more] / 1e9 / (tokens[more] - 1)),
+        "tokens": int(tokens.sum()),
+        "throughput_tokens": float(tokens.sum() / seconds),
+        "utilisation": float(np.mean(list(played.busy.values())) / 1e9 / seconds),
+        "communication_bytes": network.between.nbytes + network.inside.nbytes,
+        "communication": {
+            name: {"messages": each.messages, "bytes": each.nbytes, "seconds": each.ns / 1e9}
+            for name, each in (("between", network.between), ("inside", network.inside))
+        },
+        "memory": _memory(played),
+        "loads": {"count": ledger.loads, "bytes": ledger.load_bytes, "seconds": ledger.load_ns / 1e9},
+        "steps": played.steps,
+        "real": _real(played),
+    }
+
+
+def latencies(played: Played) -> list[float]:
+    """Of requests that were answered, in seconds, rising."""
+    ledger = played.ledger
+    return sorted((end - at) / 1e9 for at, first, end in zip(ledger.arrived, ledger.first, ledger.ended, strict=True) if first)
+
+
+def utilisation_over_time(played: Played) -> list[tuple[float, float]]:
+    """Seconds and the share of busy devices since the sample before."""
+    points, before, busy = [], 0, 0
+    for sample in played.ledger.samples:
+        points.append((sample.at / 1e9, (sample.busy - busy) / max(1, sample.at - before) / len(played.busy)))
+        before, busy = sample.at, sample.busy
+    return points
+
+
+def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
+    """Ours over theirs, for what the paper compares."""
+    pairs = {
+        "latency.p50": (ours["latency"]["p50"], theirs["latency"]["p50"]),
+        "latency.p95": (ours["latency"]["p95"], theirs["latency"]["p95"]),
+        "throughput": (ours["throughput_tokens"], theirs["throughput_tokens"]),
+        "utilisation": (ours["utilisation"], theirs["utilisation"]),
+        "communication": (ours["communication_bytes"], theirs["communication_bytes"]),
+        "weights": (ours["memory"]["weights_mean"], theirs["memory"]["weights_mean"]),
+        "kv": (ours["memory"]["kv_mean"], theirs["memory"]["kv_mean"]),
+    }
+    return {name: mine / other for name, (mine, other) in pairs.items() if other}
+
+
+def _spread(values: Any) -> dict[str, float]:
+    if not len(values):
+        return dict.fromkeys((*_PERCENTS, "mean", "max"), 0.0)
+    found = {name: float(np.percentile(values, percent)) for name, percent in _PERCENTS.items()}
+    return found | {"mean": float(np.mean(values)), "max": float(np.max(values))}
+
+
+def _memory(played: Played) -> dict[str, float]:
+    """Of all devices together, while requests were alive."""
+    samples = [sample for sample in played.ledger.samples if sample.alive] or played.ledger.samples
+    weights, kv = [sample.weights for sample in samples] or [0], [sample.kv for sample in samples] or [0]
+    return {
+        "weights_mean": float(np.mean(weights)), "weights_max": float(max(weights)),
+        "kv_mean": float(np.mean(kv)), "kv_max": float(max(kv)),
+    }  # fmt: skip
+
+
+def _real(played: Played) -> dict[str, float]:
+    cost = played.cost
+    return {
+        "seconds": played.seconds,
+        "scheduler_seconds": cost.seconds,
+        "scheduler_calls": cost.calls,
+        "scheduler_us_per_call": cost.seconds / max(1, cost.calls) * 1e6,
+        "scheduler_us_per_step": cost.seconds / max(1, played.steps) * 1e6,
+        "scheduler_slowest_ms": cost.slowest * 1e3,
+    }

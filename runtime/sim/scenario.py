@@ -1,0 +1,211 @@
+"""What is simulated, as data: a cluster, applications, what is asked, and the ways of provisioning that are compared. Files and presets.
+
+A scenario file is TOML or JSON, every value of it optional, unknown names refused:
+
+    [cluster]   gpu = "A100-80GB"   servers = [2, 2, 4, 4]   net = "100gbps"   inside = "nvlink3"   weights = 0.6   usable = 0.9
+    [apps]      count = 20          foundations = ["llama-7b", "llama-13b", "chatglm-6b"]
+    [asked]     kind = "blockllm"   count = 400   seconds = 1200   prompts = "uniform:8-512"   answers = "uniform:8-512"   faster = 1.0
+    [policies.NAME]   provision = "blocks" | "pm" | "ps"   and values of families.Cutting, config.ClusterConfig, config.RelayConfig
+
+Knows nothing of how it is run.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args
+
+from runtime.bench.lengths import parse_lengths
+from runtime.bench.popularity import Popularity
+from runtime.bench.traces import TraceFormat, read_trace
+from runtime.config import ClusterConfig, RelayConfig
+from runtime.sim.clock import Streams
+from runtime.sim.demand import Demand, read_demand
+from runtime.sim.driver import Pace
+from runtime.sim.families import Cutting
+from runtime.sim.hardware import Cluster, Server, gpu_named, link_named
+from runtime.sim.workloads import Asked, blockllm_demand, paper_apps, poisson_demand, trace_demand, twitter_demand
+from zoo.errors import InputError
+
+AskedKind = Literal["blockllm", "twitter", "poisson", "trace", "file"]
+_Settings = TypeVar("_Settings")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """`servers`: devices of each. `usable`: share of a device's memory that weights and pages get; `weights`: the share of that for weights."""
+
+    gpu: str = "A100-80GB"
+    servers: tuple[int, ...] = (2, 2, 4, 4)
+    net: str = "100gbps"
+    inside: str = "nvlink3"
+    host: str = "pcie4"
+    disk: str = "nvme"
+    usable: float = 0.9
+    weights: float = 0.6
+
+    def __post_init__(self) -> None:
+        if not 0 < self.usable <= 1 or not 0 < self.weights < 1:
+            raise InputError("usable and weights are shares of a device's memory")
+
+    def cluster(self) -> Cluster:
+        """Raises InputError."""
+        gpu, links = gpu_named(self.gpu), [link_named(name) for name in (self.inside, self.host, self.disk)]
+        return Cluster(tuple(Server(gpu, count, *links) for count in self.servers), link_named(self.net))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Weights that a device takes."""
+        return int(gpu_named(self.gpu).memory * self.usable * self.weights)
+
+    @property
+    def page_bytes(self) -> int:
+        """Pages that it has, together."""
+        return int(gpu_named(self.gpu).memory * self.usable * (1 - self.weights))
+
+
+@dataclass(frozen=True, slots=True)
+class AppSettings:
+    count: int = 20
+    foundations: tuple[str, ...] = ("llama-7b", "llama-13b", "chatglm-6b")
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSettings:
+    """`faster`: the same requests in less time. `path`, `format`: of a trace, or of a file that names the models itself."""
+
+    kind: AskedKind = "blockllm"
+    count: int = 400
+    seconds: float = 1200.0
+    prompts: str = "uniform:8-512"
+    answers: str = "uniform:8-512"
+    longest: int = 1024
+    popularity: Popularity = "uniform"
+    faster: float = 1.0
+    path: str = ""
+    format: TraceFormat = "azure"
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(AskedKind):
+            raise InputError(f"asked.kind is one of {', '.join(get_args(AskedKind))}, not {self.kind!r}")
+
+    def demand(self, models: tuple[str, ...], streams: Streams) -> Demand:
+        """Raises InputError."""
+        asked = Asked(self.count, self.seconds, parse_lengths(self.prompts), parse_lengths(self.answers), self.longest)
+        if self.kind == "file":
+            made = read_demand(Path(self.path))
+        elif self.kind == "trace":
+            made = trace_demand(models, read_trace(Path(self.path), self.format, self.count), asked, streams, self.popularity)
+        elif self.kind == "twitter":
+            made = twitter_demand(models, asked, streams, popularity=self.popularity)
+        elif self.kind == "poisson":
+            made = poisson_demand(models, asked, streams, self.popularity)
+        else:
+            made = blockllm_demand(models, asked, streams)
+        return made.faster(self.faster)
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """One way of provisioning and scheduling."""
+
+    cutting: Cutting = field(default_factory=Cutting)
+    scheduler: ClusterConfig = field(default_factory=ClusterConfig)
+    relay: RelayConfig = field(default_factory=RelayConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    name: str
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
+    apps: AppSettings = field(default_factory=AppSettings)
+    asked: AskedSettings = field(default_factory=AskedSettings)
+    pace: Pace = field(default_factory=Pace)
+    policies: Mapping[str, Policy] = field(default_factory=lambda: {"blocks": Policy()})
+
+    def models(self) -> tuple[str, ...]:
+        return tuple(app.name for app in paper_apps(self.apps.count, self.apps.foundations))
+
+    def demand(self, seed: int) -> Demand:
+        return self.asked.demand(self.models(), Streams(seed))
+
+    def resized(self, requests: int | None, devices: int | None) -> Scenario:
+        """With so many requests at the same rate, and so many devices in servers like the last one."""
+        made = self
+        if requests is not None:
+            seconds = self.asked.seconds * requests / self.asked.count
+            made = replace(made, asked=replace(made.asked, count=requests, seconds=seconds))
+        if devices is not None:
+            whole, rest = divmod(devices, self.cluster.servers[-1])
+            servers = (self.cluster.servers[-1],) * whole + ((rest,) if rest else ())
+            made = replace(made, cluster=replace(made.cluster, servers=servers))
+        return made
+
+
+def read_scenario(path: Path) -> Scenario:
+    """A scenario's file. Raises InputError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path} is no {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{path} holds no table")
+    return scenario_of(path.stem, values)
+
+
+def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
+    """A scenario from tables as the top of the file shows them. Raises InputError."""
+    known = {"cluster", "apps", "asked", "pace", "policies"}
+    if unknown := set(values) - known:
+        raise InputError(f"a scenario has no {sorted(unknown)[0]!r}; it has {', '.join(sorted(known))}")
+    policies = _table(values.get("policies", {"blocks": {}}), "policies")
+    if not policies:
+        raise InputError("a scenario has at least one policy")
+    cluster = _settings(ClusterSettings, values.get("cluster", {}), "cluster")
+    devices = sum(cluster.servers)
+    return Scenario(
+        name,
+        cluster,
+        _settings(AppSettings, values.get("apps", {}), "apps"),
+        _settings(AskedSettings, values.get("asked", {}), "asked"),
+        _settings(Pace, values.get("pace", {}), "pace"),
+        {str(title): policy_of(_table(policy, f"policies.{title}"), devices) for title, policy in policies.items()},
+    )
+
+
+def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
+    """A policy from one flat table: each value goes where a setting has its name. Blocks are placed when all devices are there."""
+    left = {"devices": devices, **values}
+    made = []
+    for kind in (Cutting, ClusterConfig, RelayConfig):
+        mine = {each.name: left.pop(each.name) for each in fields(kind) if each.name in left}
+        made.append(_settings(kind, mine, "policies"))
+    if left:
+        raise InputError(f"a policy has no {sorted(left)[0]!r}")
+    return Policy(*made)
+
+
+def _settings(kind: type[_Settings], values: Any, where: str) -> _Settings:
+    """A dataclass from a table. Raises InputError for names and values that are none of it."""
+    table = _table(values, where)
+    names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
+    if unknown := set(table) - names:
+        raise InputError(f"{where} has no {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}")
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    try:
+        return kind(**plain)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where}: {error}") from None
+
+
+def _table(values: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(values, Mapping):
+        raise InputError(f"{where} is a table")
+    return values
