@@ -35,7 +35,6 @@ from runtime.agent.commands import (
     StageFailed,
     StageLoaded,
     Tick,
-    Unreachable,
     WritePages,
 )
 from runtime.agent.relay import Relay
@@ -299,13 +298,9 @@ class Simulation:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def _die(self, name: str) -> None:
-        """The device is gone with all that it held: the scheduler and the other devices notice after a message's time."""
+        """The device is gone with all that it held: the scheduler notices after a message's time, and tells the others."""
         self.nodes[name].alive = False
-        later = self.clock.now + self.network.control_ns
-        self.clock.at(later, EventClass.ARRIVED, (self._tell, Down(name, "it died")))
-        for other, node in self.nodes.items():
-            if other != name:
-                self.clock.at(later, EventClass.ARRIVED, (self._hear, other, node.life, Unreachable(name)))
+        self.clock.at(self.clock.now + self.network.control_ns, EventClass.ARRIVED, (self._tell, Down(name, "it died")))
 
     def _replace(self, name: str) -> None:
         if self._revive is None:

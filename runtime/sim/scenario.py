@@ -37,7 +37,7 @@ _Settings = TypeVar("_Settings")
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """`servers`: devices of each. `usable`: share of a device's memory that weights and pages get; `weights`: the share of that for weights."""
+    """`servers`: devices of each. `usable`: share of a device's memory for weights and pages together; `weights`: of that, for weights."""
 
     gpu: str = "A100-80GB"
     servers: tuple[int, ...] = (2, 2, 4, 4)
