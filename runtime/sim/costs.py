@@ -88,6 +88,12 @@ class TableCost:
     def _products(self, tokens: int) -> float:
         return max(self.weights, self.token * tokens)
 
+    def plus(self, other: TableCost) -> TableCost:
+        """Both, one after the other, for the same work. Exact for parts of one model on one device: their times keep one proportion."""
+        return TableCost(
+            self.weights + other.weights, self.token + other.token, self.kv + other.kv, self.pair + other.pair, self.fixed + other.fixed
+        )
+
 
 def table_cost(shape: Shape, lo: int, hi: int, gpu: Gpu) -> TableCost:
     """Components [lo, hi) of a model on a device."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from runtime.sim.costs import BlockCost, Work, adapter_cost, table_cost
+from runtime.sim.costs import BlockCost, TableCost, Work, adapter_cost, table_cost
 from runtime.sim.families import Family
 from runtime.sim.hardware import Gpu, Server
 from runtime.stages import Array, Stage, StageResult
@@ -170,7 +170,7 @@ class SimEngine:
             for place, stage in enumerate(stages):
                 for name, _, cost in self._stages[stage].pieces:
                     members.setdefault(name, (cost, []))[1].append(place)
-            found = self._mixes[stages] = tuple((cost, tuple(places)) for cost, places in members.values())
+            found = self._mixes[stages] = _joined((cost, tuple(places)) for cost, places in members.values())
         return found
 
     def _pieces(self, stage: Stage) -> tuple[tuple[str, int, BlockCost], ...]:
@@ -204,6 +204,18 @@ class SimEngine:
 
 def _hollow(dtype: str, shape: tuple[int, int]) -> Array:
     return Array(dtype, shape, Hollow(shape[0] * shape[1] * _ITEMS[dtype]))
+
+
+def _joined(pieces: Iterable[tuple[BlockCost, tuple[int, ...]]]) -> tuple[tuple[BlockCost, tuple[int, ...]], ...]:
+    """Pieces that the same stages have, as one where that is exact: fewer sums per step."""
+    tables: dict[tuple[int, ...], TableCost] = {}
+    others: list[tuple[BlockCost, tuple[int, ...]]] = []
+    for cost, members in pieces:
+        if not isinstance(cost, TableCost):
+            others.append((cost, members))
+            continue
+        tables[members] = tables[members].plus(cost) if members in tables else cost
+    return (*((cost, members) for members, cost in tables.items()), *others)
 
 
 def _together(works: Sequence[Work], members: Sequence[int]) -> Work:
