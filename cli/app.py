@@ -35,6 +35,7 @@ VERBS: dict[str, str] = {
     "generate": "cli.generate",
     "serve": "cli.serve",
     "bench": "cli.bench",
+    "simulate": "cli.simulate",
     "demo": "cli.demo",
 }
 

@@ -14,6 +14,8 @@ import numpy as np
 from runtime.sim.play import Played
 
 _PERCENTS = {"p50": 50, "p95": 95, "p99": 99}
+#: Of a curve over time.
+_POINTS = 200
 
 
 def document_of(played: Played) -> dict[str, Any]:
@@ -44,23 +46,21 @@ def document_of(played: Played) -> dict[str, Any]:
         "memory": _memory(played),
         "loads": {"count": ledger.loads, "bytes": ledger.load_bytes, "seconds": ledger.load_ns / 1e9},
         "steps": played.steps,
+        "curves": _curves(played, (ended - arrived)[answered] / 1e9),
         "real": _real(played),
     }
 
 
-def latencies(played: Played) -> list[float]:
-    """Of requests that were answered, in seconds, rising."""
-    ledger = played.ledger
-    return sorted((end - at) / 1e9 for at, first, end in zip(ledger.arrived, ledger.first, ledger.ended, strict=True) if first)
-
-
-def utilisation_over_time(played: Played) -> list[tuple[float, float]]:
-    """Seconds and the share of busy devices since the sample before."""
+def _curves(played: Played, latencies: Any) -> dict[str, list[Any]]:
+    """For pictures: every percentile of the latency, and the share of busy devices over time, at most so many points."""
     points, before, busy = [], 0, 0
-    for sample in played.ledger.samples:
-        points.append((sample.at / 1e9, (sample.busy - busy) / max(1, sample.at - before) / len(played.busy)))
+    samples = played.ledger.samples
+    for sample in samples[:: max(1, len(samples) // _POINTS)]:
+        share = (sample.busy - busy) / max(1, sample.at - before) / len(played.busy)
+        points.append([round(sample.at / 1e9, 3), round(share, 4), sample.alive])
         before, busy = sample.at, sample.busy
-    return points
+    percentiles = np.percentile(latencies, np.arange(101)) if len(latencies) else []
+    return {"latency_percentiles": [round(float(value), 6) for value in percentiles], "over_time": points}
 
 
 def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:

@@ -1,0 +1,52 @@
+"""`zoo simulate`: the real scheduler over a simulated cluster, in virtual time: a paper's experiment, or a scenario of one's own.
+
+This file is the command: text to a study. What is simulated is in `runtime.sim`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cli.output import JsonOption
+
+
+def simulate(
+    preset: Annotated[
+        str | None, typer.Option(help="blockllm, blockllm-load, blockllm-apps, blockllm-table2, scale.", show_default="blockllm")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="A scenario of your own: TOML or JSON.", dir_okay=False)] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything drawn.")] = 0,
+    policies: Annotated[list[str] | None, typer.Option("--policy", help="Only this one; may be given again.", show_default="all")] = None,
+    requests: Annotated[int | None, typer.Option(min=1, help="So many, at the scenario's rate.")] = None,
+    devices: Annotated[int | None, typer.Option(min=1, help="So many, in servers like the scenario's last one.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write the first run's events here (JSONL).", dir_okay=False)] = None,
+    save_requests: Annotated[
+        Path | None, typer.Option(help="Write what is asked here (JSONL); a scenario reads it as asked.kind = file.", dir_okay=False)
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Write the report and its pictures into this folder.", file_okay=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a cluster in virtual time: the same scheduler as `zoo serve`, simulated devices and links."""
+    from cli.progress import counting
+    from cli.simulate.report import deliver
+    from runtime.sim.demand import write_demand
+    from runtime.sim.presets import alone, preset_named
+    from runtime.sim.scenario import read_scenario
+    from runtime.sim.study import narrowed, run_study
+    from zoo.errors import InputError
+
+    if preset is not None and config is not None:
+        raise InputError("give --preset or --config, not both")
+    chosen = alone(read_scenario(config)) if config is not None else preset_named(preset or "blockllm")
+    chosen = narrowed(chosen, requests, devices, policies or ())
+    if save_requests is not None:
+        try:
+            write_demand(chosen.cases[0].scenario.demand(seed), save_requests)
+        except OSError as error:
+            raise InputError(f"{save_requests} cannot be written: {error.strerror}") from None
+    with counting("simulating", as_json) as progress:
+        document = run_study(chosen, seed, trace, progress)
+    deliver(document, as_json, out)

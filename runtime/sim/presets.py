@@ -1,0 +1,141 @@
+"""The papers' experiments as scenarios, with the papers' own numbers beside them. One table; nothing is run here.
+
+A preset is a few cases, each a scenario. BlockLLM's cluster is always its four servers with twelve A100; what a preset changes stands in
+it. At the paper's load of 400 requests in 20 minutes this hardware is almost idle (its table's latencies of minutes are those of the
+paper's prototype), so the presets that compare have more load, where they say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.sim.scenario import Scenario, scenario_of
+from zoo.errors import InputError
+
+#: BlockLLM's own figures (mechanisms 1.4), ratios of ours to the other's.
+_PAPER_OVERALL = {
+    "figure 18, minutes": {"median": {"blocks": 3.34, "pm": 3.39, "ps": 3.87}, "p95 over pm": 0.665, "p95 over ps": 0.766},
+    "figure 19, throughput": {"over pm": 1.71, "over ps": 1.46},
+    "figure 20, utilisation": {"over pm": 1.201, "over ps": 1.048},
+    "figure 21, memory over pm, best case": {"weights": 0.839, "kv": 1.241},
+}
+_PAPER_APPS = {"figure 22, 30 applications, over pm": {"p95": 0.626, "throughput": 1.85}}
+_PAPER_TABLE2 = {
+    "table 2: minutes, tokens/s, SM share": {
+        apps: {"pm": pm, "blocks": blocks}
+        for apps, pm, blocks in (
+            ("3", [5.4, 6.6, 0.644], [4.6, 8.9, 0.765]),
+            ("6", [7.6, 8.2, 0.751], [5.2, 12.3, 0.794]),
+            ("9", [14.4, 7.2, 0.766], [9.9, 14.5, 0.853]),
+            ("12", [17.6, 6.9, 0.744], [12.4, 15.6, 0.896]),
+        )
+    }
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One scenario of a preset. `x`: where it stands on the axis that the preset varies."""
+
+    label: str
+    scenario: Scenario
+    x: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """`axis`: what varies over the cases, empty for one case. `paper`: its numbers."""
+
+    name: str
+    title: str
+    cases: tuple[Case, ...]
+    axis: str = ""
+    paper: Mapping[str, Any] = field(default_factory=dict)
+
+
+def preset_named(name: str) -> Preset:
+    """Raises InputError."""
+    if name not in PRESETS:
+        raise InputError(f"no preset is called {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]()
+
+
+def alone(scenario: Scenario) -> Preset:
+    """A scenario of one's own."""
+    return Preset(scenario.name, scenario.name, (Case("", scenario),))
+
+
+def _policies(*names: str, **settings: Any) -> dict[str, dict[str, Any]]:
+    return {name: {"provision": name, **settings} for name in names}
+
+
+def _overall() -> Preset:
+    scenario = scenario_of("blockllm", {"policies": _policies("blocks", "pm", "ps")})
+    return Preset(
+        "blockllm",
+        "BlockLLM's cluster and load: 12 A100, 20 applications, 400 requests in 20 minutes",
+        (Case("", scenario),),
+        "",
+        _PAPER_OVERALL,
+    )
+
+
+def _load() -> Preset:
+    cases = []
+    for factor in (1, 4, 16, 32, 48):
+        asked = {"count": 400 * factor, "seconds": 1200.0 * 0.25, "kind": "blockllm"}
+        asked["count"] = int(asked["count"] * 0.25)
+        cases.append(Case(f"{factor} x", scenario_of("load", {"policies": _policies("blocks", "pm", "ps"), "asked": asked}), factor))
+    title = "BlockLLM's cluster, 20 applications, more and more load (1 x: 400 requests in 20 minutes), 5 minutes of it"
+    return Preset("blockllm-load", title, tuple(cases), "load, times the paper's", _PAPER_OVERALL)
+
+
+def _apps() -> Preset:
+    cases = []
+    for apps in (10, 15, 20, 25, 30):
+        asked = {"count": 80 * apps, "seconds": 300.0}
+        values = {"policies": _policies("blocks", "pm", "ps"), "apps": {"count": apps}, "asked": asked}
+        cases.append(Case(f"{apps} applications", scenario_of("apps", values), apps))
+    title = "BlockLLM's cluster, more and more applications, load in proportion: 16 times the paper's per application"
+    return Preset("blockllm-apps", title, tuple(cases), "applications", _PAPER_APPS)
+
+
+def _table2() -> Preset:
+    cases = []
+    for apps in (3, 6, 9, 12):
+        values = {
+            "cluster": {"servers": [4]},
+            "apps": {"count": apps},
+            "asked": {"count": 40 * apps // 3, "seconds": 10.0},
+            "policies": _policies("blocks", "pm"),
+        }
+        cases.append(Case(f"{apps} applications", scenario_of("table2", values), apps))
+    return Preset(
+        "blockllm-table2",
+        "Four A100, 40 requests for every three applications, within ten seconds",
+        tuple(cases),
+        "applications",
+        _PAPER_TABLE2,
+    )
+
+
+def _scale() -> Preset:
+    values = {
+        "cluster": {"servers": [4] * 250},
+        "apps": {"count": 10, "foundations": ["llama-7b"]},
+        "asked": {"kind": "poisson", "count": 1_000_000, "seconds": 2500.0},
+        "policies": {"blocks": {"stride": 128, "page_layers": 64, "page_tokens": 128, "chunk": 512}},
+        "pace": {"tick": 10**10, "report": 10**10},
+    }
+    return Preset("scale", "A million requests on a thousand A100", (Case("", scenario_of("scale", values)),))
+
+
+PRESETS: Mapping[str, Callable[[], Preset]] = {
+    "blockllm": _overall,
+    "blockllm-load": _load,
+    "blockllm-apps": _apps,
+    "blockllm-table2": _table2,
+    "scale": _scale,
+}
