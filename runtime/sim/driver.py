@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -29,7 +29,6 @@ from runtime.agent.commands import (
     ReadPages,
     RelayCommand,
     Replace,
-    SchedulerCommand,
     SchedulerEvent,
     Send,
     StageFailed,
@@ -39,6 +38,7 @@ from runtime.agent.commands import (
 )
 from runtime.agent.relay import Relay
 from runtime.messages import PROTOCOL, Message, Ready
+from runtime.scheduler.record import Handler
 from runtime.sim.clock import EventClass, VirtualClock
 from runtime.sim.engine import SimEngine
 from runtime.sim.ledger import Ledger, Sample
@@ -55,12 +55,6 @@ _DIGEST = "0" * 64
 
 class Stalled(Exception):
     """Requests are alive and nothing is due: whoever schedules has forgotten them."""
-
-
-class Decider(Protocol):
-    """What is driven: `runtime.scheduler.cluster.Scheduler`, or one that records it."""
-
-    def handle(self, event: Message | SchedulerEvent, now: int) -> list[SchedulerCommand]: ...
 
 
 @dataclass(slots=True)
@@ -107,7 +101,7 @@ class Simulation:
 
     def __init__(
         self,
-        scheduler: Decider,
+        scheduler: Handler,
         nodes: dict[str, Node],
         network: Network,
         pace: Pace | None = None,

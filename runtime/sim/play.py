@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from runtime.agent.relay import Relay
 from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.record import Handler, Recorder, head_of
 from runtime.sim.demand import Demand
 from runtime.sim.driver import Cost, Node, Simulation
 from runtime.sim.engine import Host, SimEngine
@@ -55,26 +57,34 @@ def play(
     policy: str,
     demand: Demand,
     trace: Path | None = None,
+    log: Path | None = None,
     faults: Sequence[tuple[int, str]] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Played:
-    """One policy of a scenario on a demand. Raises InputError: no such policy, a trace that cannot be written."""
+    """One policy of a scenario on a demand. `log`: of the scheduler, for `scheduler.record.replay`.
+
+    Raises InputError: no such policy, a file that cannot be written.
+    """
     if policy not in scenario.policies:
         raise InputError(f"{scenario.name} has no policy {policy!r}; it has {', '.join(scenario.policies)}")
-    if trace is None:
-        return _played(assemble(scenario, scenario.policies[policy], None), demand, faults, progress)
-    try:
-        with trace.open("w", encoding="utf-8") as file:
-            return _played(assemble(scenario, scenario.policies[policy], Lines(file)), demand, faults, progress)
-    except OSError as error:
-        raise InputError(f"{trace} cannot be written: {error.strerror}") from None
+    with ExitStack() as files:
+        try:
+            sink = None if trace is None else Lines(files.enter_context(trace.open("w", encoding="utf-8")))
+            record = None if log is None else files.enter_context(log.open("wb")).write
+            return _played(assemble(scenario, scenario.policies[policy], sink, record), demand, faults, progress)
+        except OSError as error:
+            raise InputError(f"{error.filename or trace or log} cannot be written: {error.strerror}") from None
 
 
-def assemble(scenario: Scenario, policy: Policy, trace: TraceSink | None) -> Simulation:
-    """The scheduler, the relays and what they run on."""
+def assemble(
+    scenario: Scenario, policy: Policy, trace: TraceSink | None = None, record: Callable[[bytes], object] | None = None
+) -> Simulation:
+    """The scheduler, the relays and what they run on. `record`: takes the lines of the scheduler's log."""
     cluster = scenario.cluster.cluster()
     family = family_of(paper_apps(scenario.apps.count, scenario.apps.foundations), policy.cutting)
-    scheduler = Scheduler(family.chains.values(), family.blocks(), policy.scheduler, trace)
+    scheduler: Handler = Scheduler(family.chains.values(), family.blocks(), policy.scheduler, trace)
+    if record is not None:
+        scheduler = Recorder(scheduler, head_of(family.chains.values(), family.blocks(), policy.scheduler), record)
     hosts = [Host(server) for server in cluster.servers]
     servers = dict(cluster.devices())
 

@@ -1,0 +1,127 @@
+"""The log of a scheduler: every event that it was given and a digest of what it said, so that a run in life can be played again.
+
+    line 1    {"log": 1, "chains": …, "blocks": …, "config": …}
+    then      [time in ns, kind, event, digest of the commands]
+
+Contract: a `Recorder` stands in a scheduler's place and changes nothing. `replay` gives the events to a new scheduler and raises Diverged
+at the first whose commands differ. Events are data, and a scheduler is a function of them: whatever differs is a defect (a clock, an
+unordered set).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+import msgspec
+
+from runtime.agent.commands import Abort, Arrive, Down, SchedulerCommand, SchedulerEvent, Tick
+from runtime.config import ClusterConfig
+from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck
+from runtime.scheduler.cluster import Scheduler
+from runtime.stages import Block, Chain
+from zoo.errors import InputError
+
+_FORMAT = 1
+#: Whatever a scheduler takes, by the name that stands in the log.
+_KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (Arrive, Abort, Down, Tick, Ready, Loaded, Refused, Done, Lost, Moved, Stuck, Report)
+}
+#: A request with its prompt, or a step's rows: far below.
+_MOST_LINE = 1 << 26
+
+
+class Diverged(Exception):
+    """A replayed scheduler said something else than the one that was recorded."""
+
+
+class Handler(Protocol):
+    def handle(self, event: Message | SchedulerEvent, now: int) -> list[SchedulerCommand]: ...
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What a scheduler was made of."""
+
+    log: int
+    chains: tuple[Chain, ...]
+    blocks: tuple[Block, ...]
+    config: ClusterConfig
+
+    def scheduler(self) -> Scheduler:
+        return Scheduler(self.chains, self.blocks, self.config)
+
+
+class Recorder:
+    """In a scheduler's place.
+
+    Args:
+        scheduler: the one that decides.
+        head: what it was made of.
+        write: takes lines; it must not change the order.
+    """
+
+    def __init__(self, scheduler: Handler, head: Head, write: Callable[[bytes], object]) -> None:
+        self._scheduler = scheduler
+        self._write = write
+        write(msgspec.json.encode(head) + b"\n")
+
+    def handle(self, event: Message | SchedulerEvent, now: int) -> list[SchedulerCommand]:
+        commands = self._scheduler.handle(event, now)
+        self._write(msgspec.json.encode([now, type(event).__name__, event, digest_of(commands)]) + b"\n")
+        return commands
+
+
+def head_of(chains: Iterable[Chain], blocks: Iterable[Block], config: ClusterConfig) -> Head:
+    return Head(_FORMAT, tuple(chains), tuple(blocks), config)
+
+
+def digest_of(commands: Iterable[SchedulerCommand]) -> str:
+    """Of commands in their order: who is told what."""
+    state = hashlib.blake2b(digest_size=16)
+    for command in commands:
+        state.update(type(command).__name__.encode())
+        state.update(msgspec.json.encode(command))
+    return state.hexdigest()
+
+
+def replay(path: Path) -> int:
+    """Play a log again; the number of events. Raises Diverged; InputError for a file that is no log."""
+    try:
+        with path.open("rb") as file:
+            lines = _lines(file, path)
+            scheduler = _head(next(lines, b""), path).scheduler()
+            count = 0
+            for count, line in enumerate(lines, 1):
+                now, event, expected = _entry(line, path, count + 1)
+                if digest_of(scheduler.handle(event, now)) != expected:
+                    raise Diverged(f"{path}, line {count + 1}: another answer to {type(event).__name__} at {now} ns")
+            return count
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    while line := file.readline(_MOST_LINE + 1):
+        if len(line) > _MOST_LINE:
+            raise InputError(f"{path} has a line of more than {_MOST_LINE:,} bytes")
+        yield line
+
+
+def _head(line: bytes, path: Path) -> Head:
+    try:
+        head = msgspec.json.decode(line, type=Head)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InputError(f"{path} is no log of a scheduler: {error}") from None
+    if head.log != _FORMAT:
+        raise InputError(f"{path} is a log of format {head.log}, not {_FORMAT}")
+    return head
+
+
+def _entry(line: bytes, path: Path, number: int) -> tuple[int, Any, str]:
+    try:
+        now, kind, event, digest = msgspec.json.decode(line, type=tuple[int, str, msgspec.Raw, str])
+        return now, msgspec.json.decode(event, type=_KINDS[kind]), digest
+    except (msgspec.MsgspecError, KeyError, ValueError) as error:
+        raise InputError(f"{path}, line {number}: not an event ({error})") from None
