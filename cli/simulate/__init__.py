@@ -23,6 +23,13 @@ def simulate(
     requests: Annotated[int | None, typer.Option(min=1, help="So many, at the scenario's rate.")] = None,
     devices: Annotated[int | None, typer.Option(min=1, help="So many, in servers like the scenario's last one.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the first run's events here (JSONL).", dir_okay=False)] = None,
+    log: Annotated[
+        Path | None, typer.Option(help="Write the first run's scheduler log here: every event, a digest of every answer.", dir_okay=False)
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(help="Instead: give a log to a new scheduler, and see if it answers the same.", dir_okay=False),
+    ] = None,
     save_requests: Annotated[
         Path | None, typer.Option(help="Write what is asked here (JSONL); a scenario reads it as asked.kind = file.", dir_okay=False)
     ] = None,
@@ -30,6 +37,9 @@ def simulate(
     as_json: JsonOption = False,
 ) -> None:
     """Run a cluster in virtual time: the same scheduler as `zoo serve`, simulated devices and links."""
+    if replay is not None:
+        _replay(replay, as_json)
+        return
     from cli.progress import counting
     from cli.simulate.report import deliver
     from runtime.sim.demand import write_demand
@@ -48,5 +58,25 @@ def simulate(
         except OSError as error:
             raise InputError(f"{save_requests} cannot be written: {error.strerror}") from None
     with counting("simulating", as_json) as progress:
-        document = run_study(chosen, seed, trace, progress)
+        document = run_study(chosen, seed, trace, log, progress)
     deliver(document, as_json, out)
+
+
+def _replay(log: Path, as_json: bool) -> None:
+    """Exit code 1 where the answers differ."""
+    from cli.output import print_json, say_error
+    from runtime.scheduler.record import Diverged
+    from runtime.scheduler.record import replay as played
+
+    try:
+        events, differs = played(log), None
+    except Diverged as error:
+        events, differs = None, str(error)
+    if as_json:
+        print_json({"log": str(log), "events": events, "same": differs is None, "differs": differs})
+    elif differs is None:
+        print(f"{events:,} events, the same answers")
+    else:
+        say_error(differs)
+    if differs is not None:
+        raise typer.Exit(1)

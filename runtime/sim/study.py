@@ -29,8 +29,10 @@ def narrowed(preset: Preset, requests: int | None, devices: int | None, policies
     return replace(preset, cases=tuple(cases))
 
 
-def run_study(preset: Preset, seed: int, trace: Path | None = None, progress: Callable[[int, int], None] | None = None) -> dict[str, Any]:
-    """Raises InputError for what a scenario cannot be, or a trace that cannot be written."""
+def run_study(
+    preset: Preset, seed: int, trace: Path | None = None, log: Path | None = None, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """`trace`, `log`: of the first run. Raises InputError for what a scenario cannot be, or a file that cannot be written."""
     begin = time.perf_counter()
     total = sum(case.scenario.asked.count * len(case.scenario.policies) for case in preset.cases)
     done = 0
@@ -43,7 +45,8 @@ def run_study(preset: Preset, seed: int, trace: Path | None = None, progress: Ca
 
     cases = []
     for case in preset.cases:
-        cases.append(_case(case, seed, trace if not cases else None, count))
+        files = (trace, log) if not cases else (None, None)
+        cases.append(_case(case, seed, files, count))
     first = next(iter(cases[0]["policies"].values()))
     return {
         "preset": preset.name,
@@ -71,11 +74,12 @@ def figure7_document() -> dict[str, Any]:
     }
 
 
-def _case(case: Case, seed: int, trace: Path | None, count: Callable[[int], None]) -> dict[str, Any]:
+def _case(case: Case, seed: int, files: tuple[Path | None, Path | None], count: Callable[[int], None]) -> dict[str, Any]:
     demand = case.scenario.demand(seed)
     policies: dict[str, Any] = {}
     for name, policy in case.scenario.policies.items():
-        played = play(case.scenario, name, demand, trace if not policies else None, progress=count)
+        trace, log = files if not policies else (None, None)
+        played = play(case.scenario, name, demand, trace, log, progress=count)
         policies[name] = {"settings": asdict(policy), **document_of(played)}
     names = list(policies)
     return {
