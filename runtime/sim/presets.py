@@ -85,8 +85,7 @@ def _overall() -> Preset:
 def _load() -> Preset:
     cases = []
     for factor in (1, 4, 16, 32, 48):
-        asked = {"count": 400 * factor, "seconds": 1200.0 * 0.25, "kind": "blockllm"}
-        asked["count"] = int(asked["count"] * 0.25)
+        asked = {"count": 100 * factor, "seconds": 300.0}
         cases.append(Case(f"{factor} x", scenario_of("load", {"policies": _policies("blocks", "pm", "ps"), "asked": asked}), factor))
     title = "BlockLLM's cluster, 20 applications, more and more load (1 x: 400 requests in 20 minutes), 5 minutes of it"
     return Preset("blockllm-load", title, tuple(cases), "load, times the paper's", _PAPER_OVERALL)

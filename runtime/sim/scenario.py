@@ -183,13 +183,16 @@ def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
 def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
     """A policy from one flat table: each value goes where a setting has its name. Blocks are placed when all devices are there."""
     left = {"devices": devices, **values}
-    made = []
-    for kind in (Cutting, ClusterConfig, RelayConfig):
-        mine = {each.name: left.pop(each.name) for each in fields(kind) if each.name in left}
-        made.append(_settings(kind, mine, "policies"))
+    made = Policy(_taken(Cutting, left), _taken(ClusterConfig, left), _taken(RelayConfig, left))
     if left:
         raise InputError(f"a policy has no {sorted(left)[0]!r}")
-    return Policy(*made)
+    return made
+
+
+def _taken(kind: type[_Settings], left: dict[str, Any]) -> _Settings:
+    """Settings from the values of a table that have their names; these leave it."""
+    names = [each.name for each in fields(kind) if each.name in left]  # type: ignore[arg-type]
+    return _settings(kind, {name: left.pop(name) for name in names}, "policies")
 
 
 def _settings(kind: type[_Settings], values: Any, where: str) -> _Settings:

@@ -43,7 +43,7 @@ def run_study(
         if progress is not None:
             progress(done, total)
 
-    cases = []
+    cases: list[dict[str, Any]] = []
     for case in preset.cases:
         files = (trace, log) if not cases else (None, None)
         cases.append(_case(case, seed, files, count))
