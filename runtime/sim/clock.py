@@ -47,12 +47,11 @@ class VirtualClock:
         self._scheduled += 1
         heapq.heappush(self._heap, (time, kind, self._scheduled, what))
 
-    def pop(self) -> tuple[EventClass, Any]:
+    def pop(self) -> Any:
         """Go on to the next entry, and take it. Raises IndexError when nothing is left."""
-        time, kind, _, what = heapq.heappop(self._heap)
-        self.now = time
+        self.now, _, _, what = heapq.heappop(self._heap)
         self.played += 1
-        return EventClass(kind), what
+        return what
 
 
 class Streams:

@@ -83,7 +83,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Cost:
-    """What deciding took in real time, outside of the virtual one: calls of the scheduler and seconds in them."""
+    """What deciding took in real time, outside of the virtual one: calls of the scheduler, and seconds of the processor in them."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -144,7 +144,7 @@ class Simulation:
         while self._next is not None or ledger.alive:
             if not len(clock):
                 raise Stalled(f"{ledger.alive} requests are alive at {clock.now} ns, and nothing is due")
-            what = pop()[1]
+            what = pop()
             what[0](*what[1:])
             if progress is not None and (done := len(ledger.arrived) - ledger.alive) - told >= 100:
                 progress(done - told)
@@ -168,9 +168,9 @@ class Simulation:
         if not self._timed:
             commands = self._scheduler.handle(event, now)
         else:
-            begin = time.perf_counter()
+            begin = time.process_time()
             commands = self._scheduler.handle(event, now)
-            self._count(event, time.perf_counter() - begin)
+            self._count(event, time.process_time() - begin)
         for command in commands:
             if type(command) is Send:
                 what = (self._deliver, command.to, command.message, command.arrays)

@@ -30,7 +30,7 @@ from zoo.errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a run left. `seconds`: of real time; `events`: entries of the clock; `busy`: ns by device."""
+    """What a run left. `seconds`: of real time, `used`: of the processor; `events`: entries of the clock; `busy`: ns by device."""
 
     ledger: Ledger
     network: Network
@@ -39,6 +39,7 @@ class Played:
     end: int
     events: int
     seconds: float
+    used: float
     cost: Cost
 
 
@@ -103,11 +104,11 @@ def _node(name: str, scenario: Scenario, policy: Policy, family: Family, host: H
 
 
 def _played(simulation: Simulation, demand: Demand, faults: Sequence[tuple[int, str]], progress: Callable[[int], None] | None) -> Played:
-    begin = time.perf_counter()
+    begin, used = time.perf_counter(), time.process_time()
     ledger = simulation.run(demand.requests(), faults, progress)
-    seconds = time.perf_counter() - begin
+    seconds, used = time.perf_counter() - begin, time.process_time() - used
     nodes = simulation.nodes
     return Played(
         ledger, simulation.network, {name: node.busy for name, node in nodes.items()}, sum(node.steps for node in nodes.values()),
-        simulation.clock.now, simulation.clock.played, seconds, simulation.cost,
+        simulation.clock.now, simulation.clock.played, seconds, used, simulation.cost,
     )  # fmt: skip

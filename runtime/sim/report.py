@@ -98,6 +98,7 @@ def _real(played: Played) -> dict[str, float]:
     cost = played.cost
     return {
         "seconds": played.seconds,
+        "processor_seconds": played.used,
         "scheduler_seconds": cost.seconds,
         "scheduler_calls": cost.calls,
         "scheduler_us_per_call": cost.seconds / max(1, cost.calls) * 1e6,
