@@ -53,4 +53,5 @@ def refusal(request: SequenceRequest, spec: ModelSpec) -> str | None:
 
 
 def _within(tokens: Iterable[int], vocab_size: int) -> bool:
-    return all(0 <= token < vocab_size for token in tokens)
+    known = tuple(tokens)
+    return not known or (min(known) >= 0 and max(known) < vocab_size)

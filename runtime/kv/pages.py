@@ -38,7 +38,7 @@ class PageState(IntEnum):
     RESIDENT = 3
 
 
-_NEXT: Mapping[PageState, frozenset[PageState]] = {
+_NEXT: Mapping[int, frozenset[PageState]] = {
     PageState.FREE: frozenset({PageState.RESERVED}),
     PageState.RESERVED: frozenset({PageState.FILLING, PageState.RESIDENT, PageState.FREE}),
     PageState.FILLING: frozenset({PageState.RESIDENT, PageState.FREE}),
@@ -290,7 +290,7 @@ class PageBook:
         now = self._state[group[0]]
         if now == to:
             return
-        if to not in _NEXT[PageState(now)]:
+        if to not in _NEXT[now]:
             raise PageBookDamaged(f"page {group[0]} cannot go from {PageState(now).name.lower()} to {to.name.lower()}")
         self._in_state[now] -= len(group)
         self._in_state[to] += len(group)
