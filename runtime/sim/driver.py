@@ -171,14 +171,16 @@ class Simulation:
             begin = time.process_time()
             commands = self._scheduler.handle(event, now)
             self._count(event, time.process_time() - begin)
+        said: dict[str, list[Send]] = {}
         for command in commands:
             if type(command) is Send:
-                what = (self._deliver, command.to, command.message, command.arrays)
-                self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, what)
+                said.setdefault(command.to, []).append(command)
             elif type(command) is Emit:
                 self.ledger.hear(command.events, now)
             elif type(command) is Replace:
                 self._replace(command.device)
+        for device, sends in said.items():
+            self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._hear_all, device, sends))
 
     def _count(self, event: object, seconds: float) -> None:
         self.cost.calls += 1
@@ -201,6 +203,15 @@ class Simulation:
     def _join(self, name: str) -> None:
         node = self.nodes[name]
         self._tell(Ready(name, PROTOCOL, VERSION, node.engine.page_capacity, node.engine.page_bytes, node.weights, name))
+
+    def _hear_all(self, name: str, sends: Sequence[Send]) -> None:
+        """What the scheduler said to a device at one moment, in order."""
+        node, now = self.nodes[name], self.clock.now
+        if node.alive:
+            commands: list[RelayCommand] = []
+            for send in sends:
+                commands += node.relay.handle(send.message, send.arrays, now)
+            self._carry_out(name, node, commands)
 
     def _deliver(self, name: str, message: Message, arrays: Sequence[Array]) -> None:
         node = self.nodes[name]
