@@ -121,14 +121,27 @@ def _table2() -> Preset:
 
 
 def _scale() -> Preset:
+    """Strides of 64 tokens and pages of 128 for all layers: what is written down per step and page is less, what is decided is the same."""
+    lengths = "lognormal:128,0.8<=512"
     values = {
         "cluster": {"servers": [4] * 250},
         "apps": {"count": 10, "foundations": ["llama-7b"]},
-        "asked": {"kind": "poisson", "count": 1_000_000, "seconds": 2500.0},
-        "policies": {"blocks": {"stride": 128, "page_layers": 64, "page_tokens": 128, "chunk": 512}},
+        "asked": {"kind": "poisson", "count": 1_000_000, "seconds": 500.0, "prompts": lengths, "answers": lengths},
+        "policies": {"blocks": {"parts": 1, "stride": 64, "page_layers": 64, "page_tokens": 128, "chunk": 512}},
         "pace": {"tick": 10**10, "report": 10**10},
     }
     return Preset("scale", "A million requests on a thousand A100", (Case("", scenario_of("scale", values)),))
+
+
+def _full() -> Preset:
+    """What a step costs the scheduler when the most sequences run that a device takes: each step is decided token by token."""
+    values = {
+        "cluster": {"servers": [1]},
+        "apps": {"count": 10, "foundations": ["llama-7b"]},
+        "asked": {"kind": "poisson", "count": 1024, "seconds": 1.0, "prompts": "32", "answers": "256"},
+        "policies": {"blocks": {"max_running": 256, "parts": 1, "page_layers": 32}},
+    }
+    return Preset("full-device", "One A100 with 256 sequences at a time", (Case("", scenario_of("full-device", values)),))
 
 
 PRESETS: Mapping[str, Callable[[], Preset]] = {
@@ -137,4 +150,5 @@ PRESETS: Mapping[str, Callable[[], Preset]] = {
     "blockllm-apps": _apps,
     "blockllm-table2": _table2,
     "scale": _scale,
+    "full-device": _full,
 }
