@@ -37,7 +37,10 @@ _Settings = TypeVar("_Settings")
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """`servers`: devices of each. `usable`: share of a device's memory for weights and pages together; `weights`: of that, for weights."""
+    """`servers`: devices of each. `usable`: share of a device's memory for weights and pages together; `weights`: of that, for weights.
+
+    `control_us`: a message's way between a device and the scheduler.
+    """
 
     gpu: str = "A100-80GB"
     servers: tuple[int, ...] = (2, 2, 4, 4)
@@ -47,15 +50,16 @@ class ClusterSettings:
     disk: str = "nvme"
     usable: float = 0.9
     weights: float = 0.6
+    control_us: float = 50.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.usable <= 1 or not 0 < self.weights < 1:
-            raise InputError("usable and weights are shares of a device's memory")
+        if not 0 < self.usable <= 1 or not 0 < self.weights < 1 or not 0 <= self.control_us < 1e6:
+            raise InputError("usable and weights are shares of a device's memory, control_us is a time below a second")
 
     def cluster(self) -> Cluster:
         """Raises InputError."""
         gpu, links = gpu_named(self.gpu), [link_named(name) for name in (self.inside, self.host, self.disk)]
-        return Cluster(tuple(Server(gpu, count, *links) for count in self.servers), link_named(self.net))
+        return Cluster(tuple(Server(gpu, count, *links) for count in self.servers), link_named(self.net), round(self.control_us * 1000))
 
     @property
     def weight_bytes(self) -> int:
