@@ -36,6 +36,7 @@ VERBS: dict[str, str] = {
     "serve": "cli.serve",
     "bench": "cli.bench",
     "simulate": "cli.simulate",
+    "top": "cli.top",
     "demo": "cli.demo",
 }
 

@@ -39,6 +39,7 @@ from runtime.config import ClusterConfig
 from runtime.messages import Message, Report
 from runtime.scheduler.cluster import Scheduler
 from runtime.scheduler.handover import HandoverCounts
+from runtime.scheduler.picture import picture_of
 from runtime.stages import Block, Chain
 from runtime.trace import TraceSink
 from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
@@ -76,7 +77,7 @@ class ClusterDriver:
         clock: Callable[[], int] = time.monotonic_ns,
         version: str | None = None,
     ) -> None:
-        """Waits until all agents are there. Raises Unavailable if one cannot be brought up."""
+        """Waits until all agents are there, with a path for each model. Raises Unavailable if one cannot be brought up."""
         self._chains, self._fleet, self._clock = {chain.model: chain for chain in chains}, fleet, clock
         self._nbytes = {block.id: block.nbytes for block in blocks}
         self._scheduler = Scheduler(chains, blocks, replace(config or ClusterConfig(), devices=len(devices)), trace)
@@ -171,6 +172,11 @@ class ClusterDriver:
         with self._changed:
             return self._scheduler.state()
 
+    def picture(self) -> Mapping[str, Any]:
+        """Devices, instances, chains, moves (`scheduler.picture`)."""
+        with self._changed:
+            return picture_of(self._scheduler).document()
+
     def agents(self) -> tuple[AgentFacts, ...]:
         with self._changed:
             return self._company.lives.facts()
@@ -262,12 +268,16 @@ class ClusterDriver:
     def _await_all(self) -> None:
         lives = self._company.lives
         with self._changed:
-            self._changed.wait_for(lambda: self._death is not None or lives.all_up() or bool(lives.failed()))
-            if lives.all_up() and self._death is None:
+            self._changed.wait_for(lambda: self._death is not None or self._complete() or bool(lives.failed()))
+            if self._complete() and self._death is None:
                 return
             why = self._death or "; ".join(f"the agent of {each.device}: {each.reason}" for each in lives.facts() if each.phase == "failed")
         self.shutdown()
         raise Unavailable(f"the cluster cannot be brought up: {why}")
+
+    def _complete(self) -> bool:
+        """Whether all agents are there, and all that models need to begin."""
+        return self._company.lives.all_up() and not self._scheduler.loading
 
     def _follows(self, device: str, before: int) -> bool:
         lives = self._company.lives

@@ -137,6 +137,10 @@ class LocalDriver:
         with self._changed:
             return self._agent.state()
 
+    def picture(self) -> None:
+        """There are no devices behind this one."""
+        return
+
     def memory(self) -> EngineMemory:
         """Bytes as of the last load or unload; never waits for a step."""
         return self._memory

@@ -134,6 +134,20 @@ class Scheduler:
     def provision(self) -> Provision:
         return self._state.provision
 
+    @property
+    def loading(self) -> bool:
+        """Whether blocks are still to be placed, or stages on their way into devices."""
+        return not self._state.placed or any(device.loading for device in self._state.devices)
+
+    @property
+    def starved(self) -> int:
+        """Sequences that run, and wait for pages."""
+        return len(self._state.starved)
+
+    def chains(self) -> tuple[Chain, ...]:
+        """The version of each model that newcomers get."""
+        return tuple(self._state.chains.values())
+
     def models(self) -> tuple[ModelSpec, ...]:
         return tuple(chain.spec for chain in self._state.chains.values())
 

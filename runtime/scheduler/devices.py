@@ -17,7 +17,8 @@ from runtime.types import ModelSpec
 
 @dataclass(slots=True)
 class Device:
-    """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold. `members`: sequences whose paths pass it."""
+    """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold; `wanted`: stages, with
+    their blocks, that it has been asked for. `members`: sequences whose paths pass it."""
 
     name: str
     capacity: int
@@ -30,6 +31,7 @@ class Device:
     loading: set[str] = field(default_factory=set)
     loaded: dict[str, ModelSpec] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    wanted: dict[str, tuple[Stage, tuple[str, ...]]] = field(default_factory=dict)
     queued: int = 0
     queues: dict[str, int] = field(default_factory=dict)
     steps: int = 0
@@ -71,7 +73,9 @@ class Devices:
     def up(self, ready: Ready) -> Device:
         """A device is there, for the first time or again; then it is empty, with what it is to hold on its list."""
         known = self._devices.get(ready.device)
-        made = Device(ready.device, ready.page_capacity, ready.weights, blocks=known.blocks if known is not None else set())
+        made = Device(ready.device, ready.page_capacity, ready.weights)
+        if known is not None:
+            made.blocks, made.wanted = known.blocks, known.wanted
         self._devices[ready.device] = made
         self.loads[ready.device] = 0.0
         return made

@@ -29,12 +29,16 @@ class Fleet:
             return
         if state.devices.alive(ready.device):
             self.down(Down(ready.device, "it came again"), now)
-        state.devices.up(ready)
+        device = state.devices.up(ready)
         state.changed = True
+        if device.wanted:  # it took the place of one that died
+            device.loading.update(device.wanted)
+            state.out.load(device.name, list(device.wanted.values()))
         if not state.placed and len(state.devices) >= state.config.devices:
             state.placed = True
             state.provision.place(list(state.chains.values()))
             self._admission.turn_away(now)
+            self._load_first_paths()
 
     def down(self, down: Down, now: int) -> None:
         """A device is gone. Whoever is saved by a move goes on with that; all others that passed it run again."""
@@ -61,6 +65,14 @@ class Fleet:
         device.loaded[loaded.stage.id] = loaded.spec
         device.weights = loaded.nbytes
         self._state.changed = True
+
+    def _load_first_paths(self) -> None:
+        """Nobody's first request waits for weights."""
+        state = self._state
+        for chain in state.chains.values():
+            path = state.provision.path(chain, state.devices.loads)
+            for device, stage in state.provision.missing(chain, path or ()):
+                state.ask_for(chain, device, stage)
 
     def refused(self, refused: Refused, now: int) -> None:
         """A stage cannot be loaded there: admission ends whoever has no other path."""

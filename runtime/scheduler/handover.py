@@ -11,6 +11,7 @@ in exactly one Settle or with the death of its destination.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from runtime.kv.pages import groups_for
@@ -78,6 +79,10 @@ class Handovers:
 
     def __len__(self) -> int:
         return len(self._moves)
+
+    def __iter__(self) -> Iterator[Handover]:
+        """Those under way."""
+        return iter(tuple(self._moves.values()))
 
     def counts(self) -> HandoverCounts:
         return HandoverCounts(self._started, self._committed, self._aborted, self._copied, self._recomputed, self._nbytes)

@@ -65,6 +65,10 @@ class Provision:
             known = self._passes[key] = Passes(chain, path)
         return known
 
+    def passed(self, chain: Chain) -> list[Passes]:
+        """The paths that a chain's tokens have gone so far."""
+        return [passes for (version, _), passes in self._passes.items() if version == chain.version]
+
     def place(self, chains: Sequence[Chain]) -> None:
         """Put the blocks of these chains on devices, as often as there is room; what is there already stays.
 

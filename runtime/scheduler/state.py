@@ -43,7 +43,8 @@ class ClusterState:
         known = self.devices[device]
         if stage.id not in known.loading and stage.id not in known.refused:
             known.loading.add(stage.id)
-            self.out.load(device, [(stage, self.provision.blocks_of(chain, stage))])
+            known.wanted[stage.id] = stage, self.provision.blocks_of(chain, stage)
+            self.out.load(device, [known.wanted[stage.id]])
 
     def check(self) -> None:
         """Verify that members and queues agree. Raises RuntimeError."""

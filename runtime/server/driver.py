@@ -52,6 +52,10 @@ class Driver(Protocol):
 
     def memory(self) -> EngineMemory: ...
 
+    def picture(self) -> Mapping[str, Any] | None:
+        """The devices behind it, their block instances, chains and moves; None for one device alone."""
+        ...
+
     def drain(self, timeout: float) -> bool: ...
 
 

@@ -122,7 +122,7 @@ def _card(model: ServedModel) -> dict[str, Any]:
 
 
 def _state(service: Service, state: AgentState) -> dict[str, Any]:
-    """One agent today; the shape has room for many."""
+    """The whole as one agent, and under `cluster` the devices behind it, where there are any."""
     agent = {
         "id": "0",
         "pid": os.getpid(),
@@ -135,7 +135,9 @@ def _state(service: Service, state: AgentState) -> dict[str, Any]:
     }
     specs = {model.name: model.spec for model in service.models.all()}
     models = [_model_state(load, specs.get(load["model"])) for load in map(asdict, state.models)]
-    return {"agents": [agent], "models": models, "running": state.running, "waiting": state.waiting, "draining": service.gate.closed}
+    cluster = service.driver.picture()
+    gate = {"draining": service.gate.closed} if cluster is None else {"draining": service.gate.closed, "cluster": cluster}
+    return {"agents": [agent], "models": models, "running": state.running, "waiting": state.waiting, **gate}
 
 
 def _model_state(load: dict[str, Any], spec: Any) -> dict[str, Any]:

@@ -1,0 +1,168 @@
+"""`zoo top`: what a running server does, live in the terminal: devices, block instances, chains, sequences on their way between devices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli.output import human_bytes, print_json
+from zoo.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+#: Block instances and chains that are shown at most; the busiest first.
+_ROWS = 12
+
+
+def top(
+    url: Annotated[str, typer.Argument(help="Address of the server.")] = "http://127.0.0.1:8000",
+    interval: Annotated[float, typer.Option(help="Seconds between looks.", min=0.1)] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once, print and end.")] = False,
+    api_key: Annotated[str | None, typer.Option(envvar="ZOO_API_KEY", help="Key that the server asks for.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the state as one JSON document and end.")] = False,
+) -> None:
+    """Show devices, instances, queues, pages, chains and moves of a running server. Ctrl-C ends it."""
+    from rich.console import Console
+    from rich.live import Live
+
+    state = look(url, api_key)
+    if as_json:
+        print_json(state)
+        return
+    if once:
+        Console().print(picture(state, None, interval))
+        return
+    with Live(picture(state, None, interval), screen=True, auto_refresh=False) as live:
+        try:
+            while True:
+                time.sleep(interval)
+                before, state = state, look(url, api_key)
+                live.update(picture(state, before, interval), refresh=True)
+        except KeyboardInterrupt:
+            return
+
+
+def look(url: str, api_key: str | None) -> dict[str, Any]:
+    """The server's `/zoo/state`. Raises InputError when there is none to be had."""
+    import httpx
+
+    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/zoo/state", headers=headers, timeout=5.0)
+        answer.raise_for_status()
+        return dict(answer.json())
+    except httpx.HTTPStatusError as error:
+        raise InputError(f"{url} answers {error.response.status_code}; is --api-key right?") from None
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        raise InputError(f"{url} cannot be asked: {error}") from None
+
+
+def picture(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> RenderableType:
+    """One screen. `before`: the look before it, `seconds` ago, for rates."""
+    from rich.console import Group
+
+    cluster = state.get("cluster")
+    parts: list[RenderableType] = [_head(state, before, seconds)]
+    if cluster is None:
+        parts.append(_alone(state))
+    else:
+        parts += [_devices(cluster, None if before is None else before.get("cluster"), seconds), _instances(cluster)]
+        parts += [_moves(cluster)] if cluster["moves"] else []
+    parts.append(_models(state, cluster))
+    return Group(*parts)
+
+
+def _head(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> str:
+    counters = state["agents"][0]["counters"]
+    rate = _rate(counters["generated_tokens"], None if before is None else before["agents"][0]["counters"]["generated_tokens"], seconds)
+    line = f"{state['running']} running, {state['waiting']} waiting, {rate and rate + ' tokens/s, '}{counters['generated_tokens']} tokens in all"
+    line += f", {counters['preemptions']} preempted"
+    cluster = state.get("cluster")
+    if cluster is not None:
+        moves = cluster["handovers"]
+        line += f"; moves: {len(cluster['moves'])} under way, {moves['committed']} done, {moves['aborted']} given up"
+        line += f", {moves['copied']} tokens copied, {moves['recomputed']} recomputed; {cluster['starved']} wait for pages"
+    return line + (" — draining" if state["draining"] else "")
+
+
+def _alone(state: Mapping[str, Any]) -> Table:
+    table = _table("device", "pages", "weights", "steps", "failed")
+    for agent in state["agents"]:
+        pages, counters = agent["pages"], agent["counters"]
+        used = f"{pages['capacity'] - pages['free']} / {pages['capacity']}"
+        table.add_row(
+            str(agent["device"]), used, human_bytes(agent["memory"]["weights"]), str(counters["steps"]), str(counters["failed_steps"])
+        )
+    return table
+
+
+def _devices(cluster: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> Table:
+    table = _table("device", "state", "pages", "weights", "sequences", "queued", "busy", "tokens/s", "stages")
+    old = {} if before is None else {each["device"]: each for each in before["devices"]}
+    for each in cluster["devices"]:
+        last = old.get(each["device"])
+        busy = "" if last is None else f"{min(max(each['busy_ns'] - last['busy_ns'], 0) / seconds / 1e7, 100):.0f} %"
+        state = "gone" if not each["alive"] else f"loading {len(each['loading'])}" if each["loading"] else "up"
+        table.add_row(
+            each["device"], state, f"{each['pages_used']} / {each['pages']}", human_bytes(each["weights"]), str(each["sequences"]),
+            str(each["queued"]), busy, _rate(each["tokens"], None if last is None else last["tokens"], seconds), str(len(each["stages"])),
+        )  # fmt: skip
+    return table
+
+
+def _instances(cluster: Mapping[str, Any]) -> Table:
+    table = _table("block", "device", "bytes", "sequences", "queue", title="block instances, the busiest first")
+    for each in sorted(cluster["instances"], key=lambda one: (-one["queue"], -one["sequences"], one["block"]))[:_ROWS]:
+        table.add_row(each["block"][:12], each["device"], human_bytes(each["nbytes"]), str(each["sequences"]), str(each["queue"]))
+    return table
+
+
+def _moves(cluster: Mapping[str, Any]) -> Table:
+    table = _table("sequence", "from", "to", "tokens", "stage", title="on the way")
+    for each in cluster["moves"][:_ROWS]:
+        stage = f"{each['stage']}{' (held)' if each['held'] else ''}"
+        table.add_row(each["seq"], each["source"], each["target"], str(each["tokens"]), stage)
+    return table
+
+
+def _models(state: Mapping[str, Any], cluster: Mapping[str, Any] | None) -> Table:
+    table = _table("model", "running", "waiting", "blocks", "most used path")
+    chains = {} if cluster is None else {each["model"]: each for each in cluster["chains"]}
+    for each in sorted(state["models"], key=lambda one: (-one["running"] - one["waiting"], one["name"]))[:_ROWS]:
+        chain = chains.get(each["name"])
+        paths = [] if chain is None else sorted(chain["paths"], key=lambda one: -one[1])
+        path = "" if not paths else " > ".join(dict.fromkeys(paths[0][0]))
+        blocks = len(each.get("blocks", ())) if chain is None else len(chain["blocks"])
+        table.add_row(each["name"], str(each["running"]), str(each["waiting"]), str(blocks), path)
+    return table
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for at, column in enumerate(columns):
+        number = column in (
+            "bytes",
+            "weights",
+            "sequences",
+            "queued",
+            "queue",
+            "busy",
+            "tokens/s",
+            "running",
+            "waiting",
+            "blocks",
+            "tokens",
+        )
+        table.add_column(column, justify="right" if number and at else "left")
+    return table
+
+
+def _rate(now: int, before: int | None, seconds: float) -> str:
+    return "" if before is None else f"{max(now - before, 0) / seconds:.0f}"

@@ -1,0 +1,56 @@
+"""`zoo top`: what a server says of itself, on one screen; a server that is not there is an error of one line."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+
+from cli.top import look, picture
+from runtime.config import ClusterConfig
+from runtime.engine.counted import counting_model
+from runtime.scheduler.picture import picture_of
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+from zoo.errors import InputError
+
+
+def text(state: dict[str, Any], before: dict[str, Any] | None = None) -> str:
+    from rich.console import Console
+
+    out = io.StringIO()
+    Console(file=out, width=160).print(picture(state, before, 2.0))
+    return out.getvalue()
+
+
+def state(tokens: int, cluster: dict[str, Any] | None = None) -> dict[str, Any]:
+    counters = {"generated_tokens": tokens, "preemptions": 3, "steps": 7, "failed_steps": 1}
+    agent = {"device": "cpu", "pages": {"capacity": 10, "free": 4}, "memory": {"weights": 2_000_000}, "counters": counters}
+    models = [{"name": "m", "running": 2, "waiting": 1, "blocks": ["b"]}]
+    more = {} if cluster is None else {"cluster": cluster}
+    return {"agents": [agent], "models": models, "running": 2, "waiting": 1, "draining": False, **more}
+
+
+def test_one_device() -> None:
+    shown = text(state(300), state(100))
+    assert "2 running, 1 waiting, 100 tokens/s, 300 tokens in all, 3 preempted" in shown
+    assert "6 / 10" in shown and "2.0 MB" in shown
+
+
+def test_a_cluster_with_a_sequence_on_its_way() -> None:
+    model = counting_model("m", "1 2* 3 4* 5* 6", max_model_len=256)
+    cluster = VirtualCluster([model], [(1, 3, 4)], devices=3, config=ClusterConfig(placing="split", devices=3), page_bytes_per_ms=10.0)
+    cluster.ask(request("travels", range(1, 30), "m", max_tokens=200))
+    cluster.at(8 * MS, lambda: cluster.migrate("travels", range(2, 3), "d0"))
+    cluster.at(12 * MS, lambda: cluster.migrate("travels", range(2, 3), "d0"))
+    cluster.run(until=14 * MS)
+    shown = text(state(5, picture_of(cluster.scheduler).document()))
+    assert "1 under way" in shown and "travels" in shown
+    assert all(name in shown for name in ("d0", "d1", "d2"))
+    assert "d0 > d1 > d2" in shown or "d0 > d1" in shown
+
+
+def test_a_server_that_is_not_there() -> None:
+    with pytest.raises(InputError, match="cannot be asked"):
+        look("http://127.0.0.1:9", None)
