@@ -97,6 +97,26 @@ class ControlConfig:
         return cls(scaling=False, rearranging=False, proactive=False)
 
 
+#: Predicted hops (BL-25): none; such that every token is the chain's own; or, for requests that allow other blocks, such that predictions
+#: stand which are alike enough.
+SpeculationMode = Literal["off", "exact", "similarity"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """`top`: the share of block instances that are predicted, by the time that their queues take. `threshold`: the cosine at which a
+    prediction stands, where that is allowed.
+    """
+
+    mode: SpeculationMode = "off"
+    top: float = 0.1
+    threshold: float = 0.95
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(SpeculationMode) or not 0.0 <= self.top <= 1.0 or not -1.0 <= self.threshold <= 1.0:
+            raise ValueError("speculation is off, exact or similarity; top in [0, 1], threshold in [-1, 1]")
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """The scheduler of a cluster.
@@ -105,7 +125,7 @@ class ClusterConfig:
     that travel together. `watermark`: share of a device's pages that newcomers leave free. `stride`: tokens that a sequence
     decodes before it comes back, on simulated devices. `hop_cost`: what a change of device weighs against a sequence on one, when paths are
     chosen. A migration hands over when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
-    `control`: what happens by the clock.
+    `control`: what happens by the clock. `speculation`: hops that are predicted.
     """
 
     devices: int = 1
@@ -118,6 +138,7 @@ class ClusterConfig:
     handover_groups: int = 2
     handover_stages: int = 8
     control: ControlConfig = field(default_factory=ControlConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
         whole = (self.devices, self.max_running, self.chunk, self.stride, self.handover_groups, self.handover_stages)

@@ -2,7 +2,7 @@
 
     scheduler -> agent    Load Drop   Open Close   Go Gone   Receive Settle
     agent -> agent        Pass (hidden states)     Want Pages (K and V)
-    agent -> scheduler    Ready   Loaded Refused   Done Lost    Moved Stuck    Report
+    agent -> scheduler    Ready   Loaded Refused   Done Lost Verdict    Moved Stuck    Report
     between drivers       Peers Halt   Beat Severed   Denial       (state machines never see these)
 
 A sequence is named together with its *epoch*, which grows whenever it is placed anew: what belongs to an older one is dropped by whoever
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime.stages import Hop, Stage
+from runtime.stages import Hop, RunAhead, Stage
 from runtime.types import ModelSpec, PromptLogprobs, Sampled, SequenceRequest
 
 #: Of these messages; agents and schedulers of different ones refuse each other.
@@ -50,7 +50,7 @@ class Open(Message, frozen=True, tag=True, array_like=True):
 
     `keep[i]`: one that is here already goes on, under the new epoch and path, with the K and V of its first `computed[i]` tokens in the
     layers that it still has here; else it begins anew. `shared[i]`: (other sequence of the same domain on this device, tokens): its first
-    pages are this one's too (BL-32); None for none.
+    pages are this one's too (BL-32); None for none. `ahead[i]`: which hop of it is predicted (BL-25); none at all where it is empty.
     """
 
     epochs: tuple[int, ...]
@@ -60,6 +60,7 @@ class Open(Message, frozen=True, tag=True, array_like=True):
     keep: tuple[bool, ...]
     computed: tuple[int, ...]
     shared: tuple[tuple[str, int] | None, ...]
+    ahead: tuple[RunAhead | None, ...] = ()
 
 
 class Close(Message, frozen=True, tag=True, array_like=True):
@@ -79,7 +80,9 @@ class Go(Message, frozen=True, tag=True, array_like=True):
     """Run these rows from their first hop on, which is on this device: `tokens` (all rows' back to back, `counts` of each) at `starts`.
 
     `sample`: choose a token behind the last one. `generated`: tokens produced so far. `steps`: decode so many tokens before coming back
-    (only where the path has one hop and the agent strides).
+    (only where the path has one hop and the agent strides). `turns`: of rows of sequences that are predicted, growing and even, in the
+    order in which they supersede what began at or behind their start; 0 for all others. `ahead`: whether a row may be predicted. Both are
+    empty where there is none of it.
     """
 
     seqs: tuple[str, ...]
@@ -90,6 +93,8 @@ class Go(Message, frozen=True, tag=True, array_like=True):
     sample: tuple[bool, ...]
     generated: tuple[int, ...]
     steps: tuple[int, ...]
+    turns: tuple[int, ...] = ()
+    ahead: tuple[bool, ...] = ()
 
 
 # -- migration (BL-16) -------------------------------------------------------------------------------------------------
@@ -173,7 +178,10 @@ class Stuck(Message, frozen=True, tag=True, array_like=True):
 
 
 class Pass(Message, frozen=True, tag=True, array_like=True):
-    """Rows for the next hop (`hops[i]` of their paths), their hidden states [counts, width] beside it, one array each."""
+    """Rows for the next hop (`hops[i]` of their paths), their hidden states [counts, width] beside it, one array each.
+
+    `turns`, `ahead`: as in Go. An odd turn is a prediction of the row whose turn is the next number: it is tentative.
+    """
 
     seqs: tuple[str, ...]
     epochs: tuple[int, ...]
@@ -182,6 +190,8 @@ class Pass(Message, frozen=True, tag=True, array_like=True):
     counts: tuple[int, ...]
     sample: tuple[bool, ...]
     generated: tuple[int, ...]
+    turns: tuple[int, ...] = ()
+    ahead: tuple[bool, ...] = ()
 
 
 # -- agent to scheduler ------------------------------------------------------------------------------------------------
@@ -218,6 +228,7 @@ class Done(Message, frozen=True, tag=True, array_like=True):
     """Rows that are through their last hop: K and V of `counts` tokens are written on all their path.
 
     `sampled`: in the order of `seqs`, None where none was asked for; with strides `more[i]` are the tokens before it.
+    `turns`: as in Pass; what comes of an odd one is worth something only together with its Verdict.
     """
 
     device: str
@@ -227,6 +238,21 @@ class Done(Message, frozen=True, tag=True, array_like=True):
     sampled: tuple[Sampled | None, ...]
     prompts: tuple[PromptLogprobs, ...] = ()
     more: tuple[tuple[int, ...], ...] = ()
+    turns: tuple[int, ...] = ()
+
+
+class Verdict(Message, frozen=True, tag=True, array_like=True):
+    """Rows that were predicted and have run: whether the prediction stands, and its least cosine with what it was to be.
+
+    If it does not, the row itself is on its way now, under the same (even) turn.
+    """
+
+    device: str
+    seqs: tuple[str, ...]
+    epochs: tuple[int, ...]
+    turns: tuple[int, ...]
+    stands: tuple[bool, ...]
+    cosines: tuple[float, ...]
 
 
 class Lost(Message, frozen=True, tag=True, array_like=True):
@@ -289,5 +315,5 @@ class Denial(Message, frozen=True, tag=True, array_like=True):
 
 
 ToAgent = Load | Drop | Open | Close | Go | Gone | Receive | Settle | Pass | Want | Pages
-ToScheduler = Ready | Loaded | Refused | Done | Lost | Moved | Stuck | Report
+ToScheduler = Ready | Loaded | Refused | Done | Lost | Verdict | Moved | Stuck | Report
 ToDriver = Peers | Halt | Beat | Severed | Denial

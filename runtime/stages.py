@@ -117,6 +117,38 @@ def devices_of(chain: Chain, path: Path) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Surrogate:
+    """A model that is another one but for components [lo, hi) of it, in whose place it has cheaper ones, [lo, lo + count) (BL-10).
+
+    `nbytes`: of weights that the other one does not have.
+    """
+
+    model: str
+    lo: int
+    hi: int
+    count: int
+    nbytes: int = 0
+
+    def stage(self, hop: Hop) -> Stage | None:
+        """A hop with the cheaper components in it; None if it does not have all that they stand for."""
+        if not (hop.lo <= self.lo and self.hi <= hop.hi):
+            return None
+        return Stage(self.model, hop.lo, hop.hi - (self.hi - self.lo) + self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class RunAhead:
+    """One hop of a sequence's path is predicted (BL-25): `stage` runs before the hop's own.
+
+    `threshold`: the cosine with the hop's own output, of every token, at which a prediction stands; None: only if all bits are the same.
+    """
+
+    hop: int
+    stage: Stage
+    threshold: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Array:
     """Numbers on their way between devices. `data` is bytes-like, in the machine's order; only engines and transports look into it."""
 

@@ -38,8 +38,9 @@ class Early:
         if known is None or known.rows.epochs[0] <= epoch:
             one = slice(at, at + 1)
             row = Pass(
-                rows.seqs[one], rows.epochs[one], rows.hops[one], rows.starts[one], rows.counts[one], rows.sample[one], rows.generated[one]
-            )
+                rows.seqs[one], rows.epochs[one], rows.hops[one], rows.starts[one], rows.counts[one], rows.sample[one], rows.generated[one],
+                rows.turns[one], rows.ahead[one],
+            )  # fmt: skip
             self._rows[seq] = EarlyRow(row, array, now)
 
     def take(self, seq: str, epoch: int) -> EarlyRow | None:

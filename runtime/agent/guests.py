@@ -9,23 +9,44 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.stages import Array, Path
+from runtime.stages import Array, Path, RunAhead
 from runtime.types import SequenceRequest
 
 
 @dataclass(slots=True)
 class Guest:
-    """`keys`: table by the first component of a stage. `output`: tokens it had produced when it was opened."""
+    """`keys`: table by the first component of a stage. `output`: tokens it had produced when it was opened.
+
+    `ahead`: which of its hops is predicted, `shadow` the table of what predicts it, if that is here, `prediction` its latest: turn and
+    hidden states. `turn`, `start`: of the latest row that came; `again`: of the latest that began where another had been.
+    """
 
     request: SequenceRequest
     epoch: int
     path: Path
     output: tuple[int, ...]
     keys: dict[int, str] = field(default_factory=dict)
+    ahead: RunAhead | None = None
+    shadow: str | None = None
+    prediction: tuple[int, Array] | None = None
+    turn: int = 0
+    start: int = 0
+    again: tuple[int, int] = (0, 0)
 
     @property
     def seq(self) -> str:
         return self.request.seq
+
+    def comes(self, turn: int, start: int) -> None:
+        """A row has come. One that begins where, or before where, another began supersedes that."""
+        if turn > self.turn:
+            if start <= self.start:
+                self.again = turn, start
+            self.turn, self.start = turn, start
+
+    def superseded(self, turn: int, start: int) -> bool:
+        """Whether a row is not to be run any more: a later one begins at or before it."""
+        return turn < self.again[0] and start >= self.again[1]
 
 
 @dataclass(slots=True)
@@ -33,7 +54,8 @@ class Waiting:
     """A row before, or in, a step: `tokens` of a sequence from `start` on. `name`: of its table. `holds`: K and V of it are here already.
 
     `ids`: the tokens where the stage begins with the embedding, else None and `array` has the hidden states. `steps`: tokens to decode.
-    `move`: which migration recomputes by it, 0 for the rows of sequences.
+    `move`: which migration recomputes by it, 0 for the rows of sequences. `turn`, `ahead`: as in messages. `shadow`: it runs the
+    surrogate.
     """
 
     guest: Guest
@@ -51,6 +73,9 @@ class Waiting:
     since: int
     holds: bool
     move: int = 0
+    turn: int = 0
+    ahead: bool = False
+    shadow: bool = False
 
     @property
     def work(self) -> int:

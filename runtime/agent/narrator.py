@@ -68,6 +68,11 @@ class Narrator:
         nbytes = None if last is None else last.nbytes
         self._sink.emit(TraceEvent(now, event, request.request, request.seq, dev=target, bytes=nbytes, cause="BL-16", extra=extra))
 
+    def speculation(self, now: int, event: str, request: SequenceRequest, device: str, tokens: int, where: dict[str, Any]) -> None:
+        """A hop of a sequence may be predicted, is compared, or counts as predicted well or badly."""
+        if self._sink is not None:
+            self._sink.emit(TraceEvent(now, event, request.request, request.seq, dev=device, n=tokens, cause="BL-25", extra=where))
+
     def model(self, now: int, event: str, spec: ModelSpec) -> None:
         if self._sink is not None:
             self._sink.emit(TraceEvent(now, event, dev=self._device, extra={"model": spec.name}))

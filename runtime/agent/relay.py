@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from runtime.agent.ahead import Ahead, Alike, Judged, all_or_nothing
 from runtime.agent.answers import sampled_by_seq
 from runtime.agent.commands import (
     SCHEDULER,
@@ -71,10 +72,12 @@ class Relay:
         device: its name in paths.
         page_capacity: pages of the device.
         config: limits of a step, patience.
+        alike: how predictions are compared (BL-25).
     """
 
-    def __init__(self, device: str, page_capacity: int, config: RelayConfig) -> None:
+    def __init__(self, device: str, page_capacity: int, config: RelayConfig, alike: Alike = all_or_nothing) -> None:
         self.device = device
+        self._alike = alike
         self._config = config
         self._tables = Tables(page_capacity)
         self._guests: dict[str, Guest] = {}
@@ -86,12 +89,13 @@ class Relay:
         self._limits: dict[str, int] = {}
         self._returns = Returns(config.slack)
         self._early = Early()
+        self._ahead = Ahead(device, self._tables)
         self._steps = self._busy = self._tokens = 0
 
     @property
     def busy(self) -> bool:
         """Whether a step is under way or rows wait for one."""
-        return self._step is not None or bool(self._queue)
+        return self._step is not None or bool(self._queue) or bool(self._ahead.queue)
 
     def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
         """Take a message or an event. What is stale is dropped; what cannot be done is answered. Raises TypeError for others' messages."""
@@ -143,6 +147,8 @@ class Relay:
             prompts.setdefault(scores.seq, []).append(scores)
         through: list[Waiting] = []
         onward: dict[str, list[Waiting]] = {}
+        arrays: dict[str, list[Array]] = {}
+        judged = Judged(self.device, self._alike)
         out: list[RelayCommand] = []
         for each in rows:
             if each.move:
@@ -153,17 +159,26 @@ class Relay:
             if not self._stands(each):
                 continue
             if each.hop + 1 < len(each.guest.path):
-                onward.setdefault(each.guest.path[each.hop + 1].device, []).append(each)
-                self._returns.leaves(each, now)
+                going: Waiting | None = each
+                if each.shadow:
+                    going = self._ahead.predicted(each, result.outputs[each.name], self._queue)
+                elif each.turn and judged.judge(each, result.outputs[each.name]):
+                    going = None
+                if going is not None:
+                    device = each.guest.path[each.hop + 1].device
+                    onward.setdefault(device, []).append(going)
+                    arrays.setdefault(device, []).append(result.outputs[each.name])
+                if not each.shadow:
+                    self._returns.leaves(each, now)
             else:
                 through.append(each)
                 self._returns.leaves(each, now)
         self._tables.settle()
         for device, passed in onward.items():
-            out.append(Send(device, _pass_of(passed), tuple(result.outputs[each.name] for each in passed)))
+            out.append(Send(device, _pass_of(passed), tuple(arrays[device])))
         if through:
             out.append(Send(SCHEDULER, self._done(through, sampled, prompts)))
-        return out
+        return out + judged.told()
 
     def fail_step(self, reason: str, now: int) -> list[RelayCommand]:
         """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets their tables."""
@@ -174,7 +189,8 @@ class Relay:
         out: list[RelayCommand] = []
         for each in rows:
             out += self._moves.failed(each, reason) if each.move else []
-        return out + self._lost([each for each in rows if not each.move], reason, retry=False)
+        self._ahead.failed([each for each in rows if each.shadow])
+        return out + self._lost([each for each in rows if not each.move and not each.shadow], reason, retry=False)
 
     def starved(self, now: int) -> list[RelayCommand]:
         """Rows that have waited too long for pages are lost here. To be called now and then."""
@@ -198,6 +214,7 @@ class Relay:
     def check(self) -> None:
         """Verify that tables and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every event."""
         held = {key for guest in self._guests.values() for key in guest.keys.values()} | self._moves.keys()
+        held |= {guest.shadow for guest in self._guests.values() if guest.shadow is not None}
         self._tables.check(held)
 
     # -- inside: sequences ---------------------------------------------------------------------------------------------
@@ -209,9 +226,11 @@ class Relay:
             known = self._guests.get(request.seq)
             if known is not None and known.epoch >= epoch:
                 continue
-            guest = Guest(request, epoch, message.paths[at], message.outputs[at])
+            guest = Guest(request, epoch, message.paths[at], message.outputs[at], ahead=message.ahead[at] if message.ahead else None)
             self._guests[guest.seq] = guest
             if message.keep[at]:
+                if known is not None:
+                    self._ahead.closed(known)
                 seated = self._reseat(guest, known, message.computed[at])
             else:
                 if known is not None:
@@ -220,7 +239,9 @@ class Relay:
             if not seated:
                 self._forget(guest)
                 refused.append((request.seq, epoch))
-            elif (early := self._early.take(request.seq, epoch)) is not None:
+                continue
+            self._ahead.opened(guest, self._stages)
+            if (early := self._early.take(request.seq, epoch)) is not None:
                 self._take(early.rows, (early.array,), now)
         if not refused:
             return []
@@ -272,6 +293,7 @@ class Relay:
         self._let_go(guest)
 
     def _let_go(self, guest: Guest) -> None:
+        self._ahead.closed(guest)
         for key in guest.keys.values():
             self._tables.release(key)
             self._returns.gone(key)
@@ -281,8 +303,8 @@ class Relay:
     def _go(self, go: Go, now: int) -> None:
         at = 0
         guests, append = self._guests, self._queue.append
-        for seq, epoch, start, count, sample, generated, steps in zip(
-            go.seqs, go.epochs, go.starts, go.counts, go.sample, go.generated, go.steps, strict=True
+        for place, (seq, epoch, start, count, sample, generated, steps) in enumerate(
+            zip(go.seqs, go.epochs, go.starts, go.counts, go.sample, go.generated, go.steps, strict=True)
         ):
             tokens = go.tokens[at : at + count]
             at += count
@@ -293,6 +315,8 @@ class Relay:
                 stage = f"{guest.request.model}[{hop.lo}:{hop.hi}]"
                 name = guest.keys[hop.lo]
                 append(Waiting(guest, epoch, 0, name, stage, start, count, tokens, None, sample, generated, steps, now, start > 0))
+                if go.turns and go.turns[place]:
+                    self._numbered(go.turns[place], go.ahead[place])
 
     def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
         if len(arrays) != len(rows.seqs):
@@ -327,27 +351,52 @@ class Relay:
                     rows.starts[at] > 0,
                 )
             )
+            if rows.turns and rows.turns[at]:
+                self._numbered(rows.turns[at], rows.ahead[at])
+
+    def _numbered(self, turn: int, ahead: bool) -> None:
+        """The row that has just joined the queue has a turn: what it supersedes will not run, and perhaps it is predicted."""
+        row = self._queue[-1]
+        row.turn, row.ahead = turn, ahead
+        row.guest.comes(turn, row.start)
+        self._ahead.comes(row)
 
     def _choose(self, now: int) -> list[Waiting]:
-        """The rows of the next step, with pages for what they write; the others stay. Rows of what has gone meanwhile are dropped."""
+        """The rows of the next step; the others stay. Rows of what has gone meanwhile are dropped. What predicts comes first."""
+        if self._ahead.queue:
+            chosen = self._pick(self._ahead.due(self._queue, self._stands), now)
+            self._ahead.taken(chosen)
+            if chosen:
+                return chosen
         waiting = [each for each in self._queue if self._stands(each)]
+        chosen = self._pick(waiting, now)
+        taken = set(map(id, chosen))
+        self._queue = [each for each in waiting if id(each) not in taken]
+        return chosen
+
+    def _pick(self, waiting: Sequence[Waiting], now: int) -> list[Waiting]:
+        """Those of these rows that run now, with pages for what they write."""
         if not waiting:
-            self._queue.clear()
             return []
         limits = HopLimits(self._config.token_budget, self._config.max_rows, self._config.patience_ms * 1_000_000)
         decision = decide(waiting, self._returns.expected(), Blocks(self._blocks, self._limits), limits, now)
-        chosen = [each for each in (waiting[place] for place in decision.rows) if self._tables.grow(each.name, each.work)]
+        rows = [waiting[place] for place in decision.rows]
+        for each in rows:
+            if each.turn:
+                self._tables.rewind(each.name, each.start)
+        chosen = [each for each in rows if self._tables.grow(each.name, each.work)]
         for each in chosen:
             self._tables.write(each.name)
-        taken = set(map(id, chosen))
-        self._queue = [each for each in waiting if id(each) not in taken]
         return chosen
 
     def _stands(self, each: Waiting) -> bool:
         """Whether a row's sequence, or its move, is as it was when the row came."""
         if each.move:
             return self._tables.has(each.name)
-        return self._guests.get(each.guest.seq) is each.guest and each.guest.epoch == each.epoch
+        guest = each.guest
+        if self._guests.get(guest.seq) is not guest or guest.epoch != each.epoch:
+            return False
+        return not each.turn or not guest.superseded(each.turn, each.start)
 
     def _row(self, each: Waiting, opened: list[Opened]) -> Row:
         if self._tables.introduce(each.name):
@@ -419,6 +468,7 @@ class Relay:
             tuple(each.work for each in rows),
             tuple(_own(sampled.get(each.name), each.guest.seq) for each in rows),
             scores,
+            turns=_turns(rows),
         )
 
 
@@ -452,4 +502,11 @@ def _pass_of(rows: Sequence[Waiting]) -> Pass:
         tuple(each.tokens for each in rows),
         tuple(each.sample for each in rows),
         tuple(each.generated for each in rows),
+        _turns(rows),
+        tuple(each.ahead for each in rows) if _turns(rows) else (),
     )
+
+
+def _turns(rows: Sequence[Waiting]) -> tuple[int, ...]:
+    turns = tuple(each.turn for each in rows)
+    return turns if any(turns) else ()

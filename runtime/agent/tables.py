@@ -104,6 +104,11 @@ class Tables:
     def fill(self, key: str, tokens: int) -> None:
         self.book.fill(key, tokens)
 
+    def rewind(self, key: str, tokens: int) -> None:
+        """What lies behind so many tokens is about to be written again."""
+        if self.book.tokens_of(key) > tokens:
+            self.book.rewind(key, tokens)
+
     def release(self, key: str) -> None:
         """Forget a table: now, or when the step that writes it is over."""
         if key in self._writing:

@@ -18,7 +18,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from runtime.messages import PROTOCOL, Close, Done, Go, Load, Lost, Message, Open, Pages, Pass, ToAgent, ToDriver, ToScheduler
+from runtime.messages import (
+    PROTOCOL, Close, Done, Go, Load, Lost, Message, Open, Pages, Pass, ToAgent, ToDriver, ToScheduler, Verdict,
+)  # fmt: skip
 from runtime.stages import Array
 
 #: What bytes may be said to be: bytes of each element.
@@ -159,15 +161,31 @@ _COLUMNS: dict[type[Message], tuple[str, ...]] = {
     Pass: ("seqs", "epochs", "hops", "starts", "counts", "sample", "generated"),
     Done: ("seqs", "epochs", "counts", "sampled"),
     Lost: ("seqs", "epochs"),
+    Verdict: ("seqs", "epochs", "turns", "stands", "cosines"),
+}
+#: Columns that are as long as the first one of their message, or empty.
+_PERHAPS: dict[type[Message], tuple[str, ...]] = {
+    Open: ("ahead",),
+    Go: ("turns", "ahead"),
+    Pass: ("turns", "ahead"),
+    Done: ("more", "turns"),
 }
 #: Columns of numbers from 0 on.
-_NATURAL = {Open: ("computed",), Go: ("starts", "counts", "generated", "steps"), Pass: ("hops", "starts", "counts", "generated")}
+_NATURAL = {
+    Open: ("computed",),
+    Go: ("starts", "counts", "generated", "steps", "turns"),
+    Pass: ("hops", "starts", "counts", "generated", "turns"),
+    Done: ("turns",),
+    Verdict: ("turns",),
+}
 
 
 def _check(message: Message, arrays: Sequence[Array]) -> None:
     """Raises WireError for a message that contradicts itself or what is beside it."""
     kind = type(message)
     if len({len(getattr(message, name)) for name in _COLUMNS.get(kind, ())}) > 1:
+        raise WireError(f"columns of a {kind.__name__} differ in length")
+    if any(len(getattr(message, name)) not in (0, len(message.epochs)) for name in _PERHAPS.get(kind, ())):  # type: ignore[attr-defined]
         raise WireError(f"columns of a {kind.__name__} differ in length")
     if any(number < 0 for name in _NATURAL.get(kind, ()) for number in getattr(message, name)):
         raise WireError(f"a {kind.__name__} with negative numbers")
@@ -197,8 +215,4 @@ def _pages(message: Pages, arrays: Sequence[Array]) -> bool:
     return len(arrays) == 1 and arrays[0].dtype == "uint8" and len(arrays[0].shape) == 2
 
 
-def _done(message: Done, arrays: Sequence[Array]) -> bool:
-    return not arrays and len(message.more) in (0, len(message.seqs))
-
-
-_CHECKS: dict[type[Message], Callable[..., bool]] = {Go: _go, Pass: _pass, Pages: _pages, Done: _done}
+_CHECKS: dict[type[Message], Callable[..., bool]] = {Go: _go, Pass: _pass, Pages: _pages}

@@ -11,7 +11,7 @@ value mod vocab_size, moved on from ends that `min_tokens` forbids as the fake e
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from runtime.engine.fake import allowed, alternatives, ends_of
@@ -24,16 +24,19 @@ PRIME = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A component. Equal ones are shared, whichever models they are in."""
+    """A component. Equal ones are shared, whichever models they are in. `misses`: it is a cheaper stand-in, wrong by one wherever its
+    value is a multiple of this; 0 for the others."""
 
     seed: int
     attends: bool = False
     nbytes: int = 1000
+    misses: int = 0
 
     def maps(self, x: int, position: int, attended: int) -> int:
         """Its value for a token; `attended`: the sum over all up to it, 0 where it does not attend."""
         s = self.seed
-        return ((2 * s + 3) * x + 5 * s + 7 + (11 * s + 13) * position + attended) % PRIME
+        value = ((2 * s + 3) * x + 5 * s + 7 + (11 * s + 13) * position + attended) % PRIME
+        return value + 1 if self.misses and value % self.misses == 0 else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,13 @@ def counting_model(name: str, parts: str, *, page_tokens: int = 4, vocab_size: i
     values: dict[str, object] = dict(max_model_len=64, page_tokens=page_tokens, vocab_size=vocab_size)
     spec = ModelSpec(name, kv_layers=sum(part.attends for part in made), **(values | others))  # type: ignore[arg-type]
     return CountingModel(spec, made)
+
+
+def surrogate_of(model: CountingModel, name: str, part: int, misses: int) -> CountingModel:
+    """The model with a cheaper stand-in in place of one part."""
+    parts = list(model.parts)
+    parts[part] = replace(parts[part], misses=misses)
+    return CountingModel(replace(model.spec, name=name), tuple(parts))
 
 
 def expected(model: CountingModel, prompt: Iterable[int], sampling: SamplingParams) -> list[int]:

@@ -47,6 +47,7 @@ class CountingEngine:
         models: those it can load stages of.
         page_capacity, page_bytes: of the device; bytes of K and V together, a multiple of 16.
         fail_at: steps that raise FakeFault, behind learning what was opened.
+        rewrites: whether rows may go back and write again what was tentative (BL-25).
     """
 
     def __init__(
@@ -59,11 +60,13 @@ class CountingEngine:
         alpha: int = 1_000_000,
         beta: int = 10_000,
         fail_at: Iterable[int] = (),
+        rewrites: bool = False,
         pace: Callable[[int], None] | None = None,
     ) -> None:
         self._models = {model.spec.name: model for model in models}
         self._device, self._capacity, self._page_bytes = device, page_capacity, page_bytes
         self._alpha, self._beta, self._fail_at, self._pace = alpha, beta, frozenset(fail_at), pace
+        self._rewrites = rewrites
         self._pool = bytearray(page_capacity * page_bytes)
         self._words = memoryview(self._pool).cast("q")
         self._stages: dict[str, Stage] = {}
@@ -205,6 +208,8 @@ class CountingEngine:
 
     def _follows(self, row: Row, held: _Held) -> bool:
         """Whether a row goes on where its sequence is: behind what has run, or behind what others have put into its pages since."""
+        if self._rewrites and row.start < held.computed:
+            return True
         if row.start <= held.computed or not held.spec.kv_layers:
             return row.start == held.computed or not held.spec.kv_layers
         return all(page in self._brought for group in held.groups[held.computed // held.spec.page_tokens :] for page in group)

@@ -41,9 +41,9 @@ class PageState(IntEnum):
 _NEXT: Mapping[int, frozenset[PageState]] = {
     PageState.FREE: frozenset({PageState.RESERVED}),
     PageState.RESERVED: frozenset({PageState.FILLING, PageState.RESIDENT, PageState.FREE}),
-    PageState.FILLING: frozenset({PageState.RESIDENT, PageState.FREE}),
-    # Filling again: the last tokens were written by a row that did not come through, and are forgotten.
-    PageState.RESIDENT: frozenset({PageState.FILLING, PageState.FREE}),
+    PageState.FILLING: frozenset({PageState.RESIDENT, PageState.RESERVED, PageState.FREE}),
+    # Filling again, or as if nothing were written: the last tokens were written by a row that did not come through, and are forgotten.
+    PageState.RESIDENT: frozenset({PageState.FILLING, PageState.RESERVED, PageState.FREE}),
 }
 
 _COUNTED_AS: Mapping[PageState, str] = {
@@ -83,7 +83,7 @@ class _Table:
 
 
 class PageBook:
-    """The pages of one device. Verbs: `open`, `share`, `extend`, `fill`, `release`; each is complete or changes nothing."""
+    """The pages of one device. Verbs: `open`, `share`, `extend`, `fill`, `rewind`, `release`; each is complete or changes nothing."""
 
     def __init__(self, capacity: int) -> None:
         """`capacity`: pages of the device, numbered from 0. Raises ValueError unless positive."""
@@ -212,6 +212,22 @@ class PageBook:
             full = (index + 1) * width <= after
             self._move(table.groups[index], PageState.RESIDENT if full else PageState.FILLING)
         table.tokens = after
+
+    def rewind(self, seq: str, tokens: int) -> None:
+        """Forget what lies behind the first `tokens` tokens: it will be written again. The groups stay (UN-13's roll-back).
+
+        Raises ValueError, and changes nothing, if fewer are written, or another table has pages of these, too.
+        """
+        table = self._tables[seq]
+        width = table.spec.page_tokens
+        groups = table.groups[tokens // width : groups_for(table.spec, table.tokens)]
+        if not 0 <= tokens <= table.tokens or any(self._refs[page] != 1 for group in groups for page in group):
+            raise ValueError(f"sequence {seq}: what lies behind {tokens} of {table.tokens} tokens cannot be forgotten")
+        if tokens == table.tokens:
+            return
+        for at, group in enumerate(groups):
+            self._move(group, PageState.RESERVED if at or not tokens % width else PageState.FILLING)
+        table.tokens = tokens
 
     def release(self, seq: str) -> int:
         """Forget a sequence; its pages that no other table holds are free again. Returns how many that were.

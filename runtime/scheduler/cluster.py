@@ -13,13 +13,14 @@ going), `fleet` (devices), `handover` (sequences that change a device), `provisi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from runtime.agent.commands import Abort, Arrive, Down, SchedulerCommand, SchedulerEvent, Tick
 from runtime.agent.narrator import Narrator
 from runtime.agent.state import AgentState, block_loads, model_loads
 from runtime.config import ClusterConfig
-from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck
+from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict
 from runtime.scheduler.admission import Admission
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.fleet import Fleet
@@ -28,8 +29,9 @@ from runtime.scheduler.members import Member
 from runtime.scheduler.provision import Provision
 from runtime.scheduler.rows import Rows
 from runtime.scheduler.seating import Seating
+from runtime.scheduler.speculation import Speculation
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Block, Chain
+from runtime.stages import Block, Chain, Surrogate
 from runtime.trace import TraceSink
 from runtime.types import ModelSpec, PageCounts
 
@@ -42,14 +44,20 @@ class Scheduler:
         blocks: all blocks of these chains.
         config: see there.
         trace: where events go.
+        surrogates: by model, cheaper stand-ins of parts of it (BL-25).
     """
 
-    def __init__(self, chains: Iterable[Chain], blocks: Iterable[Block], config: ClusterConfig, trace: TraceSink | None = None) -> None:
+    def __init__(
+        self, chains: Iterable[Chain], blocks: Iterable[Block], config: ClusterConfig, trace: TraceSink | None = None,
+        surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}),
+    ) -> None:  # fmt: skip
         devices = Devices()
         provision = Provision(blocks, config, devices)
         self._state = ClusterState(config, {chain.model: chain for chain in chains}, devices, provision, Narrator(trace, "scheduler"))
         self._seating = Seating(self._state)
-        self._rows = Rows(self._state, self._seating)
+        self.speculation = Speculation(self._state, surrogates)
+        self._seating.predict = self.speculation.plan
+        self._rows = Rows(self._state, self._seating, self.speculation)
         self._admission = Admission(self._state, self._seating)
         self.handovers = Handovers(self._state, self._seating)
         self._fleet = Fleet(self._state, self._seating, self._admission, self.handovers)
@@ -82,8 +90,10 @@ class Scheduler:
                 self.handovers.stuck(event, now)
             case Report():
                 self._fleet.report(event)
+            case Verdict():
+                self._rows.judged(event, now)
             case Tick():
-                pass
+                self.speculation.review()
             case _:
                 raise TypeError(f"{type(event).__name__} is not for schedulers")
         return self._settle(now)

@@ -6,10 +6,11 @@ placed anew. Its prompt and output are the truth: whatever dies, it can be run a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from runtime.agent.sequences import LiveSequence
-from runtime.stages import Chain, Path
+from runtime.scheduler.tries import Tries
+from runtime.stages import Chain, Path, RunAhead
 from runtime.types import ModelSpec
 
 #: The chain of nobody.
@@ -35,7 +36,7 @@ class Member(LiveSequence):
     `most`: tokens that it gets at most on this path; `ends`: those that end it. `passes`: what goes along its path is counted there.
 
     `flying`: a row of it is under way. `doomed`: to be preempted when that is back. `move`: the migration it is in, 0 for none;
-    `held`: no rows are issued, for its last stage.
+    `held`: no rows are issued, for its last stage. `ahead`: the hop that is predicted; `tries`: its rows then; `turn`: of the latest.
     """
 
     chain: Chain = NOWHERE
@@ -52,14 +53,20 @@ class Member(LiveSequence):
     held: bool = False
     move: int = 0
     devices: frozenset[str] = frozenset()
+    ahead: RunAhead | None = None
+    tries: Tries = field(default_factory=Tries)
+    turn: int = 0
 
     def first(self, upto: int) -> tuple[int, ...]:
         """The first tokens of its prompt and output."""
         return (*self.request.prompt, *self.output)[:upto]
 
     def seated(self, passes: Passes, weights: tuple[tuple[str, int], ...], spec: ModelSpec) -> None:
-        """It runs there from now on, under a new epoch. `spec`: its model, with a context that this path can hold."""
+        """It runs there from now on, under a new epoch; nothing is predicted (yet). `spec`: its model, with a context that this path can
+        hold."""
         self.epoch += 1
+        self.ahead = None
+        self.tries.clear()
         self.passes, self.path, self.spec = passes, passes.path, spec
         sampling = self.request.sampling
         self.most = min(sampling.max_tokens, spec.max_model_len - len(self.request.prompt))
@@ -71,14 +78,31 @@ class Member(LiveSequence):
         """So many page groups are taken for it on each device."""
         self.groups, self.room = groups, groups * self.spec.page_tokens
 
+    def predicted(self, ahead: RunAhead, device: str, pages: int) -> None:
+        """A hop of it is predicted; of a group the stand-in takes so many more pages there."""
+        self.ahead = ahead
+        more = dict(self.weights)
+        more[device] = more.get(device, 0) + pages
+        self.weights = tuple((name, count) for name, count in more.items() if count)
+
     def bereft(self, device: str) -> None:
         """A device of its path has died, with what it held; another takes its place soon."""
         self.devices -= {device}
+        self.tries.clear()
         self.weights = tuple((name, pages) for name, pages in self.weights if name != device)
+
+    def would_end(self, token: int) -> bool:
+        """Whether this token would be its last one."""
+        self.output.append(token)
+        ends = self.finish() is not None
+        self.output.pop()
+        return ends
 
     def unseated(self) -> None:
         """It runs nowhere."""
         self.path, self.weights, self.devices = (), (), frozenset()
         self.holds(0)
         self.flying = self.doomed = self.held = False
+        self.ahead = None
+        self.tries.clear()
         self.move = 0

@@ -12,7 +12,8 @@ from typing import Protocol
 from runtime.agent.commands import Emit, Replace, SchedulerCommand, Send
 from runtime.messages import Close, Drop, Go, Load, Message, Open
 from runtime.scheduler.members import Member
-from runtime.stages import Path, Stage
+from runtime.scheduler.tries import Try
+from runtime.stages import Path, RunAhead, Stage
 from runtime.types import SequenceRequest, TokenEvent
 
 
@@ -22,14 +23,18 @@ class _Batch(Protocol):
 
 @dataclass(slots=True)
 class _Rows:
-    """The rows of a Go, each as a tuple of its columns: sequence, epoch, start, count, sample, generated, steps; and its tokens."""
+    """The rows of a Go, each as a tuple of its columns: sequence, epoch, start, count, sample, generated, steps, turn, ahead; and its
+    tokens."""
 
-    rows: list[tuple[str, int, int, int, bool, int, int]] = field(default_factory=list)
+    rows: list[tuple[str, int, int, int, bool, int, int, int, bool]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
 
     def message(self) -> Go:
-        seqs, epochs, starts, counts, sample, generated, steps = zip(*self.rows, strict=True)
-        return Go(seqs, epochs, starts, counts, tuple(self.tokens), sample, generated, steps)
+        seqs, epochs, starts, counts, sample, generated, steps, turns, ahead = zip(*self.rows, strict=True)
+        tokens = tuple(self.tokens)
+        if not any(turns):
+            return Go(seqs, epochs, starts, counts, tokens, sample, generated, steps)
+        return Go(seqs, epochs, starts, counts, tokens, sample, generated, steps, turns, ahead)
 
 
 @dataclass(slots=True)
@@ -41,11 +46,12 @@ class _Opens:
     keep: list[bool] = field(default_factory=list)
     computed: list[int] = field(default_factory=list)
     shared: list[tuple[str, int] | None] = field(default_factory=list)
+    ahead: list[RunAhead | None] = field(default_factory=list)
 
     def message(self) -> Open:
         return Open(
             tuple(self.epochs), tuple(self.requests), tuple(self.outputs), tuple(self.paths), tuple(self.keep), tuple(self.computed),
-            tuple(self.shared),
+            tuple(self.shared), tuple(self.ahead) if any(self.ahead) else (),
         )  # fmt: skip
 
 
@@ -100,15 +106,23 @@ class Outbox:
         last.keep.append(keep)
         last.computed.append(member.computed)
         last.shared.append(shared)
+        last.ahead.append(member.ahead)
 
-    def go(self, member: Member, tokens: tuple[int, ...], steps: int, sample: bool) -> None:
-        """The next tokens of a sequence, from its first hop on."""
+    def go(self, member: Member, tokens: tuple[int, ...], steps: int, sample: bool, one: Try | None = None) -> None:
+        """The next tokens of a sequence, from its first hop on. `one`: the row, where it has a turn; from a guess it is the row behind the
+        next one."""
         batches = self._devices.get(member.path[0].device)
         rows = batches[-1] if batches else None
         if not isinstance(rows, _Rows):
             rows = _Rows()
             self._devices.setdefault(member.path[0].device, []).append(rows)
-        rows.rows.append((member.request.seq, member.epoch, member.computed, len(tokens), sample, len(member.output), steps))
+        seq, start, made = member.request.seq, member.computed, len(member.output)
+        if one is None:
+            rows.rows.append((seq, member.epoch, start, len(tokens), sample, made, steps, 0, False))
+        elif one.guess is None:
+            rows.rows.append((seq, member.epoch, start, len(tokens), sample, made, steps, one.turn, one.started))
+        else:
+            rows.rows.append((seq, member.epoch, member.tokens, len(tokens), sample, made + 1, steps, one.turn, one.started))
         rows.tokens.extend(tokens)
 
     def replace(self, device: str) -> None:

@@ -1,23 +1,26 @@
 """Rows of running sequences: what comes back becomes tokens, and the next row goes out, with pages for it on all its path.
 
-Contract: at most one row of a sequence is under way. Short of pages whoever is last in rank gives way, one that is under way once it is
+Contract: at most one row of a sequence is under way, but for predicted ones (`scheduler.tries`). Short of pages whoever is last in rank gives way, one that is under way once it is
 back; the first in rank always goes on. Sequences that find no pages are `starved` until some are given back.
 """
 
 from __future__ import annotations
 
 from runtime.kv.pages import groups_for
-from runtime.messages import Done, Lost
+from runtime.messages import Done, Lost, Verdict
 from runtime.scheduler.members import Member
 from runtime.scheduler.seating import Seating
+from runtime.scheduler.speculation import Speculation
 from runtime.scheduler.state import ClusterState
+from runtime.scheduler.tries import Result, Try
 from runtime.types import FinishReason, PromptLogprobs, Sampled, TokenEvent
 
 
 class Rows:
-    def __init__(self, state: ClusterState, seating: Seating) -> None:
+    def __init__(self, state: ClusterState, seating: Seating, speculation: Speculation) -> None:
         self._state = state
         self._seating = seating
+        self._speculation = speculation
 
     # -- what comes back -----------------------------------------------------------------------------------------------
 
@@ -27,9 +30,13 @@ class Rows:
         for part in done.prompts:
             scores[part.seq] = (*scores.get(part.seq, ()), part)
         running, ready = self._state.running, self._state.ready
-        for seq, epoch, count, sampled in zip(done.seqs, done.epochs, done.counts, done.sampled, strict=True):
+        for at, (seq, epoch, count, sampled) in enumerate(zip(done.seqs, done.epochs, done.counts, done.sampled, strict=True)):
             member = running.get(seq)
             if member is None or member.epoch != epoch or not member.flying:
+                continue
+            if member.ahead is not None:
+                member.tries.back(done.turns[at] if done.turns else 0, Result(sampled, scores.get(seq, ())))
+                self._advance_predicted(member, now)
                 continue
             member.flying = False
             if sampled is not None and count == 1 and member.phase == "decode":
@@ -38,6 +45,14 @@ class Rows:
                 self._advance(member, count, sampled, scores.get(seq, ()), now)
             if member.path:
                 ready.append(member)
+
+    def judged(self, verdict: Verdict, now: int) -> None:
+        """Predictions have been compared with what they were to be."""
+        for at, (seq, epoch, turn) in enumerate(zip(verdict.seqs, verdict.epochs, verdict.turns, strict=True)):
+            member = self._state.running.get(seq)
+            if member is not None and member.epoch == epoch and (one := member.tries.judged(turn, verdict.stands[at])) is not None:
+                self._speculation.verified(now, member, one, verdict.cosines[at])
+                self._advance_predicted(member, now)
 
     def lost(self, lost: Lost, now: int) -> None:
         """Rows that did not come through: sequences run again, or end with the error of their step."""
@@ -50,6 +65,43 @@ class Rows:
             else:
                 self._state.tally.failed_steps += 1
                 self._seating.end(member, "error", now, lost.reason)
+
+    def _advance_predicted(self, member: Member, now: int) -> None:
+        """Take what counts by now of a sequence that is predicted, and send the row behind it from the guess, if there is one."""
+        while member.tries and (result := member.tries.first.result) is not None:
+            one = member.tries.pop()
+            self._speculation.decided(now, member, one)
+            member.flying = len(member.tries) > 0
+            self._advance(member, one.count, result.sampled, result.scores, now)
+            if member.seq not in self._state.running:
+                return
+            if not member.flying:
+                self._state.ready.append(member)
+                return
+            if member.doomed:
+                self._seating.preempt(member, now)
+                return
+            if member.tries.first.guess != member.output[-1]:
+                # At once, whatever holds it: what began from the wrong token is superseded by this, wherever it is (its pages are taken).
+                member.tries.clear()
+                self._speculation.redone()
+                self._issue(member, now)
+        self._guess(member, now)
+
+    def _guess(self, member: Member, now: int) -> None:
+        """Send the row behind the one under way, from the token that was predicted; pages for it must be free."""
+        if len(member.tries) != 1 or member.held or member.doomed or member.move:
+            return
+        tentative = member.tries.first.tentative
+        if tentative is None or tentative.sampled is None or member.would_end(tentative.sampled.token):
+            return
+        devices, more = self._state.devices, max(0, groups_for(member.spec, member.tokens + 1) - member.groups)
+        if any(devices[name].free < pages * more for name, pages in member.weights):
+            return
+        devices.take(member.weights, more)
+        member.holds(member.groups + more)
+        member.passes.tokens += 1
+        self._send_predicted(member, (tentative.sampled.token,), True, tentative.sampled.token, now)
 
     def _advance(self, member: Member, count: int, sampled: Sampled | None, scores: tuple[PromptLogprobs, ...], now: int) -> None:
         """K and V of a row are written; its token, if one was sampled, joins the output."""
@@ -140,10 +192,23 @@ class Rows:
         member.flying = True
         member.passes.tokens += count + steps - 1
         if member.phase == "decode":
-            state.out.go(member, (member.output[-1],), steps, True)
+            tokens, sample = (member.output[-1],), True
         else:
-            state.out.go(member, member.span(count), steps, member.computed + count == member.tokens and member.samples)
+            tokens, sample = member.span(count), member.computed + count == member.tokens and member.samples
+        if member.ahead is None:
+            state.out.go(member, tokens, steps, sample)
+        else:
+            self._send_predicted(member, tokens, sample, None, now)
         return True
+
+    def _send_predicted(self, member: Member, tokens: tuple[int, ...], sample: bool, guess: int | None, now: int) -> None:
+        member.turn += 2
+        # Where it has to be exact only a token is worth a guess; and what moves is not predicted (UN-13).
+        started = member.move == 0 and (sample or (member.ahead is not None and member.ahead.threshold is not None))
+        one = Try(member.turn, len(tokens), started, guess)
+        member.tries.add(one)
+        self._speculation.started(now, member, one)
+        self._state.out.go(member, tokens, 1, sample, one)
 
     def _stride(self, member: Member) -> int:
         stride = self._state.config.stride

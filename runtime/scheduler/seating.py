@@ -14,17 +14,19 @@ from dataclasses import replace
 from runtime.agent.events import end_event, refusal_event
 from runtime.kv.pages import groups_for
 from runtime.scheduler.members import Member
+from runtime.scheduler.speculation import Planned
 from runtime.scheduler.state import ClusterState
 from runtime.stages import Path
 from runtime.types import FinishReason, ModelSpec, SequenceRequest
 
 
 class Seating:
-    """`on_leaving`: called with whoever leaves its devices, before it has."""
+    """`on_leaving`: called with whoever leaves its devices, before it has. `predict`: what is predicted of a sequence along a path."""
 
     def __init__(self, state: ClusterState) -> None:
         self._state = state
         self.on_leaving: Callable[[Member], None] = lambda member: None
+        self.predict: Callable[[Member, Path], Planned | None] = lambda member, path: None
 
     def refuse(self, request: SequenceRequest, why: str, now: int) -> None:
         self._state.tally.finished["error"] += 1
@@ -37,6 +39,9 @@ class Seating:
         state.waiting.remove(member)
         state.running[member.seq] = member
         self._put(member, path)
+        planned = self.predict(member, path)
+        if planned is not None:
+            member.predicted(planned.ahead, planned.device, planned.pages)
         member.holds(groups_for(member.spec, member.tokens))
         state.devices.take(member.weights, member.groups)
         for name in sorted(member.devices):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from blake3 import blake3
 
+from runtime.agent.ahead import Alike, all_or_nothing
 from runtime.agent.commands import (
     SCHEDULER,
     Abort,
@@ -37,8 +38,8 @@ from runtime.engine.counted import CountingModel, expected
 from runtime.engine.counting import CountingEngine
 from runtime.messages import PROTOCOL, Pages, Ready
 from runtime.scheduler.cluster import Scheduler
-from runtime.stages import Array, Block, Chain, StageEngine, devices_of
-from runtime.types import SequenceRequest, TokenEvent
+from runtime.stages import Array, Block, Chain, StageEngine, Surrogate, devices_of
+from runtime.types import SequenceRequest, StepPlan, TokenEvent
 from tests.runtime.virtual import ListTrace, Told
 
 MS = 1_000_000
@@ -73,6 +74,10 @@ class VirtualCluster:
     replace: bool = True
     alpha: int = MS
     beta: int = 10_000
+    surrogates: Mapping[str, Sequence[Surrogate]] = field(default_factory=dict)
+    stand_ins: Sequence[CountingModel] = ()
+    costs: Callable[[StepPlan], int] | None = None
+    alike: Alike = all_or_nothing
     damage: Callable[[Pages], bool] = lambda pages: False
 
     def __post_init__(self) -> None:
@@ -82,7 +87,7 @@ class VirtualCluster:
         blocks |= {block.id: block for model, cut in zip(self.models, cuts, strict=True) for block in model.blocks(*cut)}
         self.trace = ListTrace()
         config = self.config or ClusterConfig(devices=self.devices, placing="split")
-        self.scheduler = Scheduler(chains, blocks.values(), config, self.trace)
+        self.scheduler = Scheduler(chains, blocks.values(), config, self.trace, self.surrogates)
         self.now = 0
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
@@ -176,15 +181,15 @@ class VirtualCluster:
 
     def bring_up(self, name: str) -> None:
         number = int(name[1:])
-        engine = (
-            self.make_engine(name)
-            if self.make_engine
-            else CountingEngine(self.models, self.pages, device=name, alpha=self.alpha, beta=self.beta)
-        )
-        self.nodes[name] = Node(name, Relay(name, engine.page_capacity, self.relay_config), engine)
+        engine = self.make_engine(name) if self.make_engine else self._counting(name)
+        self.nodes[name] = Node(name, Relay(name, engine.page_capacity, self.relay_config, self.alike), engine)
         limit = self.limits[number] if self.limits else 0
         ready = Ready(name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name)
         self.at(self.now + self.latency, lambda: self.tell(ready))
+
+    def _counting(self, name: str) -> CountingEngine:
+        models = [*self.models, *self.stand_ins]
+        return CountingEngine(models, self.pages, device=name, alpha=self.alpha, beta=self.beta, rewrites=bool(self.stand_ins))
 
     def tell(self, event: Any) -> None:
         self.carry_out(self.scheduler.handle(event, self.now))
@@ -262,6 +267,8 @@ class VirtualCluster:
         result = node.engine.run(step.plan, step.inputs)
         self.hidden_bytes += sum(len(array.data) for array in result.outputs.values())
         busy = result.result.busy if self.make_engine is None else self.alpha
+        if self.costs is not None:
+            busy = self.costs(step.plan)
         self.at(self.now + busy, lambda: self.finish(node, result))
 
     def finish(self, node: Node, result: Any) -> None:

@@ -1,0 +1,184 @@
+"""Which hops of which sequences are predicted, and what came of it (BL-25). The mechanism is in `agent.ahead`, the choice in `policy`.
+
+    Tick -> review     the top part of block instances by the time that their queues take, of those that have a surrogate
+    seat -> plan       a sequence that is let in and passes one of them gets that hop predicted, if its stand-in is loaded and has room
+
+Contract: a sequence keeps what it was given until it leaves its devices or moves; then it goes on without (UN-13), until it is let in
+anew. Its stand-in's pages are taken with its own, and only where it can run to its end with them. Lossy prediction is for requests that
+allow other blocks (`adaptive`), if the cluster does; all others are predicted exactly. Sends nothing but loads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from runtime.kv.pages import groups_for
+from runtime.policy.speculation import Bottleneck, PassedBy, choose
+from runtime.scheduler.members import Member
+from runtime.scheduler.state import ClusterState
+from runtime.scheduler.tries import Try
+from runtime.stages import Hop, Path, RunAhead, Stage, Surrogate
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationCounts:
+    """Totals. `started`: rows that might be predicted; `hits` and `misses` of them were, rightly and wrongly (in exact mode by bits or by
+    token), the others not in time. `guesses`: rows that were sent on from a guessed token; `redone`: of these, from the wrong one.
+    """
+
+    started: int = 0
+    hits: int = 0
+    misses: int = 0
+    guesses: int = 0
+    redone: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a sequence is given; `pages` of a group that the stand-in takes on the hop's device."""
+
+    ahead: RunAhead
+    device: str
+    pages: int
+
+
+class Speculation:
+    """Args: `surrogates`: by model, those of its components."""
+
+    def __init__(self, state: ClusterState, surrogates: Mapping[str, Sequence[Surrogate]]) -> None:
+        self._state = state
+        self._surrogates = surrogates
+        self._chosen: tuple[tuple[str, str], ...] = ()
+        self.passed_by: tuple[PassedBy, ...] = ()
+        self._counts: Counter[str] = Counter()
+
+    @property
+    def chosen(self) -> tuple[tuple[str, str], ...]:
+        """(block, device), the longest queue first."""
+        return self._chosen
+
+    def counts(self) -> SpeculationCounts:
+        return SpeculationCounts(**self._counts)
+
+    # -- which instances -----------------------------------------------------------------------------------------------
+
+    def review(self) -> None:
+        """Choose anew, by the devices' latest reports."""
+        config, state = self._state.config.speculation, self._state
+        if config.mode == "off" or not self._surrogates:
+            return
+        instances = [
+            Bottleneck(block, name, self._drain(block, name))
+            for block, where in state.provision.instances.items()
+            for name in where
+            if state.devices.alive(name)
+        ]
+        chains = [[use.block for use in chain.uses] for chain in state.chains.values()]
+        choice = choose(instances, chains, self._blocks_with_surrogates(), config.top)
+        self.passed_by = choice.passed_by
+        self.focus((each.block, each.device) for each in choice.chosen)
+
+    def focus(self, instances: Iterable[tuple[str, str]]) -> None:
+        """These instances are predicted from now on, for sequences that come."""
+        self._chosen = tuple(instances)
+
+    def _drain(self, block: str, name: str) -> float:
+        """Seconds that an instance's queue takes, about: rows that wait at it, and the device's mean time for a token."""
+        device = self._state.devices[name]
+        return device.queues.get(block, 0) * device.busy / max(device.tokens, 1) / 1e9
+
+    def _blocks_with_surrogates(self) -> set[str]:
+        chains = self._state.chains
+        return {
+            use.block
+            for model, some in self._surrogates.items()
+            if model in chains
+            for use in chains[model].uses
+            if any(each.lo < use.hi and use.lo < each.hi for each in some)
+        }
+
+    # -- which sequences -----------------------------------------------------------------------------------------------
+
+    def plan(self, member: Member, path: Path) -> Planned | None:
+        """What a sequence that is about to run along this path is given. What is not loaded for that is asked for."""
+        sampling = member.request.sampling
+        if not self._chosen or len(path) < 2 or sampling.prompt_logprobs is not None or not member.samples:
+            return None
+        for block, device in self._chosen:
+            for at, hop in enumerate(path[:-1]):
+                if hop.device == device and (planned := self._planned(member, path, at, block)) is not None:
+                    return planned
+        return None
+
+    def _planned(self, member: Member, path: Path, at: int, block: str) -> Planned | None:
+        hop, config, device = path[at], self._state.config.speculation, self._state.devices[path[at].device]
+        if not any(use.block == block and hop.lo <= use.lo and use.hi <= hop.hi for use in member.chain.uses):
+            return None
+        surrogate, stage = self._stand_in(member, hop, block)
+        if surrogate is None or stage is None:
+            return None
+        spec = device.loaded.get(stage.id)
+        if spec is None:
+            if stage.id in device.loading or not device.limit or device.weights + surrogate.nbytes <= device.limit:
+                self._ask_for(hop.device, stage)
+            return None
+        if spec.page_tokens < member.spec.page_tokens or not self._room(member, path, hop.device, spec.kv_layers):
+            return None
+        lossy = config.mode == "similarity" and member.request.adaptive
+        return Planned(RunAhead(at, stage, config.threshold if lossy else None), hop.device, spec.kv_layers)
+
+    def _stand_in(self, member: Member, hop: Hop, block: str) -> tuple[Surrogate | None, Stage | None]:
+        """A surrogate of a part of this block that lies in this hop."""
+        uses = [use for use in member.chain.uses if use.block == block]
+        for each in self._surrogates.get(member.chain.model, ()):
+            stage = each.stage(hop)
+            if stage is not None and any(each.lo < use.hi and use.lo < each.hi for use in uses):
+                return each, stage
+        return None, None
+
+    def _ask_for(self, name: str, stage: Stage) -> None:
+        device = self._state.devices[name]
+        if stage.id not in device.loading and stage.id not in device.refused:
+            device.loading.add(stage.id)
+            self._state.out.load(name, [(stage, (stage.id,))])
+
+    def _room(self, member: Member, path: Path, name: str, pages: int) -> bool:
+        """Whether its pages and the stand-in's fit now beside the watermark, and at its longest if it were alone there."""
+        device, spec = self._state.devices[name], member.spec
+        each = pages + dict(self._state.provision.weights(path)).get(name, 0)
+        longest = len(member.request.prompt) + min(member.request.sampling.max_tokens, spec.max_model_len)
+        if groups_for(spec, spec.virtual_tokens + longest) * each > device.capacity:
+            return False
+        spare = int(device.capacity * self._state.config.watermark) if device.members else 0
+        return device.free - groups_for(spec, member.tokens) * each >= spare
+
+    # -- what came of it -----------------------------------------------------------------------------------------------
+
+    def started(self, now: int, member: Member, one: Try) -> None:
+        """A row goes out that may be predicted, or from a guess."""
+        self._counts["guesses"] += one.guess is not None
+        if one.started:
+            self._counts["started"] += 1
+            self._tell(now, "spec.start", member, one)
+
+    def verified(self, now: int, member: Member, one: Try, cosine: float) -> None:
+        self._tell(now, "spec.verify", member, one, cosine=cosine, stands=one.stands)
+
+    def decided(self, now: int, member: Member, one: Try) -> None:
+        """A row counts."""
+        hit = one.hit(member.ahead is not None and member.ahead.threshold is None)
+        if one.started and hit is not None:
+            self._counts["hits" if hit else "misses"] += 1
+            self._tell(now, "spec.hit" if hit else "spec.miss", member, one)
+
+    def redone(self) -> None:
+        """A row that went on from a guess is sent again."""
+        self._counts["redone"] += 1
+
+    def _tell(self, now: int, event: str, member: Member, one: Try, **extra: object) -> None:
+        if member.ahead is not None:
+            hop = member.path[member.ahead.hop]
+            where = {"hop": member.ahead.hop, "of": len(member.path), "stage": member.ahead.stage.id, "turn": one.turn}
+            self._state.tell.speculation(now, event, member.request, hop.device, one.count, where | extra)
