@@ -51,6 +51,7 @@ class Speculation:
         self._state = state
         self._surrogates = surrogates
         self._chosen: tuple[tuple[str, str], ...] = ()
+        self._pinned = False
         self.passed_by: tuple[PassedBy, ...] = ()
         self._counts: Counter[str] = Counter()
 
@@ -67,7 +68,7 @@ class Speculation:
     def review(self) -> None:
         """Choose anew, by the devices' latest reports."""
         config, state = self._state.config.speculation, self._state
-        if config.mode == "off" or not self._surrogates:
+        if config.mode == "off" or not self._surrogates or self._pinned:
             return
         instances = [
             Bottleneck(block, name, self._drain(block, name))
@@ -78,11 +79,12 @@ class Speculation:
         chains = [[use.block for use in chain.uses] for chain in state.chains.values()]
         choice = choose(instances, chains, self._blocks_with_surrogates(), config.top)
         self.passed_by = choice.passed_by
-        self.focus((each.block, each.device) for each in choice.chosen)
+        self._chosen = tuple((each.block, each.device) for each in choice.chosen)
 
-    def focus(self, instances: Iterable[tuple[str, str]]) -> None:
-        """These instances are predicted from now on, for sequences that come."""
-        self._chosen = tuple(instances)
+    def pin(self, instances: Iterable[tuple[str, str]] | None) -> None:
+        """These (block, device) are predicted from now on, for sequences that come, whatever the queues; None: by the queues again."""
+        self._pinned = instances is not None
+        self._chosen = tuple(instances or ()) if self._state.config.speculation.mode != "off" else ()
 
     def _drain(self, block: str, name: str) -> float:
         """Seconds that an instance's queue takes, about: rows that wait at it, and the device's mean time for a token."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from runtime.agent.commands import Tick
 from runtime.config import ClusterConfig, RelayConfig, SpeculationConfig
 from runtime.engine.counted import CountingModel, counting_model, expected, surrogate_of
 from runtime.messages import Pass, Verdict
@@ -21,7 +22,7 @@ M = counting_model("m", "1* 2 3* 4* 5 6* 7 8", vocab_size=3)
 
 
 def cluster_of(
-    misses: int, mode: str = "exact", *, model: CountingModel = M, middle: int = 4, devices: int = 3, focus: bool = True, **others
+    misses: int, mode: str = "exact", *, model: CountingModel = M, middle: int = 4, devices: int = 3, pinned: bool = True, **others
 ) -> VirtualCluster:
     """A chain of three hops whose second is predicted by a stand-in that is wrong for one value in `misses` (0: for none)."""
     stand_in = surrogate_of(model, "m~", middle, misses)
@@ -30,9 +31,9 @@ def cluster_of(
         [model], [CUT], devices=devices, config=config, stand_ins=[stand_in], surrogates={"m": [Surrogate("m~", middle, middle + 1, 1)]},
         **others,
     )  # fmt: skip
-    block = cluster.scheduler.models() and model.chain(*CUT).uses[1].block
-    if focus:
-        cluster.at(2 * cluster.latency, lambda: cluster.scheduler.speculation.focus([(block, d) for d in cluster.scheduler.provision.instances[block]]))
+    if pinned:
+        block = model.chain(*CUT).uses[1].block
+        cluster.scheduler.speculation.pin([(block, f"d{at}") for at in range(devices)])
     return cluster
 
 
@@ -71,3 +72,126 @@ def test_exact_tokens_are_the_chains_own_however_often_a_stand_in_is_wrong(misse
     assert passed(cluster, odd=True) > 50
     if misses == 1:
         assert counts.hits > 0  # by its token
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_exact_through_deaths_aborts_preemptions_and_moves(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = cluster_of(
+        rng.choice((0, 2, 5)), pages=rng.choice((70, 90, 300)), latency=rng.choice((MS // 100, MS // 4)),
+        relay_config=RelayConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))), page_bytes_per_ms=rng.choice((1e9, 200.0)),
+        costs=lambda plan, rng=rng: rng.choice((MS // 4, MS, 3 * MS)),
+    )  # fmt: skip
+    asked = some(16, seed)
+    ask(cluster, asked, rng)
+    gone = asked[::4] if seed % 2 else []
+    for one in gone:
+        cluster.abort(one.seq, rng.randrange(5 * MS, 80 * MS))
+    for _ in range(3 if seed % 3 == 0 else 0):
+        cluster.at(rng.randrange(100 * MS), lambda: cluster.kill(f"d{rng.randrange(3)}"))
+    for _ in range(30 if seed % 3 else 0):
+        cluster.at(rng.randrange(80 * MS), lambda: cluster.migrate_some(rng) and None)
+    cluster.run()
+    cluster.requests = {seq: one for seq, one in cluster.requests.items() if one not in gone}
+    cluster.expect()
+    counts = cluster.scheduler.speculation.counts()
+    assert counts.started > 0 and counts.hits + counts.misses <= counts.started
+
+
+def test_pages_of_stand_ins_are_taken_with_the_sequences_own() -> None:
+    """Short of pages somebody gives way, and all tokens are right; whoever cannot be given a stand-in's pages goes without."""
+    cluster = cluster_of(3, pages=44)
+    ask(cluster, some(16, 5), random.Random(5))
+    cluster.run()
+    cluster.expect()
+    assert cluster.scheduler.state().counters.preemptions > 0
+    assert cluster.scheduler.speculation.counts().started > 0
+
+
+@pytest.mark.parametrize("misses", [0, 1, 4])
+def test_similarity_takes_what_is_alike_and_runs_again_what_is_not(misses: int) -> None:
+    """Alike are the same values only: so misses are rolled back, and hits have nothing behind the predicted hop run twice."""
+    cluster = cluster_of(misses, "similarity")
+    asked = [replace(one, adaptive=True) for one in some(20, misses)]
+    ask(cluster, asked, random.Random(misses))
+    cluster.run()
+    cluster.expect()
+    counts = cluster.scheduler.speculation.counts()
+    assert (counts.hits > 0, counts.misses > 0) == (misses != 1, misses > 0)
+    verdicts = [stands for _, _, _, message in cluster.sent if isinstance(message, Verdict) for stands in message.stands]
+    assert counts.hits <= verdicts.count(True) and counts.misses <= verdicts.count(False)
+    assert len(verdicts) - counts.hits - counts.misses <= counts.redone  # those of rows that were sent from the wrong token
+    events = cluster.trace
+    assert len(events.named("spec.hit")) == counts.hits and len(events.named("spec.miss")) == counts.misses
+    assert len(events.named("spec.start")) == counts.started >= len(events.named("spec.verify")) >= counts.hits + counts.misses
+
+
+def test_lossy_predictions_stand_for_those_alone_who_allow_it() -> None:
+    """Where anything is alike enough whoever allows it gets the stand-in's tokens, and all others their model's."""
+    cluster = cluster_of(2, "similarity", alike=lambda a, b: 0.96)
+    warm(cluster)
+    prompt = (1, 2, 0, 1)
+    asked = request("exact", prompt, "m", max_tokens=12)
+    cluster.ask(replace(asked, seq="lossy", adaptive=True), asked, at=10 * MS)
+    cluster.run()
+    cluster.expect_empty()
+    own, other = (expected(model, prompt, cluster.requests["exact"].sampling) for model in (M, surrogate_of(M, "m~", 4, 2)))
+    assert own != other
+    assert (cluster.told["exact"].tokens, cluster.told["lossy"].tokens) == (own, other)
+
+
+def test_the_last_hop_and_neighbours_are_never_predicted() -> None:
+    """One hop of a path at most, and not the last one, whatever the choice says."""
+    cluster = cluster_of(3, pinned=False)
+    uses = M.chain(*CUT).uses
+    everything = [(use.block, f"d{at}") for use in reversed(uses) for at in range(3)]
+    stand_ins = [surrogate_of(M, f"m{part}", part, 3) for part in (1, 4, 6)]
+    cluster.stand_ins = stand_ins
+    cluster.scheduler.speculation._surrogates = {"m": [Surrogate(f"m{part}", part, part + 1, 1) for part in (1, 4, 6)]}  # noqa: SLF001
+    cluster.scheduler.speculation.pin(everything)
+    ask(cluster, some(12, 3), random.Random(3))
+    cluster.run()
+    cluster.expect()
+    started = cluster.trace.named("spec.start")
+    assert started and all(event.extra["hop"] < event.extra["of"] - 1 for event in started)
+    assert all(len({e.extra["hop"] for e in started if e.seq == seq}) <= 1 for seq in cluster.requests)
+
+
+def test_ticks_choose_the_longest_queues() -> None:
+    """By reports: the hop that takes longest is predicted, none is while nobody waits, and everything else stays as it is."""
+    slow = {"m[2:5]"}
+    cluster = cluster_of(4, pinned=False, costs=lambda plan: 10 * MS if any(row.model in slow for row in plan.rows) else MS)
+
+    def beat() -> None:
+        for node in cluster.living():
+            cluster.tell(node.relay.report())
+        cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now))
+        if cluster.scheduler.busy:
+            cluster.at(cluster.now + 5 * MS, beat)
+
+    cluster.at(MS, beat)
+    ask(cluster, some(24, 9), random.Random(9), within=200 * MS)
+    cluster.run(until=MS)
+    assert cluster.scheduler.speculation.chosen == ()
+    cluster.at(60 * MS, lambda: seen.extend(cluster.scheduler.speculation.chosen))
+    seen: list[tuple[str, str]] = []
+    cluster.run()
+    cluster.expect()
+    assert [block for block, _ in seen] == [M.chain(*CUT).uses[1].block]
+    assert cluster.scheduler.speculation.counts().hits > 0
+
+
+def test_off_is_as_if_there_were_none() -> None:
+    """The negative control: the same messages as without surrogates, and nothing of it in the trace."""
+    sent = []
+    for mode in ("off", "none"):
+        cluster = cluster_of(2, "off", pinned=False)
+        if mode == "none":
+            cluster.scheduler.speculation._surrogates = {}  # noqa: SLF001
+        cluster.at(30 * MS, lambda cluster=cluster: cluster.tell(Tick()))
+        ask(cluster, some(12, 1), random.Random(1))
+        cluster.run()
+        cluster.expect()
+        assert not [event for event in cluster.trace.events if event.ev.startswith("spec.")]
+        sent.append([(now, to, type(message), message if not isinstance(message, Pass) else message.turns) for now, _, to, message in cluster.sent])
+    assert sent[0] == sent[1]
