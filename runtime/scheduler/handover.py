@@ -198,8 +198,8 @@ class Handovers:
                 move.member.held, move.member.flying = True, False
                 move.member.bereft(device)
                 self._state.starved.pop(move.member.seq, None)
-                if not move.asked:
-                    self._ask(move, move.member.computed)
+                if not move.asked:  # all that was asked for is there: there may be nothing more to ask for
+                    self._finish(move, now)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
