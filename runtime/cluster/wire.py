@@ -19,7 +19,20 @@ from typing import TypeAlias
 import msgspec
 
 from runtime.messages import (
-    PROTOCOL, Close, Done, Go, Load, Lost, Message, Open, Pages, Pass, ToAgent, ToDriver, ToScheduler, Verdict,
+    PROTOCOL,
+    Close,
+    Done,
+    Go,
+    Load,
+    Lost,
+    Message,
+    Open,
+    Pages,
+    Pass,
+    ToAgent,
+    ToDriver,
+    ToScheduler,
+    Verdict,
 )  # fmt: skip
 from runtime.stages import Array
 

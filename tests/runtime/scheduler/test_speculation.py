@@ -147,7 +147,7 @@ def test_the_last_hop_and_neighbours_are_never_predicted() -> None:
     everything = [(use.block, f"d{at}") for use in reversed(uses) for at in range(3)]
     stand_ins = [surrogate_of(M, f"m{part}", part, 3) for part in (1, 4, 6)]
     cluster.stand_ins = stand_ins
-    cluster.scheduler.speculation._surrogates = {"m": [Surrogate(f"m{part}", part, part + 1, 1) for part in (1, 4, 6)]}  # noqa: SLF001
+    cluster.scheduler.speculation._surrogates = {"m": [Surrogate(f"m{part}", part, part + 1, 1) for part in (1, 4, 6)]}
     cluster.scheduler.speculation.pin(everything)
     ask(cluster, some(12, 3), random.Random(3))
     cluster.run()
@@ -187,11 +187,13 @@ def test_off_is_as_if_there_were_none() -> None:
     for mode in ("off", "none"):
         cluster = cluster_of(2, "off", pinned=False)
         if mode == "none":
-            cluster.scheduler.speculation._surrogates = {}  # noqa: SLF001
+            cluster.scheduler.speculation._surrogates = {}
         cluster.at(30 * MS, lambda cluster=cluster: cluster.tell(Tick()))
         ask(cluster, some(12, 1), random.Random(1))
         cluster.run()
         cluster.expect()
         assert not [event for event in cluster.trace.events if event.ev.startswith("spec.")]
-        sent.append([(now, to, type(message), message if not isinstance(message, Pass) else message.turns) for now, _, to, message in cluster.sent])
+        sent.append(
+            [(now, to, type(message), message if not isinstance(message, Pass) else message.turns) for now, _, to, message in cluster.sent]
+        )
     assert sent[0] == sent[1]
