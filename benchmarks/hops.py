@@ -1,0 +1,265 @@
+"""What a hop costs: one decode step of 32 sequences along a chain on one agent, and along the same chain cut over two.
+
+    python -m benchmarks.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--tcp] [--output FILE]
+
+Real agents: processes, sockets, relays, and the staged engine with a Llama of random weights. `--rows 32 --width 512` in float32 are 64 KB
+of hidden states per hop. The program speaks to the agents as the scheduler does, so that a step is the way of the rows and nothing else:
+Go -> (stage -> Pass ->) stage -> Done. Four paths take turns: the whole chain on `a` (`one`), cut in two but both on `a` (`cut`), the
+second half on `b` (`two`), and `a`, `b`, `a` (`three`). Printed: milliseconds per step of each, and what a hop adds: to the whole chain,
+with a second step of an engine (`two - one`, and `three - one` by its two hops), and to the same two steps in one process (`two - cut`):
+encoding, the socket, another process that wakes up. Differences are of neighbouring steps, their median, for what else the machine does
+changes from second to second. `bare`: the same bytes from one process to another over the post without engines, one way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.reports import deliver
+from runtime.agent.commands import SCHEDULER
+from runtime.cluster.agent_main import Preparation
+from runtime.cluster.keys import Keys
+from runtime.cluster.post import Mail, Post
+from runtime.cluster.processes import ProcessConfig, Processes
+from runtime.config import EngineConfig
+from runtime.messages import Done, Go, Load, Loaded, Lost, Message, Open, Pages, Peers, Ready
+from runtime.stages import Array, Hop, Stage
+from runtime.stages import Path as Hops
+from runtime.types import SamplingParams, SequenceRequest
+
+MODEL = "hops"
+PROMPT = 8
+LIMIT = 60.0
+_WANTED = (Ready, Loaded, Done, Lost)
+
+
+def make_store(folder: Path, width: int, layers: int) -> Path:
+    """A store with one Llama of random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from surgery.ingest import ingest
+    from surgery.sources import open_source
+    from zoo.store import Store
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1024, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=8,
+        num_key_value_heads=4, max_position_embeddings=4096,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    with Store.open(folder / "store") as store:
+        ingest(store, open_source(str(folder / "model")), name=MODEL)
+    return folder / "store"
+
+
+class Cluster:
+    """Two agents, and this program in the scheduler's place."""
+
+    def __init__(self, settings: dict[str, Any], tcp: bool) -> None:
+        self._fleet = Processes(ProcessConfig(Preparation("staged", settings), host="127.0.0.1" if tcp else None, warm=False))
+        self._post = Post(SCHEDULER, 0, self._fleet.seat.bind, self._fleet.seat.keys)
+        self._came: list[Message] = []
+        self._fleet.attach(lambda died: None, self._post.address)
+        for name in "ab":
+            self._fleet.start(name, 1)
+        ready = [self.next(Ready) for _ in "ab"]
+        for name in "ab":
+            self._post.send(name, Peers(tuple((each.device, 1, each.address) for each in ready)))
+
+    def next(self, kind: type[Message]) -> Any:
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end:
+            for at, message in enumerate(self._came):
+                if isinstance(message, Lost):
+                    raise RuntimeError(f"rows are lost: {message.reason}")
+                if isinstance(message, kind):
+                    return self._came.pop(at)
+            self._came += [item.message for item in self._post.receive(1.0) if isinstance(item, Mail) and isinstance(item.message, _WANTED)]
+        raise RuntimeError(f"no {kind.__name__} came")
+
+    def provide(self, path: Hops) -> None:
+        for hop in path:
+            self._post.send(hop.device, Load((Stage(MODEL, hop.lo, hop.hi),), (("b",),)))
+            self.next(Loaded)
+
+    def open(self, requests: Sequence[SequenceRequest], path: Hops) -> None:
+        count = len(requests)
+        for device in {hop.device for hop in path}:
+            self._post.send(
+                device, Open((1,) * count, tuple(requests), ((),) * count, (path,) * count, (False,) * count, (0,) * count, (None,) * count)
+            )
+
+    def step(
+        self, path: Hops, seqs: tuple[str, ...], start: int, tokens: Sequence[tuple[int, ...]], generated: int
+    ) -> tuple[list[int], float]:
+        """One row of every sequence; their tokens, and the seconds until all were there."""
+        count = len(seqs)
+        flat = tuple(token for each in tokens for token in each)
+        go = Go(seqs, (1,) * count, (start,) * count, tuple(map(len, tokens)), flat, (True,) * count, (generated,) * count, (1,) * count)
+        begin = time.perf_counter()
+        self._post.send(path[0].device, go)
+        got: dict[str, int] = {}
+        while len(got) < count:
+            done = self.next(Done)
+            got.update((one.seq, one.token) for one in done.sampled)
+        return [got[seq] for seq in seqs], time.perf_counter() - begin
+
+    def close(self) -> None:
+        self._fleet.shutdown(10.0)
+        self._post.close()
+
+
+class Run:
+    """One path's sequences, step by step."""
+
+    def __init__(self, cluster: Cluster, name: str, path: Hops, rows: int) -> None:
+        self._cluster, self._path = cluster, path
+        self._seqs = tuple(f"{name}{number}" for number in range(rows))
+        sampling = SamplingParams(4000, ignore_eos=True)
+        prompts = [tuple((number * 7 + at) % 1024 for at in range(PROMPT)) for number in range(rows)]
+        cluster.provide(path)
+        cluster.open([SequenceRequest(seq, seq, MODEL, prompt, sampling) for seq, prompt in zip(self._seqs, prompts, strict=True)], path)
+        first, _ = cluster.step(path, self._seqs, 0, prompts, 0)
+        self.tokens, self._generated = [first], 1
+        self.seconds: list[float] = []
+
+    def step(self) -> None:
+        last = [(token,) for token in self.tokens[-1]]
+        tokens, seconds = self._cluster.step(self._path, self._seqs, PROMPT + self._generated - 1, last, self._generated)
+        self.tokens.append(tokens)
+        self.seconds.append(seconds)
+        self._generated += 1
+
+
+def measure(rows: int, width: int, layers: int, steps: int, tcp: bool) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        store = make_store(Path(scratch), width, layers)
+        cluster = Cluster(_settings(store), tcp)
+        try:
+            runs = _run(cluster, rows, layers, steps)
+        finally:
+            cluster.close()
+    if any(run.tokens != runs["one"].tokens for run in runs.values()):
+        raise RuntimeError("the paths give different tokens")
+    times = {name: _spread(run.seconds) for name, run in runs.items()}
+    return {
+        "rows": rows, "bytes_per_hop": rows * width * 4, "steps": steps, "over": "tcp, encrypted" if tcp else "ipc", "step": times,
+        "hop_adds_ms": _hops(runs), "bare": bare(rows * width * 4, tcp),
+    }  # fmt: skip
+
+
+def _settings(store: Path) -> dict[str, Any]:
+    from runtime.engine.residents import half_page
+    from zoo.store import Store
+
+    config = EngineConfig(kv_bytes=512 << 20)
+    with Store.open(store) as opened:
+        half = half_page(opened, config, [MODEL])
+    return {"store": str(store), "database": None, "config": msgspec.to_builtins(config), "half_page": half, "threads": 1}
+
+
+def _run(cluster: Cluster, rows: int, layers: int, steps: int) -> dict[str, Run]:
+    """Components: the embedding, two for each layer, the head. Cuts are before a layer's attention."""
+    end, half, third = 2 * layers + 2, layers // 2, layers // 3 or 1
+    paths = {
+        "one": (Hop("a", 0, end, (0, layers)),),
+        "cut": (Hop("a", 0, 1 + 2 * half, (0, half)), Hop("a", 1 + 2 * half, end, (half, layers))),
+        "two": (Hop("a", 0, 1 + 2 * half, (0, half)), Hop("b", 1 + 2 * half, end, (half, layers))),
+        "three": (
+            Hop("a", 0, 1 + 2 * third, (0, third)),
+            Hop("b", 1 + 2 * third, 1 + 4 * third, (third, 2 * third)),
+            Hop("a", 1 + 4 * third, end, (2 * third, layers)),
+        ),
+    }
+    runs = {name: Run(cluster, name, path, rows) for name, path in paths.items()}
+    for number in range(steps + 20):
+        if number == 20:  # warm by now
+            for run in runs.values():
+                run.seconds.clear()
+        for run in runs.values():
+            run.step()
+    return runs
+
+
+def bare(nbytes: int, tcp: bool, rounds: int = 500) -> dict[str, float]:
+    """One way between two processes: half of a round trip of a message with so many bytes beside it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        keys = Keys.make() if tcp else None
+        post = Post("here", 0, "tcp://127.0.0.1:*" if tcp else f"ipc://{scratch}/here", keys)
+        pair = None if keys is None else (keys.public, keys.secret)
+        process = multiprocessing.get_context("spawn").Process(target=_echo, args=(post.address, pair, rounds), daemon=True)
+        process.start()
+        while not post.knows("there"):
+            post.receive(1.0)
+        seconds = []
+        message, array = Pages(1, "s", 1, 0, 1, "d"), Array("uint8", (1, nbytes), bytes(nbytes))
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            post.send("there", message, (array,))
+            while not any(isinstance(item, Mail) for item in post.receive(1.0)):
+                pass
+            seconds.append((time.perf_counter() - begin) / 2)
+        process.join(LIMIT)
+        post.close()
+    return _spread(seconds)
+
+
+def _echo(address: str, keys: tuple[str, str] | None, rounds: int) -> None:
+    post = Post("there", 0, keys=None if keys is None else Keys(*keys))
+    post.learn("here", 0, address)
+    post.send("here", Pages(0, "", 0, 0, 0, "", "hello"))
+    done = 0
+    while done < rounds:
+        for item in post.receive(1.0):
+            if isinstance(item, Mail):
+                post.send("here", item.message, item.arrays)
+                done += 1
+    post.close()
+
+
+def _hops(runs: Mapping[str, Run]) -> dict[str, float]:
+    return {
+        "two - one": _apart(runs, "two", "one"),
+        "two - cut": _apart(runs, "two", "cut"),
+        "two - cut, best of each": 1e3 * (min(runs["two"].seconds) - min(runs["cut"].seconds)),
+        "(three - one) / 2": _apart(runs, "three", "one") / 2,
+    }
+
+
+def _apart(runs: Mapping[str, Run], more: str, less: str) -> float:
+    """Milliseconds that a step of one path takes longer than the other's of the same round."""
+    pairs = zip(runs[more].seconds, runs[less].seconds, strict=True)
+    return 1e3 * statistics.median(one - other for one, other in pairs)
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {
+        "best_ms": 1e3 * ordered[0], "p50_ms": 1e3 * statistics.median(ordered), "p95_ms": 1e3 * ordered[int(0.95 * (len(ordered) - 1))]
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--tcp", action="store_true")
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    deliver(measure(given.rows, given.width, given.layers, given.steps, given.tcp), given.output)
+
+
+if __name__ == "__main__":
+    main()
