@@ -19,7 +19,7 @@ from zoo.errors import InputError
 
 if TYPE_CHECKING:
     from runtime.cluster.driver import ClusterDriver
-    from runtime.trace import Trace
+    from runtime.trace import Trace, TraceSink
     from zoo.api import Zoo
 
 _LOCAL = ("127.", "::1", "localhost")
@@ -32,6 +32,9 @@ def serve(
     port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.", show_default="8000")] = None,
     api_key: Annotated[str | None, typer.Option(envvar="ZOO_API_KEY", help="Key that every request must bring.")] = None,
     trace: Annotated[str | None, typer.Option(help="Write every event to this file (JSON lines), and keep /zoo/trace.")] = None,
+    otel: Annotated[
+        str | None, typer.Option(help="Send requests as OpenTelemetry spans to this OTLP/HTTP address: http://host:4318/v1/traces.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1.", show_default="cpu")] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="each model's own")] = None,
     layers: Annotated[str | None, typer.Option(help="fused, or stock: transformers' own layers.", show_default="fused")] = None,
@@ -76,7 +79,8 @@ def serve(
     """Serve models over HTTP as OpenAI does: their shared blocks once in memory, one batch for all of them."""
     wanted = [*(models or ()), *(names or ())]
     given: dict[str, Any] = {
-        "host": host, "port": port, "models": wanted or None, "api_key": api_key, "trace": trace, "device": device, "dtype": dtype,
+        "host": host, "port": port, "models": wanted or None, "api_key": api_key, "trace": trace, "otel": otel,
+        "device": device, "dtype": dtype,
         "layers": layers, "weights": weights, "kernels": kernels, "graphs": graphs, "executor": executor, "dense_mode": dense_mode,
         "dense_slots": dense_slots,
         "kv_bytes": kv_bytes, "max_model_len": max_model_len, "token_budget": token_budget, "max_sequences": max_sequences,
@@ -109,17 +113,29 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
         if settings.api_key is None and not settings.host.startswith(_LOCAL):
             say("warning: no API key is set, and the server can be reached from other machines")
         trace = _open_trace(settings.trace, stack)
+        sink = _open_spans(options.otel, trace, stack)
         say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor")
         driver: LocalDriver | ClusterDriver
         if options.clustered:
-            driver = stack.enter_context(start_cluster(zoo, options, chosen.names, database, trace))
+            driver = stack.enter_context(start_cluster(zoo, options, chosen.names, database, sink))
         else:
             engine = start_engine(zoo, engine_config, chosen.names, chosen.executor)
-            driver = stack.enter_context(LocalDriver(engine, batching, trace))
+            driver = stack.enter_context(LocalDriver(engine, batching, sink))
         source = ZooSource(zoo, options.deltas, engine_config.device)
         served = [source.served(spec) for spec in driver.models()]
         app = build_app(driver, served, source, settings, trace)
         serve(app, settings, bound, ready=lambda: print(address_of(bound), flush=True))
+
+
+def _open_spans(endpoint: str | None, trace: Trace | None, stack: ExitStack) -> TraceSink | None:
+    """Where events go: to the trace, and as spans to a collector if there is one. Raises InputError without the packages for that."""
+    if endpoint is None:
+        return trace
+    from runtime.spans import Spans, exporting
+
+    provider = exporting(endpoint)
+    stack.callback(provider.shutdown)
+    return Spans(provider, trace)
 
 
 def _open_trace(path: str | None, stack: ExitStack) -> Trace | None:

@@ -32,6 +32,7 @@ class ServeOptions:
     models: tuple[str, ...] = ()
     api_key: str | None = None
     trace: str | None = None
+    otel: str | None = None
     device: str = "cpu"
     dtype: str | None = None
     layers: str = "fused"

@@ -80,7 +80,8 @@ def picture(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds:
 def _head(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> str:
     counters = state["agents"][0]["counters"]
     rate = _rate(counters["generated_tokens"], None if before is None else before["agents"][0]["counters"]["generated_tokens"], seconds)
-    line = f"{state['running']} running, {state['waiting']} waiting, {rate and rate + ' tokens/s, '}{counters['generated_tokens']} tokens in all"
+    speed = f"{rate} tokens/s, " if rate else ""
+    line = f"{state['running']} running, {state['waiting']} waiting, {speed}{counters['generated_tokens']} tokens in all"
     line += f", {counters['preemptions']} preempted"
     cluster = state.get("cluster")
     if cluster is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from runtime.messages import Moved
 from runtime.policy.batching import Phase
+from runtime.stages import Path
 from runtime.trace import TraceSink
 from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, TraceEvent
 
@@ -53,6 +54,12 @@ class Narrator:
             self._tell(now, "abort", request, n=produced)
         else:
             self._tell(now, "finish", request, n=produced, cause=reason)
+
+    def hops(self, now: int, request: SequenceRequest, start: int, tokens: int, path: Path) -> None:
+        """A row sets out: one `block.hop` for each device that it will pass, in order (BL-13)."""
+        for at, hop in enumerate(path):
+            extra = {"start": start, "hop": at, "to": hop.device, "lo": hop.lo, "hi": hop.hi}
+            self._tell(now, "block.hop", request, n=tokens, cause="BL-13", **extra)
 
     def move(
         self, now: int, event: str, request: SequenceRequest, number: int, source: str, target: str, last: Moved | None, why: str | None

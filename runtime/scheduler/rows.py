@@ -191,6 +191,8 @@ class Rows:
             member.holds(member.groups + more)
         member.flying = True
         member.passes.tokens += count + steps - 1
+        if state.tell.on:
+            state.tell.hops(now, member.request, member.computed, count, member.path)
         if member.phase == "decode":
             tokens, sample = (member.output[-1],), True
         else:
