@@ -12,14 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from runtime.types import EngineMemory, ModelSpec, StepPlan, StepResult
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stage:
-    """Components [lo, hi) of a model. The first one of a chain starts at the embedding, the last one ends behind the head."""
+    """Components [lo, hi) of a model, as `Chain.loaded_as` names it. The first of a chain starts at the embedding, the last ends behind
+    the head."""
 
     model: str
     lo: int
@@ -61,21 +62,47 @@ class BlockUse:
 class Chain:
     """One version of a model, as blocks. `spec`: what holds for all of it; its `kv_layers` are those of all blocks together.
 
-    `version` names the components in order, adapters included: a sequence keeps to the one it began with (UN-09).
+    `version` names the components in order, adapters included: a sequence keeps to the one it began with (UN-09). `source`: under which
+    name engines find this very version, the model's own if it is empty; two versions of a model that are there at once have two.
     """
 
     spec: ModelSpec
     version: str
     uses: tuple[BlockUse, ...]
+    source: str = ""
 
     @property
     def model(self) -> str:
         return self.spec.name
 
     @property
+    def loaded_as(self) -> str:
+        """What devices know it by: in stages, in what they open, and in what they move."""
+        return self.source or self.spec.name
+
+    @property
     def length(self) -> int:
         """Components in all."""
         return self.uses[-1].hi
+
+    def stage(self, lo: int, hi: int) -> Stage:
+        """Components [lo, hi) of it, as a device loads them."""
+        return Stage(self.loaded_as, lo, hi)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A chain that may stand in for another one, where a request allows it (BL-20): some of its blocks are others, equivalent or stitched.
+
+    It has KV domains of its own, and its `spec` is named as that of the chain that it stands for. `name`: what those are told who get it.
+    `of`: the version that it stands for. `score`: how alike its answers are, in [0, 1], measured or estimated by whoever made it.
+    """
+
+    name: str
+    chain: Chain
+    of: str
+    score: float
+    kind: Literal["equivalent", "stitched"] = "equivalent"
 
 
 @dataclass(frozen=True, slots=True)

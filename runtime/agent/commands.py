@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from runtime.messages import Message
-from runtime.stages import Array, Stage
+from runtime.stages import Array, Block, Chain, Stage, Variant
 from runtime.types import ModelSpec, SequenceRequest, StepPlan, TokenEvent
 
 #: The scheduler's name where a device's could stand.
@@ -80,8 +80,19 @@ class Replace:
     device: str
 
 
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """For the scheduler's driver: what became of a Serve or Withdraw. `version`: the one that newcomers get from now on, empty for none;
+    `error`: why it is not the one that was asked for, empty if it is.
+    """
+
+    model: str
+    version: str
+    error: str = ""
+
+
 RelayCommand = Send | LoadStage | DropStage | ReadPages | WritePages
-SchedulerCommand = Send | Emit | Replace
+SchedulerCommand = Send | Emit | Replace | Updated
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +159,23 @@ class Tick:
     """To the scheduler, once per period: what is due by time alone."""
 
 
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """To the scheduler: a new model, or a new version of one: the same name, another `Chain.version` and `Chain.loaded_as`. Answered by
+    one Updated, when newcomers get it or when it is clear that they will not. `blocks`: at least those that are not known yet.
+    """
+
+    chain: Chain
+    blocks: tuple[Block, ...]
+    variants: tuple[Variant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """To the scheduler: newcomers are refused; whoever is there finishes. Answered by one Updated."""
+
+    model: str
+
+
 RelayEvent = StageLoaded | StageFailed | PagesWritten
-SchedulerEvent = Arrive | Abort | Down | Tick
+SchedulerEvent = Arrive | Abort | Down | Tick | Serve | Withdraw

@@ -10,7 +10,7 @@ from typing import Any
 
 from runtime.messages import Moved
 from runtime.policy.batching import Phase
-from runtime.stages import Path
+from runtime.stages import Chain, Path
 from runtime.trace import TraceSink
 from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, TraceEvent
 
@@ -83,6 +83,13 @@ class Narrator:
     def model(self, now: int, event: str, spec: ModelSpec) -> None:
         if self._sink is not None:
             self._sink.emit(TraceEvent(now, event, dev=self._device, extra={"model": spec.name}))
+
+    def version(self, now: int, event: str, chain: Chain, error: str = "") -> None:
+        """A version of a model is served, could not be (`error`), gets no newcomers any more, or is gone (BL-30)."""
+        if self._sink is None:
+            return
+        extra = {"model": chain.model, "version": chain.version, "source": chain.loaded_as, **({"error": error} if error else {})}
+        self._sink.emit(TraceEvent(now, event, dev=self._device, cause="BL-30", extra=extra))
 
     def fault(self, now: int, step: int, error: str) -> None:
         if self._sink is not None:

@@ -25,7 +25,6 @@ from runtime.agent.ahead import Ahead, Alike, Judged, all_or_nothing
 from runtime.agent.answers import sampled_by_seq
 from runtime.agent.commands import (
     SCHEDULER,
-    DropStage,
     LoadStage,
     PagesWritten,
     RelayCommand,
@@ -38,6 +37,7 @@ from runtime.agent.commands import (
 from runtime.agent.early import Early
 from runtime.agent.guests import Guest, Waiting
 from runtime.agent.moves import Moves
+from runtime.agent.parting import Parting
 from runtime.agent.returns import Returns
 from runtime.agent.tables import Piece, Tables
 from runtime.config import RelayConfig
@@ -85,6 +85,7 @@ class Relay:
         self._step: tuple[StepPlan, list[Waiting]] | None = None
         self._moves = Moves(device, self._tables, config)
         self._stages: dict[str, ModelSpec] = {}
+        self._parting = Parting(self._tables)
         self._blocks: dict[str, tuple[str, ...]] = {}
         self._limits: dict[str, int] = {}
         self._returns = Returns(config.slack)
@@ -178,7 +179,7 @@ class Relay:
             out.append(Send(device, _pass_of(passed), tuple(arrays[device])))
         if through:
             out.append(Send(SCHEDULER, self._done(through, sampled, prompts)))
-        return out + judged.told()
+        return [*out, *judged.told(), *self._parting.due()]
 
     def fail_step(self, reason: str, now: int) -> list[RelayCommand]:
         """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets their tables."""
@@ -190,7 +191,8 @@ class Relay:
         for each in rows:
             out += self._moves.failed(each, reason) if each.move else []
         self._ahead.failed([each for each in rows if each.shadow])
-        return out + self._lost([each for each in rows if not each.move and not each.shadow], reason, retry=False)
+        lost = self._lost([each for each in rows if not each.move and not each.shadow], reason, retry=False)
+        return [*out, *lost, *self._parting.due()]
 
     def starved(self, now: int) -> list[RelayCommand]:
         """Rows that have waited too long for pages are lost here. To be called now and then."""
@@ -424,12 +426,14 @@ class Relay:
                         self._limits.setdefault(block, self._config.max_rows)
                 self._limits.update(event.limits)
                 self._returns.matter = any(limit < self._config.max_rows for limit in self._limits.values())
+                self._parting.keep(event.stages)
                 return [LoadStage(stage) for stage in event.stages]
             case Drop():
                 for stage in event.stages:
                     self._stages.pop(stage.id, None)
                     self._blocks.pop(stage.id, None)
-                return [DropStage(stage) for stage in event.stages]
+                self._parting.drop(event.stages)
+                return [] if self._step is not None else [*self._parting.due()]
             case StageLoaded():
                 self._stages[event.stage.id] = event.spec
                 return [Send(SCHEDULER, Loaded(self.device, event.stage, event.spec, event.nbytes))]

@@ -47,6 +47,10 @@ class Tables:
     def spec(self, key: str) -> ModelSpec:
         return self._specs[key]
 
+    def on(self, stage: str) -> bool:
+        """Whether any table is on a stage, by its id."""
+        return any(spec.name == stage for spec in self._specs.values())
+
     def share(self, key: str, other: str, tokens: int) -> None:
         """As PageBook.share."""
         self.book.share(key, other, tokens)

@@ -41,6 +41,7 @@ class Admission:
         self._arrivals += 1
         member = Member(request, chain.spec, Rank(request.priority, request.arrival, self._arrivals), chain=chain)
         state.members[request.seq] = member
+        state.users[chain.loaded_as] += 1
         state.waiting.add(member)
         state.changed = True
 

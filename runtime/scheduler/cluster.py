@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 
-from runtime.agent.commands import Abort, Arrive, Down, SchedulerCommand, SchedulerEvent, Tick
+from runtime.agent.commands import Abort, Arrive, Down, SchedulerCommand, SchedulerEvent, Serve, Tick, Withdraw
 from runtime.agent.narrator import Narrator
 from runtime.agent.state import AgentState, block_loads, model_loads
 from runtime.config import ClusterConfig
@@ -31,6 +31,7 @@ from runtime.scheduler.rows import Rows
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.speculation import Speculation
 from runtime.scheduler.state import ClusterState
+from runtime.scheduler.updates import Updates
 from runtime.stages import Block, Chain, Surrogate
 from runtime.trace import TraceSink
 from runtime.types import ModelSpec, PageCounts
@@ -60,7 +61,8 @@ class Scheduler:
         self._rows = Rows(self._state, self._seating, self.speculation)
         self._admission = Admission(self._state, self._seating)
         self.handovers = Handovers(self._state, self._seating)
-        self._fleet = Fleet(self._state, self._seating, self._admission, self.handovers)
+        self._updates = Updates(self._state)
+        self._fleet = Fleet(self._state, self._seating, self._admission, self.handovers, self._updates)
         self._seating.on_leaving = self.handovers.cancel
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -92,6 +94,10 @@ class Scheduler:
                 self._fleet.report(event)
             case Verdict():
                 self._rows.judged(event, now)
+            case Serve():
+                self._updates.serve(event, now)
+            case Withdraw():
+                self._updates.withdraw(event, now)
             case Tick():
                 self.speculation.review()
             case _:
@@ -106,6 +112,7 @@ class Scheduler:
             self._rows.feed(now)
         if state.changed:
             state.changed = False
+            self._updates.go_on(now)
             if len(state.waiting):
                 self._admission.admit(now)
                 self._issue(now)

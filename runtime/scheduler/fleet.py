@@ -12,14 +12,16 @@ from runtime.scheduler.admission import Admission
 from runtime.scheduler.handover import Handovers
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.state import ClusterState
+from runtime.scheduler.updates import Updates
 
 
 class Fleet:
-    def __init__(self, state: ClusterState, seating: Seating, admission: Admission, handovers: Handovers) -> None:
+    def __init__(self, state: ClusterState, seating: Seating, admission: Admission, handovers: Handovers, updates: Updates) -> None:
         self._state = state
         self._seating = seating
         self._admission = admission
         self._handovers = handovers
+        self._updates = updates
 
     def up(self, ready: Ready, now: int) -> None:
         """A device is there; one that was known is empty again."""
@@ -37,6 +39,7 @@ class Fleet:
         if not state.placed and len(state.devices) >= state.config.devices:
             state.placed = True
             state.provision.place(list(state.chains.values()))
+            self._updates.first()
             self._admission.turn_away(now)
             self._load_first_paths()
 

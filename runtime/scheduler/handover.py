@@ -21,7 +21,7 @@ from runtime.policy.migration import next_stage
 from runtime.scheduler.members import Member
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Chain, Hop, Path, Stage, devices_of
+from runtime.stages import Chain, Hop, Path, devices_of
 
 
 @dataclass(slots=True)
@@ -116,7 +116,7 @@ class Handovers:
         path = self._state.provision.hops(chain, after)
         part = _part(chain, blocks, before[blocks.start])
         needed = self._state.provision.missing(chain, path)
-        if recompute and not device.has(stage := Stage(chain.model, part.lo, part.hi)):
+        if recompute and not device.has(stage := chain.stage(part.lo, part.hi)):
             needed.append((target, stage))
         for name, stage in needed:
             self._state.ask_for(chain, name, stage)
@@ -213,14 +213,14 @@ class Handovers:
                 move.number,
                 member.seq,
                 member.epoch,
-                Stage(move.chain.model, move.part.lo, move.part.hi),
+                move.chain.stage(move.part.lo, move.part.hi),
                 move.part.layers,
                 member.spec.page_tokens,
                 move.source,
                 upto,
                 tokens,
                 move.copy,
-                member.request,
+                member.told,
             ),
         )
 

@@ -6,12 +6,12 @@ placed anew. Its prompt and output are the truth: whatever dies, it can be run a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from runtime.agent.sequences import LiveSequence
 from runtime.scheduler.tries import Tries
 from runtime.stages import Chain, Path, RunAhead
-from runtime.types import ModelSpec
+from runtime.types import ModelSpec, SequenceRequest
 
 #: The chain of nobody.
 NOWHERE = Chain(ModelSpec("", 0, 1, 0, 0), "", ())
@@ -56,6 +56,12 @@ class Member(LiveSequence):
     ahead: RunAhead | None = None
     tries: Tries = field(default_factory=Tries)
     turn: int = 0
+
+    @property
+    def told(self) -> SequenceRequest:
+        """Its request as devices are told of it: for the version that it keeps to."""
+        name = self.chain.loaded_as
+        return self.request if name == self.request.model else replace(self.request, model=name)
 
     def first(self, upto: int) -> tuple[int, ...]:
         """The first tokens of its prompt and output."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from runtime.agent.commands import Emit, Replace, SchedulerCommand, Send
+from runtime.agent.commands import Emit, Replace, SchedulerCommand, Send, Updated
 from runtime.messages import Close, Drop, Go, Load, Message, Open
 from runtime.scheduler.members import Member
 from runtime.scheduler.tries import Try
@@ -77,6 +77,7 @@ class Outbox:
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
+        self._updated: list[Updated] = []
 
     def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
         """Stages, each with its blocks."""
@@ -100,7 +101,7 @@ class Outbox:
         if not isinstance(last, _Opens):
             self._devices[device].append(last := _Opens())
         last.epochs.append(member.epoch)
-        last.requests.append(member.request)
+        last.requests.append(member.told)
         last.outputs.append(tuple(member.output))
         last.paths.append(member.path)
         last.keep.append(keep)
@@ -128,15 +129,20 @@ class Outbox:
     def replace(self, device: str) -> None:
         self._replaced.append(device)
 
+    def updated(self, model: str, version: str, error: str = "") -> None:
+        self._updated.append(Updated(model, version, error))
+
     def flush(self) -> list[SchedulerCommand]:
         """Everything; the box is empty then."""
         out: list[SchedulerCommand] = [Send(device, batch.message()) for device, batches in self._devices.items() for batch in batches]
         out.extend(Replace(device) for device in self._replaced)
+        out.extend(self._updated)
         if self.events:
             out.append(Emit(tuple(self.events)))
             self.events = []
         self._devices.clear()
         self._replaced.clear()
+        self._updated.clear()
         return out
 
     def forget(self, device: str) -> None:

@@ -8,7 +8,7 @@ A chain that no placement holds has a reason (`why_not`), and its sequences are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from runtime.config import ClusterConfig
 from runtime.policy.packing import pack
@@ -123,6 +123,23 @@ class Provision:
         self._where[block].remove(device)
         self._devices[device].blocks.discard(block)
 
+    def forget(self, chain: Chain, kept: Collection[Chain]) -> tuple[str, ...]:
+        """Let go what a chain had that none of those kept have: its blocks, wherever they are, and what was noted of it. Those blocks."""
+        still = {use.block for other in kept for use in other.uses}
+        gone = tuple(dict.fromkeys(use.block for use in chain.uses if use.block not in still))
+        for block in gone:
+            for device in self._where.pop(block, ()):
+                self._devices[device].blocks.discard(block)
+            self._blocks.pop(block, None)
+        if all(other.version != chain.version for other in kept):
+            self._why.pop(chain.version, None)
+            self._paths = {key: path for key, path in self._paths.items() if key[0] != chain.version}
+            self._rows = {key: rows for key, rows in self._rows.items() if key[0] != chain.version}
+        return gone
+
+    def knows(self, block: str) -> bool:
+        return block in self._blocks
+
     def path(self, chain: Chain, loads: Mapping[str, float]) -> Path | None:
         """The cheapest path now, or None while a block has no living device."""
         self._turn += 1
@@ -146,7 +163,7 @@ class Provision:
 
     def missing(self, chain: Chain, path: Path) -> list[tuple[str, Stage]]:
         """Stages of a path that are not loaded, whether or not they are on their way."""
-        stages = ((hop.device, Stage(chain.model, hop.lo, hop.hi)) for hop in path)
+        stages = ((hop.device, chain.stage(hop.lo, hop.hi)) for hop in path)
         return [(device, stage) for device, stage in stages if not self._devices[device].has(stage)]
 
     def blocks_of(self, chain: Chain, stage: Stage) -> tuple[str, ...]:

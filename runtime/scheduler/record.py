@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
-from runtime.agent.commands import Abort, Arrive, Down, SchedulerCommand, SchedulerEvent, Tick
+from runtime.agent.commands import Abort, Arrive, Down, SchedulerCommand, SchedulerEvent, Serve, Tick, Withdraw
 from runtime.config import ClusterConfig
 from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck
 from runtime.scheduler.cluster import Scheduler
@@ -27,7 +27,7 @@ from zoo.errors import InputError
 _FORMAT = 1
 #: Whatever a scheduler takes, by the name that stands in the log.
 _KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (Arrive, Abort, Down, Tick, Ready, Loaded, Refused, Done, Lost, Moved, Stuck, Report)
+    kind.__name__: kind for kind in (Arrive, Abort, Down, Tick, Serve, Withdraw, Ready, Loaded, Refused, Done, Lost, Moved, Stuck, Report)
 }
 #: A request with its prompt, or a step's rows: far below.
 _MOST_LINE = 1 << 26

@@ -81,6 +81,8 @@ class Seating:
         state = self._state
         state.tally.finished[reason] += 1
         del state.members[member.seq]
+        state.users[member.chain.loaded_as] -= 1
+        state.changed |= member.chain.loaded_as in state.leaving
         if member.seq in state.running:
             self._unseat(member)
         else:

@@ -6,6 +6,7 @@ Contract: data only. `ready` are sequences whose next row may be issued when the
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from runtime.agent.narrator import Narrator
@@ -16,12 +17,16 @@ from runtime.scheduler.members import Member
 from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.provision import Provision
 from runtime.scheduler.waiting import WaitingRoom
-from runtime.stages import Chain, Stage
+from runtime.stages import Chain, Stage, Variant
 
 
 @dataclass(slots=True)
 class ClusterState:
-    """`chains`: the version of each model that newcomers get. `placed`: blocks have been put on devices."""
+    """`chains`: the version of each model that newcomers get. `placed`: blocks have been put on devices.
+
+    `users`: sequences alive, by `Chain.loaded_as`. `variants`: what may stand in, by `loaded_as` of what it stands in for. `coming`: chains
+    that are made ready, by model; `leaving`: those that no newcomer gets, by `loaded_as`, as long as anything of them is there.
+    """
 
     config: ClusterConfig
     chains: dict[str, Chain]
@@ -35,8 +40,18 @@ class ClusterState:
     waiting: WaitingRoom = field(default_factory=WaitingRoom)
     starved: dict[str, Member] = field(default_factory=dict)
     ready: list[Member] = field(default_factory=list)
+    users: Counter[str] = field(default_factory=Counter)
+    variants: dict[str, tuple[Variant, ...]] = field(default_factory=dict)
+    coming: dict[str, Chain] = field(default_factory=dict)
+    leaving: dict[str, Chain] = field(default_factory=dict)
     changed: bool = False
     placed: bool = False
+
+    def in_use(self) -> list[Chain]:
+        """Every chain that newcomers or somebody alive may need, variants and those that are on their way in or out among them."""
+        served = [*self.chains.values(), *self.coming.values()]
+        variants = [variant.chain for some in self.variants.values() for variant in some]
+        return [*served, *variants, *(chain for name, chain in self.leaving.items() if self.users[name] > 0)]
 
     def ask_for(self, chain: Chain, device: str, stage: Stage) -> None:
         """Have a stage loaded, unless it is on its way or was refused."""
@@ -52,6 +67,8 @@ class ClusterState:
         waiting = {member.seq for member in self.waiting}
         if set(self.members) != set(self.running) | waiting or waiting & set(self.running):
             raise RuntimeError("members are not either waiting or running")
+        if +self.users != Counter(member.chain.loaded_as for member in self.members.values()):
+            raise RuntimeError("the versions' users are not those who are alive")
         for member in self.running.values():
             if not member.path:
                 raise RuntimeError(f"{member.seq} runs nowhere")

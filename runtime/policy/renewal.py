@@ -1,0 +1,88 @@
+"""Where the blocks of a chain go that comes while others are served: near what they take the place of, into what room there is (BL-30).
+
+Each block gets one device first: the first of those it would be on that has room, else that of the block before it, else the one with most
+room. Further wishes are fulfilled with what is left. Where that fails the largest blocks are placed first, wherever there is most room;
+if that fails too there is no answer, though a cleverer packing might have found one. Nothing that is there moves. Pure; sizes in bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """A block that is nowhere yet. `wished`: devices that it would be on, best first."""
+
+    block: str
+    nbytes: int
+    wished: tuple[str, ...] = ()
+
+
+#: Bytes that a device has left; None for any number.
+Room = Mapping[str, int | None]
+
+
+def renew(needs: Sequence[Need], room: Room) -> tuple[tuple[str, str], ...] | None:
+    """(block, device) for each need, and once more for each further wish that can be had; None where some need finds no room."""
+    first = _wished(needs, _Free(room)) or _packed(needs, _Free(room))
+    if first is None:
+        return None
+    left = _Free(room)
+    for need in needs:
+        left.take(first[need.block], need.nbytes)
+    pairs = list(first.items())
+    for need in needs:
+        for device in need.wished:
+            if device != first[need.block] and left.fits(device, need.nbytes):
+                left.take(device, need.nbytes)
+                pairs.append((need.block, device))
+    return tuple(pairs)
+
+
+class _Free:
+    def __init__(self, room: Room) -> None:
+        self._left = dict(room)
+
+    def fits(self, device: str, nbytes: int) -> bool:
+        if device not in self._left:
+            return False
+        left = self._left[device]
+        return left is None or nbytes <= left
+
+    def take(self, device: str, nbytes: int) -> None:
+        left = self._left[device]
+        if left is not None:
+            self._left[device] = left - nbytes
+
+    def most(self) -> str:
+        return max(self._left, key=lambda device: float("inf") if (left := self._left[device]) is None else left)
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+
+def _wished(needs: Sequence[Need], free: _Free) -> dict[str, str] | None:
+    """In the order given."""
+    found: dict[str, str] = {}
+    before = ""
+    for need in needs:
+        options = [*need.wished, before, *([free.most()] if len(free) else [])]
+        device = next((each for each in options if free.fits(each, need.nbytes)), None)
+        if device is None:
+            return None
+        free.take(device, need.nbytes)
+        found[need.block] = before = device
+    return found
+
+
+def _packed(needs: Sequence[Need], free: _Free) -> dict[str, str] | None:
+    """Largest first."""
+    found: dict[str, str] = {}
+    for need in sorted(needs, key=lambda each: -each.nbytes):
+        if not len(free) or not free.fits(device := free.most(), need.nbytes):
+            return None
+        free.take(device, need.nbytes)
+        found[need.block] = device
+    return {need.block: found[need.block] for need in needs}

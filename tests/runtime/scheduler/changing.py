@@ -1,0 +1,68 @@
+"""A virtual cluster whose models come and go: what became of each update, and which version each sequence was given when it came."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from runtime.agent.commands import Arrive, Serve, Updated
+from runtime.engine.counted import CountingModel, expected
+from runtime.engine.counting import CountingEngine
+from runtime.stages import Block, Chain, Variant
+from tests.runtime.scheduler.virtual_cluster import VirtualCluster
+
+
+def as_version(model: CountingModel, of: str, *cuts: int) -> Chain:
+    """A counting model as a version of a model of another name, which engines find under its own."""
+    return replace(model.chain(*cuts), spec=replace(model.spec, name=of), source=model.spec.name)
+
+
+def serve(model: CountingModel, of: str, *cuts: int, variants: tuple[Variant, ...] = (), blocks: Sequence[Block] = ()) -> Serve:
+    return Serve(as_version(model, of, *cuts), (*model.blocks(*cuts), *blocks), variants)
+
+
+@dataclass
+class Changing(VirtualCluster):
+    """`known`: all that engines can load. `given`: by sequence, what its version is loaded as. `updated`: answers, in order."""
+
+    known: Sequence[CountingModel] = ()
+    given: dict[str, str] = field(default_factory=dict)
+    updated: list[Updated] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if self.make_engine is None:
+            self.make_engine = lambda name: CountingEngine(self.known, self.pages, device=name)
+        super().__post_init__()
+
+    def tell(self, event: Any) -> None:
+        super().tell(event)
+        if isinstance(event, Arrive) and (member := self.scheduler.members.get(event.request.seq)) is not None:
+            self.given[event.request.seq] = member.chain.loaded_as
+
+    def carry_out(self, commands: Any) -> None:
+        commands = list(commands)
+        self.updated += [command for command in commands if isinstance(command, Updated)]
+        super().carry_out(commands)
+
+    def expect(self) -> None:
+        """Every sequence has the tokens of the version that it was given, and nothing is left anywhere."""
+        models = {model.spec.name: model for model in self.known}
+        for seq, request in self.requests.items():
+            told = self.told[seq]
+            assert told.last.finish in ("stop", "length"), (seq, told.last)
+            assert told.tokens == expected(models[self.given[seq]], request.prompt, request.sampling), seq
+        self.expect_empty()
+
+    def loaded(self) -> set[str]:
+        """What of is loaded on any device, as the scheduler knows it."""
+        return {stage.partition("[")[0] for device in self.scheduler.devices for stage in device.loaded}
+
+    def expect_only(self, *models: tuple[CountingModel, Sequence[int]]) -> None:
+        """Devices hold blocks and stages of these models, and nothing else; engines and scheduler agree."""
+        blocks = {block.id for model, cut in models for block in model.blocks(*cut)}
+        assert {block for device in self.scheduler.devices for block in device.blocks} == blocks == set(self.scheduler.provision.instances)
+        assert self.loaded() <= {model.spec.name for model, _ in models}
+        for node in self.living():
+            held = {stage.id for stage in node.engine._stages.values()}  # type: ignore[attr-defined]
+            assert held == set(self.scheduler.devices[node.name].loaded), node.name
