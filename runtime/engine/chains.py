@@ -10,12 +10,13 @@ Reads manifests and configs; loads nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runtime.config import EngineConfig
 from runtime.engine.loading import spec_of
 from runtime.engine.residents import dtype_named
 from runtime.engine.servable import servable
+from runtime.engine.versions import pinned, version_of
 from runtime.kv.pool import PageSizes
 from runtime.stages import Block, BlockUse, Chain
 from zoo.manifest import ChainBlock, Component, ModelManifest, digest_of
@@ -33,17 +34,21 @@ class DescribedChain:
     blocks: tuple[Block, ...]
 
 
-def describe_chain(store: Store, name: str, config: EngineConfig, half_page: int, piece_bytes: int) -> DescribedChain:
-    """One model as blocks of at most `piece_bytes` (single layers may be larger).
+def describe_chain(
+    store: Store, name: str, config: EngineConfig, half_page: int, piece_bytes: int, serve_as: str | None = None
+) -> DescribedChain:
+    """One model as blocks of at most `piece_bytes` (single layers may be larger). Engines load just this version of it, or refuse.
 
     Args:
         half_page: bytes of K in a page, the same on all devices (`engine.residents.half_page`).
+        serve_as: the name under which it is asked for, if that is not its own: a new version of a model that is stored beside the old one.
 
     Raises:
         NotServable, NotFound, AmbiguousName, MalformedCheckpoint: as loading does.
     """
     with store.catalog.reading() as catalog:
-        manifest, chain = catalog.model(catalog.resolve(name)), tuple(catalog.chain(catalog.resolve(name)))
+        name = catalog.resolve(name)
+        manifest, chain = catalog.model(name), tuple(catalog.chain(name))
     dtype = None if config.dtype is None else dtype_named(config.dtype)
     found = servable(store, manifest, dtype)
     layers = sum(_attends(placed.component) for placed in manifest.components)
@@ -59,8 +64,9 @@ def describe_chain(store: Store, name: str, config: EngineConfig, half_page: int
         domain = digest_of(["kv", upstream, str(found.dtype)])
         uses.append(BlockUse(block, lo, hi, attends, domain, sizes.adapters(components)))
         blocks.append(Block(block, sizes.weights(components), attends))
-    version = digest_of(["chain", [placed.component.digest for placed in manifest.components], str(found.dtype)])
-    return DescribedChain(Chain(spec, version, tuple(uses)), tuple(blocks))
+    version = version_of(manifest, found.dtype)
+    spec = spec if serve_as is None else replace(spec, name=serve_as)
+    return DescribedChain(Chain(spec, version, tuple(uses), pinned(name, version)), tuple(blocks))
 
 
 class _Sizes:

@@ -14,9 +14,10 @@ from runtime.engine.loaded import LoadedModel
 from runtime.engine.loading import load_model, release_units
 from runtime.engine.native.build import NoKernels
 from runtime.engine.native.calls import Kernels
-from runtime.engine.servable import Executor, servable
+from runtime.engine.servable import Executor, servable, stored_dtype
 from runtime.engine.threads import give_back
 from runtime.engine.units import UnitStore
+from runtime.engine.versions import check_version, unpinned
 from runtime.kv.pool import Pages
 from runtime.stages import Stage
 from runtime.types import ModelSpec
@@ -49,10 +50,12 @@ class Residents:
         return tuple(model.spec for model in self.models.values())
 
     def load(self, name: str, pages: Pages, part: Stage | None = None) -> LoadedModel:
-        """Make a model ready, or a part of it; what is loaded already costs nothing. Parts are known by their ids.
+        """Make a model ready, or a part of it; what is loaded already costs nothing. Parts are known by their ids, whose models may be
+        pinned to a version (`engine.versions`).
 
-        Raises NotServable, NotFound, AmbiguousName, DamagedObject.
+        Raises NotServable, NotFound (also for another version), AmbiguousName, DamagedObject.
         """
+        name, version = (name, "") if part is None else unpinned(name)
         with self._store.keeping():  # no collection between reading the manifest and mapping its objects
             with self._store.catalog.reading() as catalog:
                 name = catalog.resolve(name)
@@ -60,6 +63,8 @@ class Residents:
                 if known in self.models:
                     return self.models[known]
                 manifest, chain = catalog.model(name), tuple(catalog.chain(name))
+            if version:
+                check_version(manifest, self._dtype or stored_dtype(manifest), version)
             model = load_model(self._store, manifest, chain, self.units, pages, self._config, self._dtype, self._executor, part)
         self.models[known] = model
         give_back()
