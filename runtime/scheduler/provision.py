@@ -134,7 +134,7 @@ class Provision:
         if all(other.version != chain.version for other in kept):
             self._why.pop(chain.version, None)
             self._paths = {key: path for key, path in self._paths.items() if key[0] != chain.version}
-            self._rows = {key: rows for key, rows in self._rows.items() if key[0] != chain.version}
+            self._passes = {key: passes for key, passes in self._passes.items() if key[0] != chain.version}
         return gone
 
     def knows(self, block: str) -> bool:
