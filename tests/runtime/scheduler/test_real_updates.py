@@ -84,7 +84,6 @@ def test_another_model_under_the_same_name_is_not_loaded_for_a_version_that_runs
     family.lora("base", "three", seed=8)
     chain = described(family, "three").chain
     engine.load(chain.stage(0, 2))
-    family.store.catalog  # noqa: B018
     with family.store.catalog.writing() as writer:
         writer.remove_model("three")
     family.lora("base", "three", seed=9)
