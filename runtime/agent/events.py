@@ -12,10 +12,12 @@ def token_event(live: LiveSequence, sampled: Sampled, scores: tuple[PromptLogpro
     return TokenEvent(request.seq, request.request, index, sampled.token, sampled.logprob, sampled.top, scores, finish)
 
 
-def end_event(live: LiveSequence, finish: FinishReason, error: str | None = None) -> TokenEvent:
+def end_event(live: LiveSequence, finish: FinishReason, error: str | None = None, served: str | None = None) -> TokenEvent:
     """The end of a sequence without a token; its index is the number of tokens it had."""
     request, scores = live.request, tuple(live.prompt_logprobs)
-    return TokenEvent(request.seq, request.request, len(live.output), None, prompt_logprobs=scores, finish=finish, error=error)
+    return TokenEvent(
+        request.seq, request.request, len(live.output), None, prompt_logprobs=scores, finish=finish, error=error, served=served
+    )
 
 
 def refusal_event(request: SequenceRequest, why: str) -> TokenEvent:

@@ -6,10 +6,12 @@ Contract: names and fields of events are decided here and nowhere else. `n` coun
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from runtime.messages import Moved
 from runtime.policy.batching import Phase
+from runtime.policy.dispatch import Dispatch
 from runtime.stages import Chain, Path
 from runtime.trace import TraceSink
 from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, TraceEvent
@@ -83,6 +85,18 @@ class Narrator:
     def model(self, now: int, event: str, spec: ModelSpec) -> None:
         if self._sink is not None:
             self._sink.emit(TraceEvent(now, event, dev=self._device, extra={"model": spec.name}))
+
+    def dispatched(self, now: int, request: SequenceRequest, found: Dispatch) -> None:
+        """An adaptive request could go several ways (BL-28): the terms of all, and the one that was taken."""
+        if self._sink is None:
+            return
+        rated = [
+            {"model": each.option.candidate.name, "score": each.option.score, "out": each.out, **asdict(each.latency)}
+            for each in found.rated
+        ]
+        taken = {"asked": request.model, "model": found.chosen.candidate.name, "score": found.chosen.score, "rule": found.rule}
+        for event, extra in (("dispatch.candidates", {"candidates": rated}), ("dispatch.choose", taken)):
+            self._sink.emit(TraceEvent(now, event, request.request, request.seq, dev=self._device, cause="BL-28", extra=extra))
 
     def version(self, now: int, event: str, chain: Chain, error: str = "") -> None:
         """A version of a model is served, could not be (`error`), gets no newcomers any more, or is gone (BL-30)."""

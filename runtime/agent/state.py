@@ -40,6 +40,7 @@ class AgentCounters:
     preemptions. `steps`: steps that ended well. `failed_steps`: steps in which the engine failed. `segments`: segments
     that ran; zero while the engine does not report them. `busy`: nanoseconds that engines spent in steps. `idle_tokens`: tokens computed
     for nobody (BA-18).
+    `adapted`: sequences that got another chain than the one they named, because they allow it (BL-28).
     `finished`: sequences by their last event's reason.
     """
 
@@ -52,6 +53,7 @@ class AgentCounters:
     segments: int = 0
     busy: int = 0
     idle_tokens: int = 0
+    adapted: int = 0
     finished: Mapping[FinishReason, int] = field(default_factory=dict)
 
 
@@ -100,6 +102,7 @@ class Tally:
         self.segments = 0
         self.busy = 0
         self.idle_tokens = 0
+        self.adapted = 0
         self.finished: Counter[FinishReason] = Counter()
 
     def step(self, plan: StepPlan, result: StepResult) -> None:
@@ -120,5 +123,6 @@ class Tally:
             self.segments,
             self.busy,
             self.idle_tokens,
+            self.adapted,
             dict(self.finished),
         )

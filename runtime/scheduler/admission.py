@@ -11,6 +11,7 @@ import heapq
 from runtime.agent.admission import refusal
 from runtime.agent.sequences import Rank
 from runtime.kv.pages import groups_for
+from runtime.scheduler.adaptive import Adaptive
 from runtime.scheduler.members import Member
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.state import ClusterState
@@ -19,9 +20,10 @@ from runtime.types import SequenceRequest
 
 
 class Admission:
-    def __init__(self, state: ClusterState, seating: Seating) -> None:
+    def __init__(self, state: ClusterState, seating: Seating, adaptive: Adaptive) -> None:
         self._state = state
         self._seating = seating
+        self._adaptive = adaptive
         self._arrivals = 0
 
     def arrive(self, request: SequenceRequest, now: int) -> None:
@@ -34,12 +36,16 @@ class Admission:
         if chain is None:
             self._seating.refuse(request, f"model {request.model!r} is not loaded", now)
             return
+        variant = self._adaptive.choose(request, chain, now)
+        if variant is not None:
+            chain = variant.chain
+            state.tally.adapted += 1
         why = refusal(request, chain.spec) or state.provision.why_not(chain)
         if why is not None:
             self._seating.refuse(request, why, now)
             return
         self._arrivals += 1
-        member = Member(request, chain.spec, Rank(request.priority, request.arrival, self._arrivals), chain=chain)
+        member = Member(request, chain.spec, Rank(request.priority, request.arrival, self._arrivals), chain=chain, variant=variant)
         state.members[request.seq] = member
         state.users[chain.loaded_as] += 1
         state.waiting.add(member)

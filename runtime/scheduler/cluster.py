@@ -21,6 +21,7 @@ from runtime.agent.narrator import Narrator
 from runtime.agent.state import AgentState, block_loads, model_loads
 from runtime.config import ClusterConfig
 from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict
+from runtime.scheduler.adaptive import Adaptation, Adaptive
 from runtime.scheduler.admission import Admission
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.fleet import Fleet
@@ -46,22 +47,24 @@ class Scheduler:
         config: see there.
         trace: where events go.
         surrogates: by model, cheaper stand-ins of parts of it (BL-25).
+        adaptation: what may stand in for these chains where a request allows it; its blocks are among `blocks`.
     """
 
     def __init__(
         self, chains: Iterable[Chain], blocks: Iterable[Block], config: ClusterConfig, trace: TraceSink | None = None,
-        surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}),
+        surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}), adaptation: Adaptation | None = None,
     ) -> None:  # fmt: skip
         devices = Devices()
         provision = Provision(blocks, config, devices)
         self._state = ClusterState(config, {chain.model: chain for chain in chains}, devices, provision, Narrator(trace, "scheduler"))
+        self._updates = Updates(self._state)
+        self._updates.know(() if adaptation is None else adaptation.variants)
         self._seating = Seating(self._state)
         self.speculation = Speculation(self._state, surrogates)
         self._seating.predict = self.speculation.plan
         self._rows = Rows(self._state, self._seating, self.speculation)
-        self._admission = Admission(self._state, self._seating)
+        self._admission = Admission(self._state, self._seating, Adaptive(self._state, adaptation or Adaptation()))
         self.handovers = Handovers(self._state, self._seating)
-        self._updates = Updates(self._state)
         self._fleet = Fleet(self._state, self._seating, self._admission, self.handovers, self._updates)
         self._seating.on_leaving = self.handovers.cancel
 
@@ -84,6 +87,7 @@ class Scheduler:
                 self._fleet.loaded(event)
             case Refused():
                 self._fleet.refused(event, now)
+                self._updates.refused(event.stage)
             case Lost():
                 self._rows.lost(event, now)
             case Moved():

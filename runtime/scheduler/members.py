@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from runtime.agent.sequences import LiveSequence
 from runtime.scheduler.tries import Tries
-from runtime.stages import Chain, Path, RunAhead
+from runtime.stages import Chain, Path, RunAhead, Variant
 from runtime.types import ModelSpec, SequenceRequest
 
 #: The chain of nobody.
@@ -37,6 +37,7 @@ class Member(LiveSequence):
 
     `flying`: a row of it is under way. `doomed`: to be preempted when that is back. `move`: the migration it is in, 0 for none;
     `held`: no rows are issued, for its last stage. `ahead`: the hop that is predicted; `tries`: its rows then; `turn`: of the latest.
+    `variant`: what it runs on instead of the chain that it named (BL-28).
     """
 
     chain: Chain = NOWHERE
@@ -56,6 +57,12 @@ class Member(LiveSequence):
     ahead: RunAhead | None = None
     tries: Tries = field(default_factory=Tries)
     turn: int = 0
+    variant: Variant | None = None
+
+    @property
+    def served(self) -> str | None:
+        """What it runs on, where that is not what it asked for."""
+        return None if self.variant is None else self.variant.name
 
     @property
     def told(self) -> SequenceRequest:

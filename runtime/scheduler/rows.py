@@ -144,7 +144,10 @@ class Rows:
             reason = "length"
         if state.tell.on:
             state.tell.token(now, request, made - 1, sampled.token)
-        event = TokenEvent(request.seq, request.request, made - 1, sampled.token, sampled.logprob, sampled.top, scores, reason)
+        served = None if reason is None else member.served
+        event = TokenEvent(
+            request.seq, request.request, made - 1, sampled.token, sampled.logprob, sampled.top, scores, reason, None, served
+        )  # fmt: skip
         state.out.events.append(event)
         if reason is not None:
             self._seating.leave(member, reason, now)

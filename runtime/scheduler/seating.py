@@ -73,7 +73,7 @@ class Seating:
 
     def end(self, member: Member, reason: FinishReason, now: int, error: str | None = None) -> None:
         """End a sequence without a token."""
-        self._state.out.events.append(end_event(member, reason, error))
+        self._state.out.events.append(end_event(member, reason, error, member.served))
         self.leave(member, reason, now)
 
     def leave(self, member: Member, reason: FinishReason, now: int) -> None:

@@ -10,10 +10,13 @@ two versions share stay where they are. Every Serve and Withdraw has one Updated
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from runtime.agent.commands import Serve, Withdraw
 from runtime.scheduler.joining import join
+from runtime.scheduler.members import Member
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Chain, Variant
+from runtime.stages import Chain, Stage, Variant
 
 
 class Updates:
@@ -50,6 +53,15 @@ class Updates:
         self._retire(chain)
         state.out.updated(event.model, "")
         state.tell.version(now, "model.withdraw", chain)
+
+    def know(self, variants: Iterable[Variant]) -> None:
+        """Variants of the chains that are there from the beginning. Raises ValueError for one of another chain."""
+        names = {chain.version: chain.loaded_as for chain in self._state.chains.values()}
+        for variant in variants:
+            if variant.of not in names:
+                raise ValueError(f"{variant.name} stands for version {variant.of[:12]}, which is not served")
+            name = names[variant.of]
+            self._state.variants[name] = (*self._state.variants.get(name, ()), variant)
 
     def first(self) -> None:
         """The chains that were there from the beginning are placed: so are their variants, those for which there is room."""
@@ -151,6 +163,28 @@ class Updates:
     def _version(self, model: str) -> str:
         chain = self._state.chains.get(model)
         return "" if chain is None else chain.version
+
+    def refused(self, stage: Stage) -> None:
+        """A device cannot load a part of a variant: it serves nobody any more, and whoever has not begun on it gets what it named."""
+        for name, variants in tuple(self._state.variants.items()):
+            broken = next((variant for variant in variants if variant.chain.loaded_as == stage.model), None)
+            if broken is None:
+                continue
+            self._state.variants[name] = tuple(variant for variant in variants if variant is not broken)
+            self._state.leaving[stage.model] = broken.chain
+            self._state.changed = True
+            exact = next((chain for chain in self._state.in_use() if chain.loaded_as == name), None)
+            if exact is not None:
+                for member in [m for m in self._state.waiting if m.variant is broken and not m.output]:
+                    self._rebase(member, exact)
+
+    def _rebase(self, member: Member, exact: Chain) -> None:
+        state = self._state
+        state.waiting.remove(member)
+        state.users[member.chain.loaded_as] -= 1
+        member.chain, member.spec, member.variant = exact, exact.spec, None
+        state.users[exact.loaded_as] += 1
+        state.waiting.add(member)
 
     # -- leaving -------------------------------------------------------------------------------------------------------
 

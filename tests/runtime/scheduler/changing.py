@@ -24,16 +24,26 @@ def serve(model: CountingModel, of: str, *cuts: int, variants: tuple[Variant, ..
 
 @dataclass
 class Changing(VirtualCluster):
-    """`known`: all that engines can load. `given`: by sequence, what its version is loaded as. `updated`: answers, in order."""
+    """`known`: all that engines can load. `given`: by sequence, what its version is loaded as. `updated`: answers, in order.
+
+    `every`: books are checked behind each so-many-th event.
+    """
 
     known: Sequence[CountingModel] = ()
     given: dict[str, str] = field(default_factory=dict)
     updated: list[Updated] = field(default_factory=list)
+    every: int = 1
+    _events: int = 0
 
     def __post_init__(self) -> None:
         if self.make_engine is None:
             self.make_engine = lambda name: CountingEngine(self.known, self.pages, device=name)
         super().__post_init__()
+
+    def check(self) -> None:
+        self._events += 1
+        if self._events % self.every == 0:
+            super().check()
 
     def tell(self, event: Any) -> None:
         super().tell(event)

@@ -1,4 +1,5 @@
-"""Real models that are replaced under load: tokens of the version that each sequence began with, and nothing of another one loaded."""
+"""Real models that are replaced under load, or stood in for: tokens of the version that each sequence began with, or of the composed model
+that it was given, and nothing of another one loaded."""
 
 from __future__ import annotations
 
@@ -10,17 +11,21 @@ import pytest
 from runtime.agent.commands import Serve
 from runtime.config import BatchingConfig, ClusterConfig, EngineConfig, RelayConfig
 from runtime.engine.chains import DescribedChain, describe_chain
+from runtime.engine.composed import variants_in
 from runtime.engine.paged import PagedEngine
 from runtime.engine.residents import half_page
 from runtime.engine.staged import StagedEngine
+from runtime.policy.dispatch import DispatchLimits
 from runtime.stages import Stage
 from runtime.types import SamplingParams, SequenceRequest
+from tests.chains import put_chain
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.test_equality import prompts
 from tests.runtime.scheduler.changing import Changing
 from tests.runtime.scheduler.virtual_cluster import MS
 from zoo.errors import NotFound
+from zoo.records import Equivalence, Run
 
 CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4)
 SAMPLING = SamplingParams(12, ignore_eos=True)
@@ -77,6 +82,44 @@ def _loaded_alone(bench: Bench, device: str, stages: list[Stage]) -> int:  # noq
     for stage in stages:
         engine.load(stage)
     return engine.memory().weights
+
+
+def test_a_composed_model_stands_in_where_that_is_allowed(family: Bench) -> None:
+    """Its blocks are its parents': on the devices it costs what of the other parent is not there."""
+    store = family.store
+    put_chain(store, "mixed", ("base", 0, 2), ("one", 2, 3), embedding="base", head="base")
+    put_chain(store, "unscored", ("base", 0, 1), ("one", 1, 2), ("base", 2, 3), embedding="base", head="base")
+    with store.catalog.writing() as writer:
+        writer.put_equivalences([Equivalence("equivalent", Run("one", 5, 7), Run("base", 5, 7), "probe", 0.99)])
+    exact = described(family, "base")
+    half = half_page(store, CONFIG, ["base"])
+    found = variants_in(store, exact.chain, "base", CONFIG, half, 1)
+    assert [(each.variant.name, each.variant.score, each.variant.kind) for each in found] == [("mixed", 0.99, "equivalent")]
+    assert variants_in(store, exact.chain, "base", CONFIG, half, 1, DispatchLimits(equivalent=0.995)) == ()
+    blocks = {block.id: block for each in (exact, found[0]) for block in each.blocks}
+    cluster = Changing(
+        chains=[exact.chain], blocks=list(blocks.values()), devices=2, make_engine=lambda name: engine_of(family, name),
+        config=ClusterConfig(devices=2, placing="split"), relay_config=RelayConfig(chunk=4, window=1),
+        serving={"variants": [each.variant for each in found], "limits": DispatchLimits()},
+    )  # fmt: skip
+    for number in range(12):
+        asked = SequenceRequest(f"s{number}", f"r{number}", "base", PROMPTS[number % 6], SAMPLING, adaptive=number % 2 == 0)
+        cluster.ask(asked, at=(2 + number) * MS)
+    cluster.run()
+    cluster.expect_empty()
+    wanted = {None: own_tokens(family, "base"), "mixed": own_tokens(family, "mixed")}
+    assert wanted[None] != wanted["mixed"]
+    served = {seq: told.last.served for seq, told in cluster.told.items()}
+    assert {seq: told.tokens for seq, told in cluster.told.items()} == {seq: wanted[served[seq]][int(seq[1:]) % 6] for seq in served}
+    assert all(served[seq] is None for seq, one in cluster.requests.items() if not one.adaptive) and "mixed" in served.values()
+
+
+def test_a_comparison_of_the_two_counts_before_what_their_parts_make_likely(family: Bench) -> None:
+    store, exact = family.store, described(family, "base").chain
+    with store.catalog.writing() as writer:
+        writer.put_equivalences([Equivalence("equivalent", Run("base", 7, 8), Run("mixed", 7, 8), "probe", 0.91)])
+    found = variants_in(store, exact, "base", CONFIG, half_page(store, CONFIG, ["base"]), 1)
+    assert [each.variant.score for each in found] == [0.91]
 
 
 def test_another_model_under_the_same_name_is_not_loaded_for_a_version_that_runs(family: Bench) -> None:

@@ -132,7 +132,8 @@ def test_one_goes_back_while_the_first_version_still_runs() -> None:
 def test_an_update_that_is_overtaken_is_given_up() -> None:
     cluster = cluster_of()
     ask(cluster, random.Random(7), 50 * MS)
-    cluster.at(20 * MS, lambda: (cluster.tell(serve(C, "m", *CUT)), cluster.tell(serve(B, "m", *CUT))) and None)
+    change(cluster, C, 20 * MS)
+    change(cluster, B, 20 * MS)
     cluster.run()
     cluster.expect()
     assert [bool(each.error) for each in cluster.updated] == [True, False]

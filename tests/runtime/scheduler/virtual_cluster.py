@@ -37,6 +37,7 @@ from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import CountingModel, expected
 from runtime.engine.counting import CountingEngine
 from runtime.messages import PROTOCOL, Pages, Ready
+from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.cluster import Scheduler
 from runtime.stages import Array, Block, Chain, StageEngine, Surrogate, devices_of
 from runtime.types import SequenceRequest, StepPlan, TokenEvent
@@ -78,6 +79,7 @@ class VirtualCluster:
     stand_ins: Sequence[CountingModel] = ()
     costs: Callable[[StepPlan], int] | None = None
     alike: Alike = all_or_nothing
+    adaptation: Adaptation | None = None
     damage: Callable[[Pages], bool] = lambda pages: False
 
     def __post_init__(self) -> None:
@@ -87,7 +89,7 @@ class VirtualCluster:
         blocks |= {block.id: block for model, cut in zip(self.models, cuts, strict=True) for block in model.blocks(*cut)}
         self.trace = ListTrace()
         config = self.config or ClusterConfig(devices=self.devices, placing="split")
-        self.scheduler = Scheduler(chains, blocks.values(), config, self.trace, self.surrogates)
+        self.scheduler = Scheduler(chains, blocks.values(), config, self.trace, self.surrogates, self.adaptation)
         self.now = 0
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
