@@ -185,6 +185,14 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
+class Likeness:
+    """Whether two arrays are the same bit by bit, and their least cosine over tokens."""
+
+    same: bool
+    cosine: float
+
+
+@dataclass(frozen=True, slots=True)
 class StageResult:
     """What a stage engine gives back: `result` as of any engine, and by row's name the hidden states [tokens, width] of headless stages."""
 
@@ -233,6 +241,10 @@ class StageEngine(Protocol):
 
     def write_pages(self, pages: Sequence[int], data: Array) -> None:
         """Put them there. Raises ValueError for data of another shape."""
+        ...
+
+    def alike(self, a: Array, b: Array) -> Likeness:
+        """Compare hidden states of one dtype and shape, [tokens, width]: a prediction with what it was to be (BL-25)."""
         ...
 
     def memory(self) -> EngineMemory: ...

@@ -18,8 +18,8 @@ its way (`scheduler.tries`), so that the hops before D and D itself need not wai
 row p + 1 is sent again under a new turn, and supersedes what began at its start wherever it comes. Close, death and preemption end an
 epoch as ever: tentative rows have nothing of their own that could be left. A moved sequence goes on without.
 
-Contract: knows rows, tables and turns of one device; which sequences are predicted says the scheduler. How alike two arrays are says
-`alike`: the least cosine over tokens. Shadow rows run in steps of their own: a driver with another thread or stream for them would gain
+Contract: knows rows, tables and turns of one device; which sequences are predicted says the scheduler. How alike two arrays are says the
+engine. Shadow rows run in steps of their own: a driver with another thread or stream for them would gain
 the stand-in's time.
 """
 
@@ -32,21 +32,17 @@ from runtime.agent.commands import SCHEDULER, Send
 from runtime.agent.guests import Guest, Waiting
 from runtime.agent.tables import Tables
 from runtime.messages import Verdict
-from runtime.stages import Array
+from runtime.stages import Array, Likeness
 from runtime.types import ModelSpec
 
-#: How alike two arrays of one shape are: the least cosine over their tokens.
-Alike = Callable[[Array, Array], float]
+#: `StageEngine.alike`.
+Alike = Callable[[Array, Array], Likeness]
 
 
-def same_bits(a: Array, b: Array) -> bool:
-    """Whether two arrays are the same, bit by bit."""
-    return (a.dtype, a.shape) == (b.dtype, b.shape) and memoryview(a.data).cast("B") == memoryview(b.data).cast("B")
-
-
-def all_or_nothing(a: Array, b: Array) -> float:
+def same_bits(a: Array, b: Array) -> Likeness:
     """Alike where nobody can say how much: 1 for the same bits, else 0."""
-    return 1.0 if same_bits(a, b) else 0.0
+    same = memoryview(a.data).cast("B") == memoryview(b.data).cast("B")
+    return Likeness(same, 1.0 if same else 0.0)
 
 
 class Ahead:
@@ -127,11 +123,10 @@ class Judged:
         if guest.prediction is None or guest.ahead is None or row.hop != guest.ahead.hop or guest.prediction[0] != row.turn:
             return False
         prediction, guest.prediction = guest.prediction[1], None
-        same = same_bits(prediction, output)
         comparable = (prediction.dtype, prediction.shape) == (output.dtype, output.shape)
-        cosine = 1.0 if same else self._alike(prediction, output) if comparable else 0.0
-        stands = same or (guest.ahead.threshold is not None and cosine >= guest.ahead.threshold)
-        self._rows.append((guest.seq, row.epoch, row.turn, stands, cosine))
+        found = self._alike(prediction, output) if comparable else Likeness(False, -1.0)
+        stands = found.same or (guest.ahead.threshold is not None and found.cosine >= guest.ahead.threshold)
+        self._rows.append((guest.seq, row.epoch, row.turn, stands, found.cosine))
         return stands
 
     def told(self) -> list[Send]:

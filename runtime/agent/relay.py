@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from runtime.agent.ahead import Ahead, Alike, Judged, all_or_nothing
+from runtime.agent.ahead import Ahead, Alike, Judged, same_bits
 from runtime.agent.answers import sampled_by_seq
 from runtime.agent.commands import (
     SCHEDULER,
@@ -75,7 +75,7 @@ class Relay:
         alike: how predictions are compared (BL-25).
     """
 
-    def __init__(self, device: str, page_capacity: int, config: RelayConfig, alike: Alike = all_or_nothing) -> None:
+    def __init__(self, device: str, page_capacity: int, config: RelayConfig, alike: Alike = same_bits) -> None:
         self.device = device
         self._alike = alike
         self._config = config

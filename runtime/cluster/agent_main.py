@@ -105,7 +105,7 @@ def be(
         engine = make()
     except Exception as error:
         return Ended(Exit.LOST, f"the engine cannot be made: {public(error)}")
-    relay = Relay(identity.device, engine.page_capacity, identity.relay)
+    relay = Relay(identity.device, engine.page_capacity, identity.relay, engine.alike)
     post = Post(identity.device, identity.incarnation, identity.bind, keys, context=context)
     heart = Post(identity.device, identity.incarnation, keys=keys, context=context, purpose="beat")
     for each in (post, heart):

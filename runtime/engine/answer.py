@@ -44,5 +44,7 @@ def draw_of(model: LoadedModel, row: Row) -> Draw:
     """How a row's next token is to be chosen."""
     held = model.sequences[row.seq]
     params = held.request.sampling
+    # A row may go back behind what a tentative one has chosen (BL-25).
+    produced = held.output if len(held.output) <= row.generated else held.output[: row.generated]
     stops = tuple(dict.fromkeys((*model.spec.eos_token_ids, *params.stop_token_ids)))
-    return Draw(row.seq, params, row.generated, held.request.prompt, held.output, stops)
+    return Draw(row.seq, params, row.generated, held.request.prompt, produced, stops)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from runtime.stages import Array
+from runtime.stages import Array, Likeness
 
 
 def arrays_of(hidden: Tensor, spans: Iterable[tuple[int, int]]) -> list[Array]:
@@ -43,6 +43,21 @@ def joined(arrays: Sequence[Array], shape: tuple[int, int], dtype: torch.dtype) 
     if at != into.nbytes:
         raise ValueError(f"{at} bytes where {into.nbytes} should be")
     return out
+
+
+def likeness(a: Array, b: Array) -> Likeness:
+    """Of two arrays [tokens, width] of one dtype and shape; what has no cosine (zeros, infinities) is not alike at all: -1."""
+    x, y = (_tensor_of(each) for each in (a, b))
+    if torch.equal(x.view(torch.uint8), y.view(torch.uint8)):
+        return Likeness(True, 1.0)
+    x, y = x.double(), y.double()
+    found = (x * y).sum(-1) / (x.norm(dim=-1) * y.norm(dim=-1))
+    return Likeness(False, float(torch.nan_to_num(found, nan=-1.0).min()))
+
+
+def _tensor_of(array: Array) -> Tensor:
+    dtype = getattr(torch, array.dtype)
+    return joined([array], (array.shape[0], array.shape[1]), dtype)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

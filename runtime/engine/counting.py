@@ -20,7 +20,7 @@ from operator import mul
 from runtime.engine.counted import PRIME, CountingModel, Part, kept, prompt_logprobs_of, sampled_of
 from runtime.engine.fake import FakeFault, require
 from runtime.kv.pages import Group
-from runtime.stages import Array, Stage, StageResult
+from runtime.stages import Array, Likeness, Stage, StageResult
 from runtime.types import EngineMemory, ModelSpec, Opened, PromptLogprobs, Row, Sampled, StepPlan, StepResult
 from zoo.errors import NotFound, NotServable
 
@@ -113,6 +113,11 @@ class CountingEngine:
         """A component weighs its `nbytes`, once on the device."""
         parts = [part for stage in self._stages.values() for part in self._parts(stage)]
         return EngineMemory(sum(part.nbytes for part in set(parts)), sum(part.nbytes for part in parts), len(self._pool))
+
+    def alike(self, a: Array, b: Array) -> Likeness:
+        """All or nothing: these numbers have no directions."""
+        same = memoryview(a.data).cast("B") == memoryview(b.data).cast("B")
+        return Likeness(same, 1.0 if same else 0.0)
 
     def read_pages(self, pages: Sequence[int]) -> Array:
         size = self._page_bytes

@@ -82,6 +82,8 @@ def _finish(
         return
     rows = logits if len(chosen) == logits.shape[0] else logits[torch.tensor(chosen, device=logits.device)]
     results = sample(rows, draws, largest)
-    for result in results:
-        batch.model.sequences[result.seq].output.append(result.token)
+    for draw, result in zip(draws, results, strict=True):
+        output = batch.model.sequences[result.seq].output
+        del output[draw.generated :]
+        output.append(result.token)
     sampled.extend(results)

@@ -15,12 +15,12 @@ from dataclasses import replace
 import torch
 
 from runtime.config import EngineConfig
-from runtime.engine.arrays import array_of, arrays_of, joined
+from runtime.engine.arrays import array_of, arrays_of, joined, likeness
 from runtime.engine.paged import eager, learn, rows_of
 from runtime.engine.residents import Residents
 from runtime.engine.rows import Rows
 from runtime.kv.pool import PagePool
-from runtime.stages import Array, Stage, StageResult
+from runtime.stages import Array, Likeness, Stage, StageResult
 from runtime.types import EngineMemory, ModelSpec, StepPlan, StepResult
 from zoo.store import Store
 
@@ -83,6 +83,9 @@ class StagedEngine:
 
     def write_pages(self, pages: Sequence[int], data: Array) -> None:
         self._pool.write(pages, joined([data], (len(pages), self.page_bytes), torch.uint8))
+
+    def alike(self, a: Array, b: Array) -> Likeness:
+        return likeness(a, b)
 
     def memory(self) -> EngineMemory:
         return EngineMemory(self._residents.units.nbytes, self._residents.bytes_alone(), self._pool.nbytes)

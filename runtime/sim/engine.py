@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from runtime.sim.costs import BlockCost, TableCost, Work, adapter_cost, table_cost
 from runtime.sim.families import Family
 from runtime.sim.hardware import Gpu, Server
-from runtime.stages import Array, Stage, StageResult
+from runtime.stages import Array, Likeness, Stage, StageResult
 from runtime.types import EngineMemory, ModelSpec, Row, Sampled, StepPlan, StepResult
 
 #: Bytes of a number of what travels: hidden states, and pages as they are.
@@ -79,6 +79,7 @@ class SimEngine:
         self._costs: dict[str, BlockCost] = dict(costs or {})
         self._stages: dict[str, _Loaded] = {}
         self._held: dict[str, int] = {}
+        self._compared = 0
         self._sizes: dict[str, int] = {}
         self._mixes: dict[tuple[str, ...], tuple[tuple[BlockCost, tuple[int, ...]], ...]] = {}
         self._arrays: dict[tuple[int, int], Array] = {}
@@ -191,6 +192,12 @@ class SimEngine:
         if array is None:
             array = self._arrays[tokens, width] = _hollow("float16", (tokens, width))
         return array
+
+    def alike(self, a: Array, b: Array) -> Likeness:
+        """Nothing was computed: predictions are right as often as the paper's, 192 of 231, evenly."""
+        self._compared += 192
+        right = self._compared % 231 < 192
+        return Likeness(False, 1.0 if right else 0.0)
 
     # -- pages ---------------------------------------------------------------------------------------------------------
 

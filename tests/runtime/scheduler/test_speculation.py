@@ -11,7 +11,7 @@ from runtime.agent.commands import Tick
 from runtime.config import ClusterConfig, RelayConfig, SpeculationConfig
 from runtime.engine.counted import CountingModel, counting_model, expected, surrogate_of
 from runtime.messages import Pass, Verdict
-from runtime.stages import Surrogate
+from runtime.stages import Likeness, Surrogate
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -128,7 +128,7 @@ def test_similarity_takes_what_is_alike_and_runs_again_what_is_not(misses: int) 
 
 def test_lossy_predictions_stand_for_those_alone_who_allow_it() -> None:
     """Where anything is alike enough whoever allows it gets the stand-in's tokens, and all others their model's."""
-    cluster = cluster_of(2, "similarity", alike=lambda a, b: 0.96)
+    cluster = cluster_of(2, "similarity", alike=lambda a, b: Likeness(a.data == b.data, 0.96))
     warm(cluster)
     prompt = (1, 2, 0, 1)
     asked = request("exact", prompt, "m", max_tokens=12)

@@ -14,7 +14,6 @@ from typing import Any
 
 from blake3 import blake3
 
-from runtime.agent.ahead import Alike, all_or_nothing
 from runtime.agent.commands import (
     SCHEDULER,
     Abort,
@@ -39,7 +38,7 @@ from runtime.engine.counting import CountingEngine
 from runtime.messages import PROTOCOL, Pages, Ready
 from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.cluster import Scheduler
-from runtime.stages import Array, Block, Chain, StageEngine, Surrogate, devices_of
+from runtime.stages import Array, Block, Chain, Likeness, StageEngine, Surrogate, devices_of
 from runtime.types import SequenceRequest, StepPlan, TokenEvent
 from tests.runtime.virtual import ListTrace, Told
 
@@ -78,7 +77,7 @@ class VirtualCluster:
     surrogates: Mapping[str, Sequence[Surrogate]] = field(default_factory=dict)
     stand_ins: Sequence[CountingModel] = ()
     costs: Callable[[StepPlan], int] | None = None
-    alike: Alike = all_or_nothing
+    alike: Callable[[Array, Array], Likeness] | None = None
     adaptation: Adaptation | None = None
     damage: Callable[[Pages], bool] = lambda pages: False
 
@@ -184,7 +183,7 @@ class VirtualCluster:
     def bring_up(self, name: str) -> None:
         number = int(name[1:])
         engine = self.make_engine(name) if self.make_engine else self._counting(name)
-        self.nodes[name] = Node(name, Relay(name, engine.page_capacity, self.relay_config, self.alike), engine)
+        self.nodes[name] = Node(name, Relay(name, engine.page_capacity, self.relay_config, self.alike or engine.alike), engine)
         limit = self.limits[number] if self.limits else 0
         ready = Ready(name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name)
         self.at(self.now + self.latency, lambda: self.tell(ready))
