@@ -19,8 +19,7 @@ row p + 1 is sent again under a new turn, and supersedes what began at its start
 epoch as ever: tentative rows have nothing of their own that could be left. A moved sequence goes on without.
 
 Contract: knows rows, tables and turns of one device; which sequences are predicted says the scheduler. How alike two arrays are says the
-engine. Shadow rows run in steps of their own: a driver with another thread or stream for them would gain
-the stand-in's time.
+engine. Shadow rows run in steps of their own: on a stream of their own (`relay.Lane`), or on the only one before the others.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Ahead:
     # -- sequences -----------------------------------------------------------------------------------------------------
 
     def opened(self, guest: Guest, stages: Mapping[str, ModelSpec]) -> None:
-        """A sequence is here; if a hop of it here is predicted, its stand-in gets a table. Where the stage is missing nothing is predicted."""
+        """A sequence is here. If a hop of it here is predicted, its stand-in gets a table; where the stage is missing nothing is."""
         if guest.ahead is None or guest.path[guest.ahead.hop].device != self._device:
             return
         spec = stages.get(guest.ahead.stage.id)

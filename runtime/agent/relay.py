@@ -6,6 +6,8 @@ Contract: a driver calls, from one thread at a time, with `now` in nanoseconds o
     next_step(now)                            a step for the engine, or None while nothing can run
     finish_step(result, now)                  once per step; or fail_step(reason, now)
 
+(each of the last two with a lane, where steps that predict run on a stream of their own; `agent.ahead`)
+
 A row waits in the queue of the stage that it enters at and runs in the next step that has room: nobody waits for a batch to fill (BL-14).
 Rows of older epochs and of hops that are not here are dropped: whoever moved or closed the sequence knows. Rows that come before their
 sequence is opened wait for that (`agent.early`).
@@ -20,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 from runtime.agent.ahead import Ahead, Alike, Judged, same_bits
 from runtime.agent.answers import sampled_by_seq
@@ -64,6 +67,9 @@ from runtime.policy.hops import Blocks, HopLimits, decide
 from runtime.stages import Array, Hop, Stage, StageResult
 from runtime.types import ModelSpec, Opened, PageCounts, PromptLogprobs, Row, Sampled, StepPlan
 
+#: A driver with one stream takes all rows in turn, what predicts before what is predicted; one with two takes either kind on its own.
+Lane = Literal["all", "real", "ahead"]
+
 
 class Relay:
     """See the top of the file.
@@ -82,7 +88,7 @@ class Relay:
         self._tables = Tables(page_capacity)
         self._guests: dict[str, Guest] = {}
         self._queue: list[Waiting] = []
-        self._step: tuple[StepPlan, list[Waiting]] | None = None
+        self._under_way: dict[Lane, tuple[StepPlan, list[Waiting]]] = {}
         self._moves = Moves(device, self._tables, config)
         self._stages: dict[str, ModelSpec] = {}
         self._parting = Parting(self._tables)
@@ -96,7 +102,7 @@ class Relay:
     @property
     def busy(self) -> bool:
         """Whether a step is under way or rows wait for one."""
-        return self._step is not None or bool(self._queue) or bool(self._ahead.queue)
+        return bool(self._under_way) or bool(self._queue) or bool(self._ahead.queue)
 
     def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
         """Take a message or an event. What is stale is dropped; what cannot be done is answered. Raises TypeError for others' messages."""
@@ -121,26 +127,26 @@ class Relay:
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def next_step(self, now: int) -> StageStep | None:
-        """Rows for the engine, or None. Raises RuntimeError while a step is under way."""
-        if self._step is not None:
+    def next_step(self, now: int, lane: Lane = "all") -> StageStep | None:
+        """Rows for the engine, or None. Raises RuntimeError while a step of this lane is under way."""
+        if lane in self._under_way:
             raise RuntimeError("a step is still under way")
-        chosen = self._choose(now)
-        if not chosen and not self._tables.released:
+        chosen = self._choose(now, lane)
+        if not chosen and (lane == "ahead" or not self._tables.released):
             return None
         opened: list[Opened] = []
         rows = tuple(self._row(each, opened) for each in chosen)
         self._steps += 1
         plan = StepPlan(self._steps, rows, tuple(opened), self._tables.take_released())
-        self._step = plan, chosen
+        self._under_way[lane] = plan, chosen
         inputs = {each.name: each.array for each in chosen if each.array is not None}
         return StageStep(plan, inputs, {each.name: each.steps for each in chosen if each.steps > 1})
 
-    def finish_step(self, result: StageResult, now: int) -> list[RelayCommand]:
+    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]:
         """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the plan."""
-        plan, rows = self._under_way()
+        plan, rows = self._step_of(lane)
         sampled = sampled_by_seq(plan, result.result)
-        self._step = None
+        del self._under_way[lane]
         self._busy += result.result.busy
         self._tokens += plan.tokens
         prompts: dict[str, list[PromptLogprobs]] = {}
@@ -160,33 +166,30 @@ class Relay:
             if not self._stands(each):
                 continue
             if each.hop + 1 < len(each.guest.path):
-                going: Waiting | None = each
-                if each.shadow:
-                    going = self._ahead.predicted(each, result.outputs[each.name], self._queue)
-                elif each.turn and judged.judge(each, result.outputs[each.name]):
-                    going = None
+                output = result.outputs[each.name]
+                going = self._onward(each, output, judged) if each.turn else each
                 if going is not None:
                     device = each.guest.path[each.hop + 1].device
                     onward.setdefault(device, []).append(going)
-                    arrays.setdefault(device, []).append(result.outputs[each.name])
+                    arrays.setdefault(device, []).append(output)
                 if not each.shadow:
                     self._returns.leaves(each, now)
             else:
                 through.append(each)
                 self._returns.leaves(each, now)
-        self._tables.settle()
+        self._tables.settle(each.name for each in rows)
         for device, passed in onward.items():
             out.append(Send(device, _pass_of(passed), tuple(arrays[device])))
         if through:
             out.append(Send(SCHEDULER, self._done(through, sampled, prompts)))
         return [*out, *judged.told(), *self._parting.due()]
 
-    def fail_step(self, reason: str, now: int) -> list[RelayCommand]:
+    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]:
         """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets their tables."""
-        plan, rows = self._under_way()
-        self._step = None
+        plan, rows = self._step_of(lane)
+        del self._under_way[lane]
         self._tables.forget([row.seq for row in plan.rows], plan.released)
-        self._tables.settle()
+        self._tables.settle(each.name for each in rows)
         out: list[RelayCommand] = []
         for each in rows:
             out += self._moves.failed(each, reason) if each.move else []
@@ -363,18 +366,30 @@ class Relay:
         row.guest.comes(turn, row.start)
         self._ahead.comes(row)
 
-    def _choose(self, now: int) -> list[Waiting]:
+    def _choose(self, now: int, lane: Lane) -> list[Waiting]:
         """The rows of the next step; the others stay. Rows of what has gone meanwhile are dropped. What predicts comes first."""
-        if self._ahead.queue:
-            chosen = self._pick(self._ahead.due(self._queue, self._stands), now)
+        if self._ahead.queue and lane != "real":
+            chosen = self._pick(self._ahead.due(self._undone(), self._stands), now)
             self._ahead.taken(chosen)
             if chosen:
                 return chosen
+        if lane == "ahead":
+            return []
         waiting = [each for each in self._queue if self._stands(each)]
         chosen = self._pick(waiting, now)
         taken = set(map(id, chosen))
         self._queue = [each for each in waiting if id(each) not in taken]
         return chosen
+
+    def _undone(self) -> list[Waiting]:
+        """Rows that run next or now, in their order."""
+        return [*(each for _, rows in self._under_way.values() for each in rows if not each.shadow), *self._queue]
+
+    def _onward(self, row: Waiting, output: Array, judged: Judged) -> Waiting | None:
+        """What goes on to the next hop when a row of a predicted sequence is through, if anything does."""
+        if row.shadow:
+            return self._ahead.predicted(row, output, self._undone())
+        return None if judged.judge(row, output) else row
 
     def _pick(self, waiting: Sequence[Waiting], now: int) -> list[Waiting]:
         """Those of these rows that run now, with pages for what they write."""
@@ -458,10 +473,10 @@ class Relay:
         self._queue.extend(self._moves.take_rows())
         return out
 
-    def _under_way(self) -> tuple[StepPlan, list[Waiting]]:
-        if self._step is None:
+    def _step_of(self, lane: Lane) -> tuple[StepPlan, list[Waiting]]:
+        if lane not in self._under_way:
             raise RuntimeError("no step is under way")
-        return self._step
+        return self._under_way[lane]
 
     def _done(self, rows: Sequence[Waiting], sampled: Mapping[str, Sampled], prompts: Mapping[str, list[PromptLogprobs]]) -> Done:
         scores = tuple(replace(part, seq=each.guest.seq) for each in rows if each.name in prompts for part in prompts[each.name])

@@ -120,12 +120,13 @@ class Tables:
         else:
             self._free(key)
 
-    def settle(self) -> None:
-        """The step is over."""
-        self._writing.clear()
-        for key in sorted(self._leaving):
+    def settle(self, keys: Iterable[str]) -> None:
+        """The step that wrote these is over."""
+        self._writing.difference_update(keys)
+        over = sorted(self._leaving - self._writing)
+        for key in over:
             self._free(key)
-        self._leaving.clear()
+        self._leaving.difference_update(over)
 
     def forget(self, keys: Iterable[str], released: Sequence[str]) -> None:
         """After a failed step: the engine is to forget these once more, and what it had been told to."""

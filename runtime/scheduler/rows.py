@@ -1,7 +1,8 @@
 """Rows of running sequences: what comes back becomes tokens, and the next row goes out, with pages for it on all its path.
 
-Contract: at most one row of a sequence is under way, but for predicted ones (`scheduler.tries`). Short of pages whoever is last in rank gives way, one that is under way once it is
-back; the first in rank always goes on. Sequences that find no pages are `starved` until some are given back.
+Contract: at most one row of a sequence is under way, but for predicted ones (`scheduler.tries`). Short of pages whoever is last in rank
+gives way, one that is under way once it is back; the first in rank always goes on. Sequences that find no pages are `starved` until some
+are given back.
 """
 
 from __future__ import annotations
@@ -196,6 +197,7 @@ class Rows:
         member.passes.tokens += count + steps - 1
         if state.tell.on:
             state.tell.hops(now, member.request, member.computed, count, member.path)
+        tokens: tuple[int, ...]
         if member.phase == "decode":
             tokens, sample = (member.output[-1],), True
         else:

@@ -1,4 +1,4 @@
-"""Predicted hops: in exact mode the chain's own tokens in every schedule, in similarity mode what the threshold allows; books agree always."""
+"""Predicted hops: in exact mode the chain's own tokens in every schedule, else what the threshold allows; books agree always."""
 
 from __future__ import annotations
 
@@ -74,13 +74,13 @@ def test_exact_tokens_are_the_chains_own_however_often_a_stand_in_is_wrong(misse
         assert counts.hits > 0  # by its token
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(16))
 def test_exact_through_deaths_aborts_preemptions_and_moves(seed: int) -> None:
     rng = random.Random(seed)
     cluster = cluster_of(
         rng.choice((0, 2, 5)), pages=rng.choice((70, 90, 300)), latency=rng.choice((MS // 100, MS // 4)),
         relay_config=RelayConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))), page_bytes_per_ms=rng.choice((1e9, 200.0)),
-        costs=lambda plan, rng=rng: rng.choice((MS // 4, MS, 3 * MS)),
+        costs=lambda plan, rng=rng: rng.choice((MS // 4, MS, 3 * MS)), lanes=rng.choice((("all",), ("real", "ahead"))),
     )  # fmt: skip
     asked = some(16, seed)
     ask(cluster, asked, rng)

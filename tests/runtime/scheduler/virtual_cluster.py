@@ -28,10 +28,11 @@ from runtime.agent.commands import (
     Send,
     StageFailed,
     StageLoaded,
+    StageStep,
     Tick,
     WritePages,
 )
-from runtime.agent.relay import Relay
+from runtime.agent.relay import Lane, Relay
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import CountingModel, expected
 from runtime.engine.counting import CountingEngine
@@ -52,7 +53,7 @@ class Node:
     name: str
     relay: Relay
     engine: StageEngine
-    running: bool = False
+    running: set[Lane] = field(default_factory=set)
     alive: bool = True
 
 
@@ -76,6 +77,7 @@ class VirtualCluster:
     beta: int = 10_000
     surrogates: Mapping[str, Sequence[Surrogate]] = field(default_factory=dict)
     stand_ins: Sequence[CountingModel] = ()
+    lanes: tuple[Lane, ...] = ("all",)
     costs: Callable[[StepPlan], int] | None = None
     alike: Callable[[Array, Array], Likeness] | None = None
     adaptation: Adaptation | None = None
@@ -259,23 +261,23 @@ class VirtualCluster:
         self.start(node)
 
     def start(self, node: Node) -> None:
-        if node.running or not node.alive:
-            return
-        step = node.relay.next_step(self.now)
-        if step is None:
-            return
-        node.running = True
+        for lane in self.lanes if node.alive else ():
+            if lane not in node.running and (step := node.relay.next_step(self.now, lane)) is not None:
+                self._run(node, step, lane)
+
+    def _run(self, node: Node, step: StageStep, lane: Lane) -> None:
+        node.running.add(lane)
         result = node.engine.run(step.plan, step.inputs)
         self.hidden_bytes += sum(len(array.data) for array in result.outputs.values())
         busy = result.result.busy if self.make_engine is None else self.alpha
         if self.costs is not None:
             busy = self.costs(step.plan)
-        self.at(self.now + busy, lambda: self.finish(node, result))
+        self.at(self.now + busy, lambda: self.finish(node, result, lane))
 
-    def finish(self, node: Node, result: Any) -> None:
+    def finish(self, node: Node, result: Any, lane: Lane) -> None:
         if node.alive:
-            node.running = False
-            self.obey(node, node.relay.finish_step(result, self.now))
+            node.running.discard(lane)
+            self.obey(node, node.relay.finish_step(result, self.now, lane))
 
     def check(self) -> None:
         self.scheduler.check()
