@@ -448,7 +448,7 @@ class Relay:
                     self._stages.pop(stage.id, None)
                     self._blocks.pop(stage.id, None)
                 self._parting.drop(event.stages)
-                return [] if self._step is not None else [*self._parting.due()]
+                return [] if self._under_way else [*self._parting.due()]
             case StageLoaded():
                 self._stages[event.stage.id] = event.spec
                 return [Send(SCHEDULER, Loaded(self.device, event.stage, event.spec, event.nbytes))]

@@ -1,6 +1,6 @@
 """The log of a scheduler: every event that it was given and a digest of what it said, so that a run in life can be played again.
 
-    line 1    {"log": 1, "chains": …, "blocks": …, "config": …}
+    line 1    {"log": 1, "chains": …, "blocks": …, "config": …, "surrogates": …}
     then      [time in ns, kind, event, digest of the commands]
 
 Contract: a `Recorder` stands in a scheduler's place and changes nothing. `replay` gives the events to a new scheduler and raises Diverged
@@ -11,23 +11,25 @@ unordered set).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
 from runtime.agent.commands import Abort, Arrive, Down, SchedulerCommand, SchedulerEvent, Serve, Tick, Withdraw
 from runtime.config import ClusterConfig
-from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck
+from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict
 from runtime.scheduler.cluster import Scheduler
-from runtime.stages import Block, Chain
+from runtime.stages import Block, Chain, Surrogate
 from zoo.errors import InputError
 
 _FORMAT = 1
 #: Whatever a scheduler takes, by the name that stands in the log.
 _KINDS: dict[str, Any] = {
-    kind.__name__: kind for kind in (Arrive, Abort, Down, Tick, Serve, Withdraw, Ready, Loaded, Refused, Done, Lost, Moved, Stuck, Report)
+    kind.__name__: kind
+    for kind in (Arrive, Abort, Down, Tick, Serve, Withdraw, Ready, Loaded, Refused, Done, Lost, Verdict, Moved, Stuck, Report)
 }
 #: A request with its prompt, or a step's rows: far below.
 _MOST_LINE = 1 << 26
@@ -48,9 +50,10 @@ class Head(msgspec.Struct, frozen=True):
     chains: tuple[Chain, ...]
     blocks: tuple[Block, ...]
     config: ClusterConfig
+    surrogates: dict[str, tuple[Surrogate, ...]]
 
     def scheduler(self) -> Scheduler:
-        return Scheduler(self.chains, self.blocks, self.config)
+        return Scheduler(self.chains, self.blocks, self.config, surrogates=self.surrogates)
 
 
 class Recorder:
@@ -73,8 +76,14 @@ class Recorder:
         return commands
 
 
-def head_of(chains: Iterable[Chain], blocks: Iterable[Block], config: ClusterConfig) -> Head:
-    return Head(_FORMAT, tuple(chains), tuple(blocks), config)
+def head_of(
+    chains: Iterable[Chain],
+    blocks: Iterable[Block],
+    config: ClusterConfig,
+    surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}),
+) -> Head:
+    known = {model: tuple(each) for model, each in surrogates.items()}
+    return Head(_FORMAT, tuple(chains), tuple(blocks), config, known)
 
 
 def digest_of(commands: Iterable[SchedulerCommand]) -> str:

@@ -33,6 +33,12 @@ _PAPER_TABLE2 = {
         )
     }
 }
+_PAPER_KV = {
+    "figure 24, over ours": {"recompute": {"p95": 1.23, "communication": 0.36}, "least-busy": {"p95": 1.36, "communication": 1.28}}
+}
+_PAPER_PLACEMENT = {"figure 26, frag-min over ours": {"median": 1.126, "p95": 1.182, "communication": 1.734, "between servers": 3.61}}
+#: Eight times the paper's load, two minutes of it.
+_PRESSED = {"count": 320, "seconds": 120.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +90,17 @@ def _overall() -> Preset:
 
 def _load() -> Preset:
     cases = []
-    for factor in (1, 4, 16, 32, 48):
-        asked = {"count": 100 * factor, "seconds": 300.0}
+    for factor in (1, 4, 16, 32):
+        asked = {"count": 50 * factor, "seconds": 150.0}
         cases.append(Case(f"{factor} x", scenario_of("load", {"policies": _policies("blocks", "pm", "ps"), "asked": asked}), factor))
-    title = "BlockLLM's cluster, 20 applications, more and more load (1 x: 400 requests in 20 minutes), 5 minutes of it"
+    title = "BlockLLM's cluster, 20 applications, more and more load (1 x: 400 requests in 20 minutes), 150 s of it"
     return Preset("blockllm-load", title, tuple(cases), "load, times the paper's", _PAPER_OVERALL)
 
 
 def _apps() -> Preset:
     cases = []
     for apps in (10, 15, 20, 25, 30):
-        asked = {"count": 80 * apps, "seconds": 300.0}
+        asked = {"count": 40 * apps, "seconds": 150.0}
         values = {"policies": _policies("blocks", "pm", "ps"), "apps": {"count": apps}, "asked": asked}
         cases.append(Case(f"{apps} applications", scenario_of("apps", values), apps))
     title = "BlockLLM's cluster, more and more applications, load in proportion: 16 times the paper's per application"
@@ -118,6 +124,33 @@ def _table2() -> Preset:
         "applications",
         _PAPER_TABLE2,
     )
+
+
+def _kv() -> Preset:
+    """Figure 24. All policies are ours, on chains that are cut over all devices, so that K and V are in many places."""
+    base = {"provision": "blocks", "placing": "split"}
+    policies = {
+        "blocks": {**base, "control": {"balancing": "owner"}},
+        "recompute": {**base, "control": {"balancing": "recompute"}},
+        "least-busy": {**base, "control": {"balancing": "least-busy"}},
+        "strict": {**base, "control": {"balancing": "strict"}},
+    }
+    values = {"policies": policies, "asked": _PRESSED}
+    title = "Where a sequence's next tokens run (Figure 24), 8 times the paper's load"
+    return Preset("blockllm-kv", title, (Case("", scenario_of("kv", values)),), "", _PAPER_KV)
+
+
+def _placement() -> Preset:
+    """Figure 26, and what else there is: near whom they exchange rows with, least left over, everything in few places, cut over all."""
+    policies = {
+        "locality": {"provision": "blocks"},
+        "frag-min": {"provision": "blocks", "control": {"locality": False, "rearranging": False}},
+        "copies": {"provision": "blocks", "placing": "copies"},
+        "split": {"provision": "blocks", "placing": "split"},
+    }
+    values = {"policies": policies, "asked": _PRESSED}
+    title = "Where blocks are (Figure 26), 8 times the paper's load"
+    return Preset("blockllm-placement", title, (Case("", scenario_of("placement", values)),), "", _PAPER_PLACEMENT)
 
 
 def _scale() -> Preset:
@@ -149,6 +182,8 @@ PRESETS: Mapping[str, Callable[[], Preset]] = {
     "blockllm-load": _load,
     "blockllm-apps": _apps,
     "blockllm-table2": _table2,
+    "blockllm-kv": _kv,
+    "blockllm-placement": _placement,
     "scale": _scale,
     "full-device": _full,
 }

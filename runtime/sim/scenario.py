@@ -5,7 +5,8 @@ A scenario file is TOML or JSON, every value of it optional, unknown names refus
     [cluster]   gpu = "A100-80GB"   servers = [2, 2, 4, 4]   net = "100gbps"   inside = "nvlink3"   weights = 0.6   usable = 0.9
     [apps]      count = 20          foundations = ["llama-7b", "llama-13b", "chatglm-6b"]
     [asked]     kind = "blockllm"   count = 400   seconds = 1200   prompts = "uniform:8-512"   answers = "uniform:8-512"   faster = 1.0
-    [policies.NAME]   provision = "blocks" | "pm" | "ps"   and values of families.Cutting, config.ClusterConfig, config.RelayConfig
+    [policies.NAME]   provision = "blocks" | "pm" | "ps"   and values of families.Cutting, config.ClusterConfig, config.RelayConfig;
+                      tables control and speculation in it with those of config.ControlConfig and SpeculationConfig
 
 Knows nothing of how it is run.
 """
@@ -22,7 +23,7 @@ from typing import Any, Literal, TypeVar, get_args
 from runtime.bench.lengths import parse_lengths
 from runtime.bench.popularity import Popularity
 from runtime.bench.traces import TraceFormat, read_trace
-from runtime.config import ClusterConfig, RelayConfig
+from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
 from runtime.sim.clock import Streams
 from runtime.sim.demand import Demand, read_demand
 from runtime.sim.driver import Pace
@@ -33,6 +34,8 @@ from zoo.errors import InputError
 
 AskedKind = Literal["blockllm", "twitter", "poisson", "trace", "file"]
 _Settings = TypeVar("_Settings")
+#: Tables within a policy.
+_PARTS: Mapping[str, type] = {"control": ControlConfig, "speculation": SpeculationConfig}
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +209,9 @@ def _settings(kind: type[_Settings], values: Any, where: str) -> _Settings:
     if unknown := set(table) - names:
         raise InputError(f"{where} has no {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}")
     plain = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
+    for name, part in _PARTS.items():
+        if name in plain:
+            plain[name] = _settings(part, plain[name], name)
     try:
         return kind(**plain)
     except (TypeError, ValueError) as error:

@@ -121,6 +121,8 @@ def test_what_cannot_be_is_refused_in_one_line(arguments: tuple[str, ...], why: 
         ('[cluster]\ngpu = "abacus"\n', "abacus"),
         ("[policies.blocks]\nchunks = 3\n", "no 'chunks'"),
         ("[policies.blocks]\nchunk = 0\n", "at least 1"),
+        ("[policies.blocks.control]\nscale = true\n", "no 'scale'"),
+        ("[policies.blocks]\ncontrol = 3\n", "control is a table"),
         ('[asked]\nkind = "none"\n', "asked.kind"),
         ('[asked]\nkind = "file"\npath = "missing.jsonl"\n', "cannot be read"),
         ("[policies]\n", "at least one policy"),
