@@ -58,4 +58,13 @@ def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet:
     agents = AgentSettings(weights=size_of(options.agent_weights))
     if options.backend == "threads":
         return Threads(lambda device: ENGINES["staged"](settings), options.relay(), agents)
+    if options.backend == "ray":
+        from runtime.cluster.rays import RayConfig, Rays
+
+        return Rays(RayConfig(preparation, ENGINES, os.environ.get("RAY_ADDRESS"), options.relay(), agents, gpus=_gpus(options)))
     return Processes(ProcessConfig(preparation, options.relay(), agents))
+
+
+def _gpus(options: ServeOptions) -> float:
+    """That Ray sets apart for each agent."""
+    return 1.0 if options.engine().device.startswith("cuda") else 0.0

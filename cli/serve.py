@@ -63,7 +63,10 @@ def serve(
     agents: Annotated[int | None, typer.Option(help="Devices, each with an agent, that chains are spread over.", show_default="1")] = None,
     backend: Annotated[
         str | None,
-        typer.Option(help="Where agents run: processes, or threads of this one; local is one device without agents.", show_default="local"),
+        typer.Option(
+            help="Where agents run: processes, threads of this one, or ray (an extra); local is one device without agents.",
+            show_default="local",
+        ),
     ] = None,
     placing: Annotated[
         str | None, typer.Option(help="Where blocks are put: auto, or split: cut over all agents.", show_default="auto")

@@ -154,8 +154,8 @@ def _typed(source: str, key: str, kind: Any, value: Any) -> Any:
 
 
 def _check(options: ServeOptions) -> None:
-    if options.backend not in ("local", "threads", "processes"):
-        raise InputError(f"backend must be local, threads or processes, not {options.backend!r}")
+    if options.backend not in ("local", "threads", "processes", "ray"):
+        raise InputError(f"backend must be local, threads, processes or ray, not {options.backend!r}")
     if not 1 <= options.agents <= 256:
         raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
     if options.clustered and options.executor == "dense":

@@ -1,0 +1,197 @@
+"""Agents as Ray actors, for several machines: Ray (>= 2.52) places them, starts them and tells when they end; nothing else goes through it.
+
+Messages and tensors go over our own post, by tcp, encrypted with the cluster's keys: a Ray call takes milliseconds, and pickles. Ray's own
+token authentication must be on; for a cluster that is started here it is switched on (CVE-2023-48022). The cluster's keys reach actors
+through Ray: whoever holds Ray's token holds the cluster.
+
+Contract: `Fleet`. Ray restarts nothing (`max_restarts=0`): when, and how often, is `lives`' affair, as for every fleet. One actor stands by
+with everything imported. Needs the extra `ray`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from runtime.cluster.agent_main import Engines, Identity, Preparation, be
+from runtime.cluster.fleet import Died, Seat
+from runtime.cluster.keys import Keys
+from runtime.cluster.process import AgentSettings
+from runtime.config import RelayConfig
+from zoo.errors import InputError
+
+_log = logging.getLogger(__name__)
+
+#: How often it is looked whether an actor has ended, at least, in seconds. (Ends that Ray tells of wake the look.)
+_LOOK = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RayConfig:
+    """`engines`: the table of engines, imported by name where actors run. `address`: of a running Ray cluster; None starts one here.
+
+    `cpus`, `gpus`: that Ray sets apart for an agent. `warm`: whether an actor stands by; none does where it would keep a GPU from others.
+    """
+
+    preparation: Preparation
+    engines: Engines
+    address: str | None = None
+    relay: RelayConfig = field(default_factory=RelayConfig)
+    settings: AgentSettings = field(default_factory=AgentSettings)
+    beat_seconds: float = 0.5
+    cpus: float = 0.0
+    gpus: float = 0.0
+    warm: bool = True
+
+
+class _Agent:
+    """The actor. `prepare` imports what the engine needs; `run` is the agent, until it ends."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+
+    def prepare(self, preparation: bytes) -> int:
+        """The process that it is in."""
+        chosen = msgspec.json.decode(preparation, type=Preparation)
+        self._make = self._engines[chosen.engine](chosen.settings)
+        return os.getpid()
+
+    def run(self, identity: bytes) -> tuple[int, str]:
+        import ray
+
+        known = msgspec.json.decode(identity, type=Identity)
+        ended = be(msgspec.structs.replace(known, bind=f"tcp://{ray.util.get_node_ip_address()}:*"), self._make)
+        return int(ended.code), ended.reason
+
+
+class Rays:
+    """See the top of the file."""
+
+    def __init__(self, config: RayConfig) -> None:
+        """Joins or starts a Ray cluster. Raises InputError without the extra, or with authentication switched off."""
+        _require_tokens(config.address)
+        self._config, self._ray = config, _ray()
+        self._started_ray = not self._ray.is_initialized()
+        if self._started_ray:
+            self._ray.init(address=config.address, log_to_driver=False, include_dashboard=False)
+        self.seat = Seat(f"tcp://{self._ray.util.get_node_ip_address()}:*", Keys.make())
+        self._listener: Callable[[Died], None] = lambda died: None
+        self._scheduler = ""
+        self._lock = threading.Condition()
+        self._actors: dict[tuple[str, int], Any] = {}
+        self._pids: dict[tuple[str, int], Any] = {}
+        self._runs: dict[Any, tuple[str, int]] = {}
+        self._spare: tuple[Any, Any] | None = None
+        self._closing = False
+        self._thread = threading.Thread(target=self._watch, name="zoo-rays", daemon=True)
+        self._thread.start()
+
+    def attach(self, listener: Callable[[Died], None], scheduler: str) -> None:
+        self._listener, self._scheduler = listener, scheduler
+
+    def start(self, device: str, incarnation: int) -> None:
+        keys = self.seat.keys
+        config, who = self._config, (device, incarnation)
+        pair = None if keys is None else (keys.public, keys.secret)
+        identity = Identity(device, incarnation, self._scheduler, "", config.settings, config.relay, pair, config.beat_seconds)
+        with self._lock:
+            if self._closing:
+                return
+            actor, pid = self._spare or self._make()
+            self._spare = self._make() if config.warm and not config.gpus else None
+            self._actors[who], self._pids[who] = actor, pid
+            self._runs[actor.run.remote(msgspec.json.encode(identity))] = who
+            self._lock.notify_all()
+
+    def kill(self, device: str, incarnation: int) -> None:
+        with self._lock:
+            actor = self._actors.get((device, incarnation))
+        if actor is not None:
+            self._ray.kill(actor, no_restart=True)
+
+    def pid(self, device: str, incarnation: int, timeout: float = 30.0) -> int | None:
+        """Of a living agent, on whatever machine it is. Waits until its process is there."""
+        with self._lock:
+            pid = self._pids.get((device, incarnation))
+        return None if pid is None else int(self._ray.get(pid, timeout=timeout))
+
+    def shutdown(self, timeout: float) -> None:
+        with self._lock:
+            self._closing = True
+            self._lock.wait_for(lambda: not self._runs, timeout)
+            left = [*self._actors.values(), *([self._spare[0]] if self._spare else [])]
+        for actor in left:
+            self._ray.kill(actor, no_restart=True)
+        with self._lock:
+            self._lock.notify_all()
+        self._thread.join(timeout)
+        if self._started_ray:
+            self._ray.shutdown()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _make(self) -> tuple[Any, Any]:
+        """An actor that prepares itself, and its process to be."""
+        config = self._config
+        kind = self._ray.remote(_Agent).options(
+            num_cpus=config.cpus, num_gpus=config.gpus, max_restarts=0, max_task_retries=0, scheduling_strategy="SPREAD"
+        )
+        actor = kind.remote(config.engines)
+        return actor, actor.prepare.remote(msgspec.json.encode(config.preparation))
+
+    def _watch(self) -> None:
+        """Tell of every run that has ended, however it did."""
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._runs or self._closing)
+                runs = list(self._runs)
+                if not runs:
+                    return
+            ended, _ = self._ray.wait(runs, num_returns=1, timeout=_LOOK)
+            for run in ended:
+                self._tell(run)
+
+    def _tell(self, run: Any) -> None:
+        code: int | None = None
+        try:
+            code, reason = self._ray.get(run)
+        except self._ray.exceptions.RayError as error:
+            reason = f"its actor has ended: {type(error).__name__}"
+        with self._lock:
+            who = self._runs.pop(run)
+            self._pids.pop(who, None)
+            actor = self._actors.pop(who)
+            self._lock.notify_all()
+        self._ray.kill(actor, no_restart=True)
+        self._listener(Died(*who, code, reason))
+
+
+def _ray() -> Any:
+    """Raises InputError without the extra."""
+    try:
+        import ray
+    except ImportError:
+        raise InputError("agents on Ray need the extra: pip install 'blockzoo[ray]'") from None
+    return ray
+
+
+def _require_tokens(address: str | None) -> None:
+    """Ray's token authentication, from its environment, which it reads when it is imported. Raises InputError where it is off.
+
+    A cluster that starts here gets a token of its own.
+    """
+    if "ray" in sys.modules and "RAY_AUTH_MODE" not in os.environ:
+        raise InputError("Ray was imported without authentication: set RAY_AUTH_MODE=token before")
+    mode = os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if mode != "token":
+        raise InputError(f"Ray's authentication is {mode!r}: agents need RAY_AUTH_MODE=token")
+    if address is None:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
