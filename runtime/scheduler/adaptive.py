@@ -12,7 +12,7 @@ Contract: exact requests get their own chain, always. What was chosen is told to
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain as joined
 
 from runtime.agent.admission import refusal
@@ -37,7 +37,7 @@ class Adaptation:
     """
 
     variants: tuple[Variant, ...] = ()
-    limits: DispatchLimits = DispatchLimits()
+    limits: DispatchLimits = field(default_factory=DispatchLimits)
     profiles: DeviceProfile | None = None
 
 

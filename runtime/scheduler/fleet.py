@@ -72,7 +72,7 @@ class Fleet:
     def _load_first_paths(self) -> None:
         """Nobody's first request waits for weights."""
         state = self._state
-        for chain in state.chains.values():
+        for chain in state.in_use():
             path = state.provision.path(chain, state.devices.loads)
             for device, stage in state.provision.missing(chain, path or ()):
                 state.ask_for(chain, device, stage)

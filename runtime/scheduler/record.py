@@ -21,6 +21,7 @@ import msgspec
 from runtime.agent.commands import Abort, Arrive, Down, SchedulerCommand, SchedulerEvent, Serve, Tick, Withdraw
 from runtime.config import ClusterConfig
 from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict
+from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.cluster import Scheduler
 from runtime.stages import Block, Chain, Surrogate
 from zoo.errors import InputError
@@ -51,9 +52,10 @@ class Head(msgspec.Struct, frozen=True):
     blocks: tuple[Block, ...]
     config: ClusterConfig
     surrogates: dict[str, tuple[Surrogate, ...]]
+    adaptation: Adaptation | None = None
 
     def scheduler(self) -> Scheduler:
-        return Scheduler(self.chains, self.blocks, self.config, surrogates=self.surrogates)
+        return Scheduler(self.chains, self.blocks, self.config, surrogates=self.surrogates, adaptation=self.adaptation)
 
 
 class Recorder:
@@ -81,9 +83,10 @@ def head_of(
     blocks: Iterable[Block],
     config: ClusterConfig,
     surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}),
+    adaptation: Adaptation | None = None,
 ) -> Head:
     known = {model: tuple(each) for model, each in surrogates.items()}
-    return Head(_FORMAT, tuple(chains), tuple(blocks), config, known)
+    return Head(_FORMAT, tuple(chains), tuple(blocks), config, known, adaptation)
 
 
 def digest_of(commands: Iterable[SchedulerCommand]) -> str:

@@ -50,6 +50,7 @@ class Speculation:
     def __init__(self, state: ClusterState, surrogates: Mapping[str, Sequence[Surrogate]]) -> None:
         self._state = state
         self._surrogates = surrogates
+        self._versions = {model: chain.version for model, chain in state.chains.items()}
         self._chosen: tuple[tuple[str, str], ...] = ()
         self._pinned = False
         self.passed_by: tuple[PassedBy, ...] = ()
@@ -133,6 +134,8 @@ class Speculation:
 
     def _stand_in(self, member: Member, hop: Hop, block: str) -> tuple[Surrogate | None, Stage | None]:
         """A surrogate of a part of this block that lies in this hop."""
+        if member.chain.version != self._versions.get(member.chain.model):
+            return None, None  # another version, or a variant: they were made for that of the beginning
         uses = [use for use in member.chain.uses if use.block == block]
         for each in self._surrogates.get(member.chain.model, ()):
             stage = each.stage(hop)

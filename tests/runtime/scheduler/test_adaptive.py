@@ -106,6 +106,8 @@ def test_both_kinds_together_with_deaths_moves_and_short_pages(seed: int) -> Non
 def test_a_variant_that_cannot_be_loaded_is_given_up_and_nobody_is_hurt() -> None:
     cluster = cluster_of(known=(A,))
     ask(cluster, random.Random(5), adaptive=1.0)
+    for number, begin in enumerate((MS // 4, MS // 2)):  # before the devices have said so
+        cluster.ask(replace(request(f"early{number}", (1, 2, 3), "a"), adaptive=True), at=begin)
     cluster.run()
     assert "a~v" in cluster.given.values()
     cluster.given = dict.fromkeys(cluster.given, "a")  # that is what they got in the end

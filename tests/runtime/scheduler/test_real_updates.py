@@ -16,6 +16,7 @@ from runtime.engine.paged import PagedEngine
 from runtime.engine.residents import half_page
 from runtime.engine.staged import StagedEngine
 from runtime.policy.dispatch import DispatchLimits
+from runtime.scheduler.adaptive import Adaptation
 from runtime.stages import Stage
 from runtime.types import SamplingParams, SequenceRequest
 from tests.chains import put_chain
@@ -74,7 +75,7 @@ def test_an_adapter_is_replaced_while_sequences_run(family: Bench) -> None:
     assert got == {seq: wanted[cluster.given[seq]][int(seq[1:]) % len(PROMPTS)] for seq in got}
     assert set(cluster.given.values()) == set(wanted) and [each.error for each in cluster.updated] == [""]
     assert cluster.loaded() == {new.chain.loaded_as}
-    fresh = sum(_loaded_alone(family, device.name, list(device.stages.values())) for device in cluster.scheduler.devices)
+    fresh = sum(_loaded_alone(family, device.name, [stage for stage, _ in device.wanted.values()]) for device in cluster.scheduler.devices)
     assert sum(node.engine.memory().weights for node in cluster.living()) == fresh
 
 
@@ -101,7 +102,7 @@ def test_a_composed_model_stands_in_where_that_is_allowed(family: Bench) -> None
     cluster = Changing(
         chains=[exact.chain], blocks=list(blocks.values()), devices=2, make_engine=lambda name: engine_of(family, name),
         config=ClusterConfig(devices=2, placing="split"), relay_config=RelayConfig(chunk=4, window=1),
-        serving={"variants": [each.variant for each in found], "limits": DispatchLimits()},
+        adaptation=Adaptation((found[0].variant,)),
     )  # fmt: skip
     for number in range(12):
         asked = SequenceRequest(f"s{number}", f"r{number}", "base", PROMPTS[number % 6], SAMPLING, adaptive=number % 2 == 0)
