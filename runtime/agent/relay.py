@@ -182,7 +182,7 @@ class Relay:
             out.append(Send(device, _pass_of(passed), tuple(arrays[device])))
         if through:
             out.append(Send(SCHEDULER, self._done(through, sampled, prompts)))
-        return [*out, *judged.told(), *self._parting.due()]
+        return [*out, *judged.told(), *self._parted()]
 
     def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]:
         """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets their tables."""
@@ -195,7 +195,7 @@ class Relay:
             out += self._moves.failed(each, reason) if each.move else []
         self._ahead.failed([each for each in rows if each.shadow])
         lost = self._lost([each for each in rows if not each.move and not each.shadow], reason, retry=False)
-        return [*out, *lost, *self._parting.due()]
+        return [*out, *lost, *self._parted()]
 
     def starved(self, now: int) -> list[RelayCommand]:
         """Rows that have waited too long for pages are lost here. To be called now and then."""
@@ -448,7 +448,7 @@ class Relay:
                     self._stages.pop(stage.id, None)
                     self._blocks.pop(stage.id, None)
                 self._parting.drop(event.stages)
-                return [] if self._under_way else [*self._parting.due()]
+                return self._parted()
             case StageLoaded():
                 self._stages[event.stage.id] = event.spec
                 return [Send(SCHEDULER, Loaded(self.device, event.stage, event.spec, event.nbytes))]
@@ -472,6 +472,10 @@ class Relay:
                 out = self._moves.unreachable(event.device, now)
         self._queue.extend(self._moves.take_rows())
         return out
+
+    def _parted(self) -> list[RelayCommand]:
+        """Stages that go now: an engine lets go of nothing while it runs a step, of whichever lane."""
+        return [] if self._under_way else [*self._parting.due()]
 
     def _step_of(self, lane: Lane) -> tuple[StepPlan, list[Waiting]]:
         if lane not in self._under_way:
