@@ -23,9 +23,10 @@ from typing import Any
 
 from msgspec import structs
 
-from runtime.agent.commands import SCHEDULER, Abort, Arrive, Emit, SchedulerCommand, SchedulerEvent, Send, Tick
+from runtime.agent.commands import SCHEDULER, Abort, Arrive, Emit, SchedulerCommand, SchedulerEvent, Send, Serve, Tick, Updated, Withdraw
 from runtime.agent.events import refusal_event
 from runtime.agent.state import AgentState
+from runtime.cluster.changes import Changes
 from runtime.cluster.company import Company
 from runtime.cluster.errors import public
 from runtime.cluster.fleet import Fleet
@@ -37,7 +38,9 @@ from runtime.cluster.streams import Inbox, Sink, Stream
 from runtime.cluster.version import own_version
 from runtime.config import ClusterConfig
 from runtime.messages import Message, Report
+from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.devices import Device
 from runtime.scheduler.handover import HandoverCounts
 from runtime.scheduler.picture import picture_of
 from runtime.stages import Block, Chain
@@ -63,6 +66,7 @@ class ClusterDriver:
         devices: names of the agents that there are to be.
         fleet: what brings them up; it is shut down with the driver.
         config, lives: of the scheduler; of the agents' restarts.
+        adaptation: what adaptive requests may get. describe: how models that are asked for later are served; None: there are none.
     """
 
     def __init__(
@@ -76,11 +80,14 @@ class ClusterDriver:
         trace: TraceSink | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         version: str | None = None,
+        adaptation: Adaptation | None = None,
+        describe: Callable[[str], Serve] | None = None,
     ) -> None:
         """Waits until all agents are there, with a path for each model. Raises Unavailable if one cannot be brought up."""
         self._chains, self._fleet, self._clock = {chain.model: chain for chain in chains}, fleet, clock
-        self._nbytes = {block.id: block.nbytes for block in blocks}
-        self._scheduler = Scheduler(chains, blocks, replace(config or ClusterConfig(), devices=len(devices)), trace)
+        self._describe, self._changes = describe, Changes()
+        config = replace(config or ClusterConfig(), devices=len(devices))
+        self._scheduler = Scheduler(chains, blocks, config, trace, adaptation=adaptation)
         self._post = Post(SCHEDULER, 0, fleet.seat.bind, fleet.seat.keys, context=fleet.seat.context)
         self._company = Company(devices, fleet, self._post, lives or LifeConfig(), version or own_version(), clock)
         self._changed = threading.Condition()
@@ -138,16 +145,50 @@ class ClusterDriver:
             return self._scheduler.models()
 
     def load(self, name: str) -> ModelSpec:
-        """One that is served is nothing to do. Raises NotServable for others: a cluster takes its models when it starts."""
-        if name not in self._chains:
+        """One that is served is nothing to do. Waits until another one's blocks are placed and loaded.
+
+        Raises NotServable where there is no room, or where this cluster takes its models when it starts only; else as `describe`.
+        """
+        chain = self._chains.get(name)
+        if chain is not None:
+            return chain.spec
+        if self._describe is None:
             raise NotServable(f"a cluster serves the models that it was started with, and {name} is not one of them")
-        return self._chains[name].spec
+        return self.serve(self._describe(name))
+
+    def serve(self, event: Serve, timeout: float = 600.0) -> ModelSpec:
+        """A new model, or another version of one: whoever is there finishes on the one it began with. Waits until newcomers get it.
+
+        Raises NotServable with the reason why they never will; Unavailable once the driver is dead, or after that many seconds.
+        """
+        updated = self._change(event, timeout)
+        if updated.error:
+            raise NotServable(updated.error)
+        return event.chain.spec
 
     def unload(self, name: str, timeout: float = 60.0) -> None:
-        """Raises NotFound; NotServable, for it goes on being served."""
+        """Take no more requests for a model; its blocks go when the last sequence that runs on it has ended, which is not waited for.
+
+        Raises NotFound; NotServable, for it goes on being served, where this cluster takes its models when it starts only.
+        """
         if name not in self._chains:
             raise NotFound(f"no model named {name!r} is served")
-        raise NotServable(f"{name} stays: a cluster serves the models that it was started with")
+        if self._describe is None:
+            raise NotServable(f"{name} stays: a cluster serves the models that it was started with")
+        self._change(Withdraw(name), timeout)
+
+    def _change(self, event: Serve | Withdraw, timeout: float) -> Updated:
+        answer: Future[Updated] = Future()
+        self._ask(lambda now: self._begin(event, answer, now))
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return answer.result(_TICK)
+            except TimeoutError:
+                if self._death is not None:
+                    raise Unavailable(self._death) from None
+                if time.monotonic() > end:
+                    raise Unavailable(f"it is not done within {timeout:g} seconds, and goes on") from None
 
     # -- looking in ----------------------------------------------------------------------------------------------------
 
@@ -207,9 +248,9 @@ class ClusterDriver:
         """Bytes of all living devices, as of their last loads. `weights_unshared`: each stage of each model with weights of its own."""
         with self._changed:
             alive = [device for device in self._scheduler.devices if device.alive]
-            stages = [stage for device in alive for stage in device.loaded]
+            unshared = sum(map(self._stages_bytes, alive))
             pages = sum(device.capacity for device in alive)
-            return EngineMemory(sum(d.weights for d in alive), sum(map(self._stage_bytes, stages)), pages * self._company.page_bytes)
+            return EngineMemory(sum(d.weights for d in alive), unshared, pages * self._company.page_bytes)
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
@@ -283,11 +324,10 @@ class ClusterDriver:
         lives = self._company.lives
         return lives.incarnation(device) > before and lives.up(device, lives.incarnation(device))
 
-    def _stage_bytes(self, stage: str) -> int:
-        """Of a stage's blocks, given its id (`stages.Stage.id`)."""
-        model, _, span = stage.rpartition("[")
-        lo, _, hi = span.rstrip("]").partition(":")
-        return sum(self._nbytes[use.block] for use in self._chains[model].uses if int(lo) <= use.lo and use.hi <= int(hi))
+    def _stages_bytes(self, device: Device) -> int:
+        """Of the blocks of each stage that is loaded there."""
+        block, wanted = self._scheduler.provision.block, device.wanted
+        return sum(block(each).nbytes for stage in device.loaded if stage in wanted for each in wanted[stage][1])
 
     # -- inside: the scheduler's thread --------------------------------------------------------------------------------
 
@@ -328,6 +368,13 @@ class ClusterDriver:
                 self._company.send(command.to, command.message)
             elif isinstance(command, Emit):
                 self._tell([Abort(seq) for seq in self._routes.deliver(command.events)], now)
+            elif isinstance(command, Updated):
+                self._chains = {chain.model: chain for chain in self._scheduler.chains()}
+                self._changes.answered(command)
+
+    def _begin(self, event: Serve | Withdraw, answer: Future[Updated], now: int) -> None:
+        self._changes.asked(event, answer)
+        self._tell([event], now)
 
     def _arrive(self, requests: Iterable[SequenceRequest], now: int) -> None:
         for one in requests:
@@ -354,7 +401,7 @@ class ClusterDriver:
             if model not in self._stranded:
                 self._stranded[model] = f"{model} cannot run any more: the agent of {device} does not come back ({reasons[device]})"
                 self._end_all(model, self._stranded[model], now)
-        if len(self._stranded) == len(self._chains):
+        if self._chains and self._stranded.keys() >= self._chains.keys():
             raise _Hopeless(next(iter(self._stranded.values())))
 
     def _end_all(self, model: str, why: str, now: int) -> None:

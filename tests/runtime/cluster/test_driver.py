@@ -7,16 +7,19 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.agent.commands import Serve
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.lives import LifeConfig
 from runtime.cluster.post import Post
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig
+from runtime.engine.counted import CountingModel, counting_model, expected
 from runtime.messages import Done
 from runtime.types import TokenEvent
 from tests.runtime.cluster.agents import counting
@@ -122,6 +125,42 @@ def test_what_cannot_be_served_is_refused_with_the_reason(driver: ClusterDriver)
     assert end.finish == "error"
     with pytest.raises(ValueError, match="same name"):
         driver.run([request("r", [1]), request("r", [1])])
+
+
+def test_models_come_and_go_and_are_replaced_under_load() -> None:
+    """Through processes: whoever runs finishes on what it began with, and what nobody uses any more is gone from agents."""
+    newer = counting_model("org/m-2", "1 2* 3 4* 5 6* 7 11", max_model_len=512)
+
+    def described(model: CountingModel, name: str) -> Serve:
+        chain = model.chain(*CUTS)
+        return Serve(replace(chain, spec=replace(chain.spec, name=name), source=model.spec.name), model.blocks(*CUTS))
+
+    fleet = processes(pace=0.3, models=(*MODELS, newer))
+    chains = [MODELS[0].chain(*CUTS)]
+    driver = ClusterDriver(
+        chains, blocks(MODELS[:1]), DEVICES, fleet, ClusterConfig(placing="split"), describe=lambda name: described(MODELS[1], name)
+    )  # fmt: skip
+    try:
+        assert driver.load("org/n").name == "org/n"
+        one = request("n", range(9), "org/n")
+        verify(one, answered(driver, [one])["n"])
+        old = request("old", range(7), max_tokens=300)
+        events = driver.run([old])
+        first = next(events)
+        driver.serve(described(newer, "org/m"))
+        new = request("new", range(7))
+        assert [event.token for event in answered(driver, [new])["new"]] == expected(newer, new.prompt, new.sampling)
+        verify(old, [first, *events])
+        driver.unload("org/n")
+        assert answered(driver, [request("late", [1], "org/n")])["late"][-1].finish == "error"
+        with pytest.raises(NotServable, match="no model named"):
+            driver.serve(described(counting_model("org/m-9", "1 2* 3 4* 5 6* 7 12"), "org/m"))
+        assert eventually(lambda: at_rest(driver))
+        held = {stage.partition("[")[0] for device in driver._scheduler.devices for stage in device.loaded}
+        assert held == {"org/m-2"} and {spec.name for spec in driver.models()} == {"org/m"}
+        assert driver.memory().weights_unshared == 8000
+    finally:
+        assert driver.shutdown(LIMIT)
 
 
 def test_models_are_those_of_the_start(driver: ClusterDriver) -> None:

@@ -1,0 +1,28 @@
+"""Who waits for what becomes of a Serve or Withdraw: the scheduler answers those of one model in the order in which they came.
+
+Contract: called on the scheduler's thread; futures are waited for on others. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future
+
+from runtime.agent.commands import Serve, Updated, Withdraw
+
+
+class Changes:
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Future[Updated]]] = {}
+
+    def asked(self, event: Serve | Withdraw, answer: Future[Updated]) -> None:
+        """An event is about to be told to the scheduler."""
+        model = event.chain.model if isinstance(event, Serve) else event.model
+        self._waiting.setdefault(model, deque()).append(answer)
+
+    def answered(self, updated: Updated) -> None:
+        waiting = self._waiting.get(updated.model)
+        if waiting:
+            waiting.popleft().set_result(updated)
+        if not waiting:
+            self._waiting.pop(updated.model, None)
