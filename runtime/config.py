@@ -117,6 +117,11 @@ class SpeculationConfig:
             raise ValueError("speculation is off, exact or similarity; top in [0, 1], threshold in [-1, 1]")
 
 
+#: Whether sequences with a common beginning share its pages: never, with those that run, or also with ones that have ended, which stay
+#: as long as nobody else needs their pages (`cached`).
+Sharing = Literal["off", "running", "cached"]
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """The scheduler of a cluster.
@@ -124,7 +129,9 @@ class ClusterConfig:
     `devices`: how many must be there before blocks are placed. `max_running`: sequences on a device at once. `chunk`: tokens of a prompt
     that travel together. `watermark`: share of a device's pages that newcomers leave free. `stride`: tokens that a sequence
     decodes before it comes back, on simulated devices. `hop_cost`: what a change of device weighs against a sequence on one, when paths are
-    chosen. A migration hands over when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
+    chosen. `sharing`: see there; a newcomer goes where its beginning lies if that path is at most `owner_margin` sequences dearer than the
+    cheapest one, for a prompt that is there whole, and in proportion for less (BL-19; infinite: wherever there is room).
+    A migration hands over when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
     `control`: what happens by the clock. `speculation`: hops that are predicted.
     """
 
@@ -139,8 +146,12 @@ class ClusterConfig:
     handover_stages: int = 8
     control: ControlConfig = field(default_factory=ControlConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+    sharing: Sharing = "running"
+    owner_margin: float = 8.0
 
     def __post_init__(self) -> None:
+        if self.sharing not in get_args(Sharing) or not self.owner_margin >= 0:
+            raise ValueError("sharing must be off, running or cached, owner_margin at least 0")
         whole = (self.devices, self.max_running, self.chunk, self.stride, self.handover_groups, self.handover_stages)
         if min(whole) < 1 or not 0.0 <= self.watermark < 1.0 or self.hop_cost < 0 or self.placing not in get_args(Placing):
             raise ValueError(

@@ -54,7 +54,7 @@ class SamplingParams:
 class SequenceRequest:
     """One sequence to decode. A request with `n` choices is `n` sequences that share `request`.
 
-    `priority`: lower goes first, as in vLLM; equal ones go by `arrival`.
+    `priority`: lower goes first, as in vLLM; equal ones go by `arrival`. `tenant`: on whose behalf; those of different ones share no pages.
     """
 
     seq: str
@@ -66,6 +66,7 @@ class SequenceRequest:
     slo_ms: int | None = None
     adaptive: bool = False
     arrival: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,10 @@ class Narrator:
         """`free`: pages that are left, so that conservation can be checked from outside."""
         self._tell(now, "kv.alloc", request, n=pages, free=free)
 
+    def shared(self, now: int, request: SequenceRequest, other: str, tokens: int, pages: int) -> None:
+        """A sequence begins as another that is there: so many tokens of it are not computed."""
+        self._tell(now, "kv.ref", request, n=pages, cause="BL-32", of=other, tokens=tokens)
+
     def freed(self, now: int, request: SequenceRequest, pages: int, free: int) -> None:
         self._tell(now, "kv.free", request, n=pages, free=free)
 

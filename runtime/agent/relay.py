@@ -254,17 +254,17 @@ class Relay:
         return [Send(SCHEDULER, Lost(self.device, seqs, epochs, "a stage of its path, or K and V that it needs, is not here", True))]
 
     def _seat(self, guest: Guest, shared: tuple[str, int] | None) -> bool:
-        """Give a sequence empty tables, or ones that begin as another's; false where a stage is missing."""
+        """Give a sequence empty tables, or ones that begin as another's; false where a stage, or what it is to share, is missing."""
         other = self._guests.get(shared[0]) if shared is not None else None
         for hop in _here(guest, self.device):
             spec = self._stages.get(Stage(guest.request.model, hop.lo, hop.hi).id)
             if spec is None:
                 return False
             guest.keys[hop.lo] = self._tables.open(guest.seq, hop.lo, spec)
-            if shared is not None:
-                if other is None or hop.lo not in other.keys:
-                    return False
-                self._tables.share(guest.keys[hop.lo], other.keys[hop.lo], shared[1])
+            if shared is None:
+                continue
+            if other is None or hop.lo not in other.keys or not self._tables.share(guest.keys[hop.lo], other.keys[hop.lo], shared[1]):
+                return False
         return True
 
     def _reseat(self, guest: Guest, known: Guest | None, computed: int) -> bool:

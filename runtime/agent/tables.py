@@ -51,9 +51,13 @@ class Tables:
         """Whether any table is on a stage, by its id."""
         return any(spec.name == stage for spec in self._specs.values())
 
-    def share(self, key: str, other: str, tokens: int) -> None:
-        """As PageBook.share."""
-        self.book.share(key, other, tokens)
+    def share(self, key: str, other: str, tokens: int) -> bool:
+        """As PageBook.share; false, and nothing has changed, where that cannot be."""
+        try:
+            self.book.share(key, other, tokens)
+        except (ValueError, KeyError):
+            return False
+        return True
 
     def recut(self, seq: str, new: Sequence[tuple[int, ModelSpec, Sequence[Piece]]], old: Sequence[str], tokens: int) -> list[str]:
         """Turn tables into others (PageBook.recut): for each new one the first component, the spec, and what it is made of; their keys."""

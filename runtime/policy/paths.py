@@ -8,6 +8,7 @@ Pure: loads are the caller's, in sequences. The K and V of a sequence that has r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 
 def choose_devices(candidates: Sequence[Sequence[str]], loads: Mapping[str, float], hop_cost: float) -> tuple[str, ...] | None:
@@ -35,3 +36,9 @@ def choose_devices(candidates: Sequence[Sequence[str]], loads: Mapping[str, floa
     for before in reversed(came):
         path.append(before[path[-1]])
     return tuple(reversed(path))
+
+
+def path_cost(devices: Sequence[str], loads: Mapping[str, float], hop_cost: float) -> float:
+    """What a path costs, given as a device for each block."""
+    hops = sum(one != other for one, other in pairwise(devices))
+    return sum(loads[device] for device in devices) / max(len(devices), 1) + hop_cost * hops

@@ -1,7 +1,8 @@
 """Who is let in, and where: a path whose stages are there, and pages for all the context that a sequence has.
 
 Contract: chains are looked at by the rank of their first sequence. One that does not fit holds back its chain, and whoever wants a device
-of its path: nobody overtakes on the way to the same pages. What can never run ends with the reason.
+of its path: nobody overtakes on the way to the same pages. A sequence goes where its beginning lies, if that has room. What can never run
+ends with the reason.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ import heapq
 from runtime.agent.admission import refusal
 from runtime.agent.sequences import Rank
 from runtime.kv.pages import groups_for
+from runtime.policy.paths import path_cost
 from runtime.scheduler.adaptive import Adaptive
 from runtime.scheduler.members import Member
+from runtime.scheduler.prefixes import Match
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Path
+from runtime.stages import Path, devices_of
 from runtime.types import SequenceRequest
 
 
@@ -29,7 +32,7 @@ class Admission:
     def arrive(self, request: SequenceRequest, now: int) -> None:
         """Take a sequence, or refuse it. Raises ValueError for a name that is alive."""
         state = self._state
-        if request.seq in state.members:
+        if request.seq in state.members or request.seq in self._seating.donors:
             raise ValueError(f"sequence {request.seq} exists already")
         state.tell.arrive(now, request)
         chain = state.chains.get(request.model)
@@ -61,7 +64,7 @@ class Admission:
         while heads:
             member = heads[0][1]
             path = state.provision.path(member.chain, state.devices.loads)
-            if path is None or any(hop.device in full for hop in path) or not self._let_in(member, path, full, now):
+            if path is None or not (self._joins(member, path, full, now) or self._let_in(member, path, full, now)):
                 heapq.heappop(heads)
                 continue
             after = state.waiting.first(member.chain.version)
@@ -77,8 +80,33 @@ class Admission:
             if why is not None:
                 self._seating.end(member, "error", now, why)
 
+    def _joins(self, member: Member, cheapest: Path, full: set[str], now: int) -> bool:
+        """Seat it where most of its beginning lies, if there is room for the rest and the way there is not too dear (BL-19)."""
+        for match in self._matches(member):
+            if any(hop.device in full for hop in match.path) or not self._state.provision.allows(member.chain, match.path):
+                continue
+            if self._worth_it(member, match, cheapest) and self._fits(member, match.path, match):
+                self._seating.seat(member, match.path, now, match)
+                return True
+        return False
+
+    def _matches(self, member: Member) -> list[Match]:
+        """Who has its beginning; nobody, where that cannot be shared: one token has to run, and scores are had by running only."""
+        state, spec = self._state, member.chain.spec
+        if state.config.sharing == "off" or member.alone or spec.virtual_tokens or member.request.sampling.prompt_logprobs is not None:
+            return []
+        return state.prefixes.matches(member.realm, member.mark(), (member.tokens - 1) // spec.page_tokens)
+
+    def _worth_it(self, member: Member, match: Match, cheapest: Path) -> bool:
+        config, loads = self._state.config, self._state.devices.loads
+        there, best = (path_cost(devices_of(member.chain, path), loads, config.hop_cost) for path in (match.path, cheapest))
+        share = match.groups * member.chain.spec.page_tokens / member.tokens
+        return there <= best + config.owner_margin * share
+
     def _let_in(self, member: Member, path: Path, full: set[str], now: int) -> bool:
         """Seat it, or end what will never run; false where it has to wait."""
+        if any(hop.device in full for hop in path):
+            return False
         why = self._hopeless(member, path)
         if why is not None:
             self._seating.end(member, "error", now, why)
@@ -106,13 +134,15 @@ class Admission:
                 return f"its {member.tokens} tokens need {groups * pages} pages on {name}, which has {state.devices[name].capacity}"
         return None
 
-    def _fits(self, member: Member, path: Path) -> bool:
-        """Whether the context it has fits now, beside the watermark; on an idle device the watermark does not count."""
+    def _fits(self, member: Member, path: Path, match: Match | None = None) -> bool:
+        """Whether the context it has, but what it can share, fits now beside the watermark; on an idle device that does not count.
+
+        Donors have gone for it then.
+        """
         devices, config = self._state.devices, self._state.config
-        groups = groups_for(member.spec, member.tokens)
-        for name, pages in self._state.provision.weights(path):
-            device = devices[name]
-            spare = int(device.capacity * config.watermark) if device.members else 0
-            if device.free - pages * groups < spare:
-                return False
-        return all(devices[hop.device].members < config.max_running for hop in path)
+        if not all(devices[hop.device].members < config.max_running for hop in path):
+            return False
+        groups = groups_for(member.chain.spec, member.tokens) - (match.groups if match is not None else 0)
+        needs = {name: pages * groups for name, pages in self._state.provision.weights(path)}
+        slack = {name: int(devices[name].capacity * config.watermark) if devices[name].members else 0 for name in needs}
+        return self._seating.donors.make_room(needs, match.beginning if match is not None else None, slack)

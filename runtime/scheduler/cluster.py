@@ -8,7 +8,8 @@ them on another path, under a new epoch, and nobody sees a token twice. Every se
 Pages are taken here before a row is sent, on all devices of its path, so that no row waits for pages behind another.
 
 It knows no tensors, clocks, transports or text. Its parts: `admission` (who is let in), `rows` (what runs next), `seating` (coming and
-going), `fleet` (devices), `handover` (sequences that change a device), `provision` (where blocks are).
+going), `fleet` (devices), `handover` (sequences that change a device), `provision` (where blocks are), `ledger` (whose pages are whose),
+`prefixes` (who has which beginning), `donors` (ended ones that stay for it).
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ from runtime.agent.narrator import Narrator
 from runtime.agent.state import AgentState, block_loads, model_loads
 from runtime.config import ClusterConfig
 from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict
+from runtime.policy.move_order import Mover
 from runtime.scheduler.adaptive import Adaptation, Adaptive
 from runtime.scheduler.admission import Admission
 from runtime.scheduler.devices import Devices
+from runtime.scheduler.donors import Donors
 from runtime.scheduler.fleet import Fleet
 from runtime.scheduler.handover import Handovers
+from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.members import Member
 from runtime.scheduler.provision import Provision
 from runtime.scheduler.rows import Rows
-from runtime.scheduler.seating import Seating
+from runtime.scheduler.seating import Seating, SharingCounts
 from runtime.scheduler.speculation import Speculation
 from runtime.scheduler.state import ClusterState
 from runtime.scheduler.updates import Updates
@@ -56,10 +60,12 @@ class Scheduler:
     ) -> None:  # fmt: skip
         devices = Devices()
         provision = Provision(blocks, config, devices)
-        self._state = ClusterState(config, {chain.model: chain for chain in chains}, devices, provision, Narrator(trace, "scheduler"))
-        self._updates = Updates(self._state)
+        served = {chain.model: chain for chain in chains}
+        self._state = ClusterState(config, served, devices, provision, Narrator(trace, "scheduler"), Ledger(devices))
+        self._donors = Donors(self._state)
+        self._updates = Updates(self._state, self._donors)
         self._updates.know(() if adaptation is None else adaptation.variants)
-        self._seating = Seating(self._state)
+        self._seating = Seating(self._state, self._donors)
         self.speculation = Speculation(self._state, surrogates)
         self._seating.predict = self.speculation.plan
         self._rows = Rows(self._state, self._seating, self.speculation)
@@ -104,6 +110,7 @@ class Scheduler:
                 self._updates.withdraw(event, now)
             case Tick():
                 self.speculation.review()
+                self._donors.sweep(now)
             case _:
                 raise TypeError(f"{type(event).__name__} is not for schedulers")
         return self._settle(now)
@@ -187,14 +194,30 @@ class Scheduler:
         pages = PageCounts(capacity, capacity - used, used)
         return AgentState(len(state.running), len(state.waiting), pages, models, instances, state.tally.snapshot())
 
+    @property
+    def donors(self) -> Donors:
+        return self._donors
+
+    def sharing(self) -> SharingCounts:
+        """What newcomers have been spared."""
+        return self._seating.sharing()
+
+    def movers(self, device: str) -> list[Mover]:
+        """The running sequences that have pages on a device and could move, as `policy.move_order` wants them."""
+        running = (member for member in self._state.running.values() if device in member.devices and not member.move)
+        groups = ((member, member.computed // member.spec.page_tokens) for member in running)
+        return [self._state.ledger.mover(member.seq, member.holding, count, device) for member, count in groups]
+
+    def stay(self, device: str) -> list[Mover]:
+        """Who else has pages there: ended ones that others may share with."""
+        return [self._state.ledger.mover(each.name, each.holding, each.known, device) for each in self._donors]
+
     def check(self) -> None:
         """Verify that members, queues and pages agree. Raises RuntimeError. For tests, after every event."""
         state = self._state
         state.check()
-        held = self.handovers.held()
-        for member in state.running.values():
-            for device, pages in member.weights:
-                held[device] = held.get(device, 0) + pages * member.groups
-        for each in state.devices:
-            if each.alive and each.used != held.get(each.name, 0):
-                raise RuntimeError(f"{each.name}: {each.used} pages are spoken for, sequences hold {held.get(each.name, 0)}")
+        holdings = [*(member.holding for member in state.running.values()), *(donor.holding for donor in self._donors)]
+        state.ledger.check(holdings, self.handovers.held())
+        state.prefixes.check([*(m.beginning for m in state.running.values() if m.beginning is not None), *self._donors])
+        if any(member.holding.ends or member.beginning is not None for member in state.waiting):
+            raise RuntimeError("a sequence that waits holds pages")

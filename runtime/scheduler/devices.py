@@ -1,13 +1,13 @@
 """The devices of a cluster as its scheduler knows them: pages that are spoken for, blocks and stages that are there, who is alive.
 
-Contract: `Device.used` counts pages of sequences that were let in, never more than there are; the agents' own books follow (an agent
-frees a little later than the scheduler closes). A stage is wanted, loading, or loaded. A device that died keeps its name and what it is to
-hold; what it held is gone. Decides nothing.
+Contract: `Device.used` counts pages of sequences that were let in, never more than there are (whose they are knows `scheduler.ledger`);
+`idle` those among them that only donors use. The agents' own books follow (an agent frees a little later than the scheduler closes).
+A stage is wanted, loading, or loaded. A device that died keeps its name and what it is to hold; what it held is gone. Decides nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from runtime.messages import Ready
@@ -25,6 +25,7 @@ class Device:
     limit: int
     alive: bool = True
     used: int = 0
+    idle: int = 0
     members: int = 0
     weights: int = 0
     blocks: set[str] = field(default_factory=set)
@@ -83,7 +84,7 @@ class Devices:
     def down(self, name: str) -> None:
         device = self._devices[name]
         device.alive = False
-        device.used = device.members = device.weights = device.queued = 0
+        device.used = device.idle = device.members = device.weights = device.queued = 0
         self.loads[name] = 0.0
         device.loading.clear()
         device.loaded.clear()
@@ -98,19 +99,8 @@ class Devices:
         self._devices[name].members -= 1
         self.loads[name] -= 1.0
 
-    def take(self, weights: Iterable[tuple[str, int]], groups: int) -> None:
-        """Page groups for a sequence on each device of its path."""
-        for name, pages in weights:
-            self._devices[name].used += pages * groups
-
-    def give_back(self, weights: Iterable[tuple[str, int]], groups: int) -> None:
-        for name, pages in weights:
-            device = self._devices[name]
-            if device.alive:
-                device.used -= pages * groups
-
     def check(self) -> None:
         """Raises RuntimeError if more pages are spoken for than there are, or fewer than none."""
         for device in self:
-            if not 0 <= device.used <= device.capacity or device.members < 0:
+            if not 0 <= device.idle <= device.used <= device.capacity or device.members < 0:
                 raise RuntimeError(f"{device.name}: {device.used} of {device.capacity} pages, {device.members} sequences")

@@ -59,6 +59,7 @@ class Fleet:
         for member in lost:
             self._seating.preempt(member, now)
         self._handovers.gone(down.device, now)
+        self._seating.donors.gone(down.device)
         state.out.replace(down.device)
         state.changed = True
 

@@ -196,6 +196,8 @@ class Handovers:
             elif self.survives(move.member, device):
                 move.orphan = True
                 move.member.held, move.member.flying = True, False
+                self._seating.hide(move.member)
+                self._state.ledger.bereft(move.member.holding, device)
                 move.member.bereft(device)
                 self._state.starved.pop(move.member.seq, None)
                 if not move.asked:  # all that was asked for is there: there may be nothing more to ask for
@@ -282,7 +284,7 @@ class Handovers:
         # As many as the sequence holds, so that it can go on from its next row.
         groups = max(groups_for(move.member.spec, upto), move.member.groups)
         more = (groups - move.groups) * move.pages
-        if more > device.free:
+        if more > device.free and not self._seating.donors.make_room({move.target: more}):
             return False
         device.used += max(more, 0)
         move.groups = max(groups, move.groups)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from runtime.agent.sequences import LiveSequence
+from runtime.scheduler.ledger import Holding, Places
+from runtime.scheduler.prefixes import Beginning, marks_of
 from runtime.scheduler.tries import Tries
 from runtime.stages import Chain, Path, RunAhead, Variant
 from runtime.types import ModelSpec, SequenceRequest
@@ -19,11 +21,12 @@ NOWHERE = Chain(ModelSpec("", 0, 1, 0, 0), "", ())
 
 @dataclass(slots=True, eq=False)
 class Passes:
-    """Tokens that have gone along one path of one chain."""
+    """Tokens that have gone along one path of one chain. `places`: by block its device, and the pages that a group takes there."""
 
     chain: Chain
     path: Path
     tokens: int = 0
+    places: Places = ()
 
 
 NO_PASSES = Passes(NOWHERE, ())
@@ -33,10 +36,14 @@ NO_PASSES = Passes(NOWHERE, ())
 class Member(LiveSequence):
     """`weights`: pages that a group takes, by device of the path. `groups`: groups taken on each of them, `room`: tokens that they hold.
 
+    `holding`: these pages in the ledger. `beginning`: what others find of it; `marks`: of its tokens, by groups of `width`. `alone`: it shares
+    nothing any more.
+
     `most`: tokens that it gets at most on this path; `ends`: those that end it. `passes`: what goes along its path is counted there.
 
     `flying`: a row of it is under way. `doomed`: to be preempted when that is back. `move`: the migration it is in, 0 for none;
     `held`: no rows are issued, for its last stage. `ahead`: the hop that is predicted; `tries`: its rows then; `turn`: of the latest.
+    `tentative`: it was predicted here, so that nobody may begin with its K and V (UN-13).
     `variant`: what it runs on instead of the chain that it named (BL-28).
     """
 
@@ -46,6 +53,11 @@ class Member(LiveSequence):
     weights: tuple[tuple[str, int], ...] = ()
     groups: int = 0
     room: int = 0
+    holding: Holding = field(default_factory=Holding)
+    beginning: Beginning | None = None
+    marks: list[bytes] = field(default_factory=list)
+    width: int = 0
+    alone: bool = False
     most: int = 0
     ends: frozenset[int] = frozenset()
     passes: Passes = NO_PASSES
@@ -57,6 +69,7 @@ class Member(LiveSequence):
     ahead: RunAhead | None = None
     tries: Tries = field(default_factory=Tries)
     turn: int = 0
+    tentative: bool = False
     variant: Variant | None = None
 
     @property
@@ -73,6 +86,22 @@ class Member(LiveSequence):
     def first(self, upto: int) -> tuple[int, ...]:
         """The first tokens of its prompt and output."""
         return (*self.request.prompt, *self.output)[:upto]
+
+    @property
+    def realm(self) -> tuple[str, str]:
+        """Within which K and V of equal tokens are equal, and may be shared."""
+        return self.chain.version, self.request.tenant
+
+    def mark(self) -> list[bytes]:
+        """The marks of all whole groups of its prompt and output."""
+        width = self.chain.spec.page_tokens
+        if self.width != width:  # it has got another chain while it waited
+            self.marks, self.width = [], width
+        done = len(self.marks)
+        if (done + 1) * width <= self.length:
+            more = self._visible(done * width, self.length - done * width)
+            self.marks.extend(marks_of(more, width, self.marks[-1] if done else b""))
+        return self.marks
 
     def seated(self, passes: Passes, weights: tuple[tuple[str, int], ...], spec: ModelSpec) -> None:
         """It runs there from now on, under a new epoch; nothing is predicted (yet). `spec`: its model, with a context that this path can
@@ -93,7 +122,7 @@ class Member(LiveSequence):
 
     def predicted(self, ahead: RunAhead, device: str, pages: int) -> None:
         """A hop of it is predicted; of a group the stand-in takes so many more pages there."""
-        self.ahead = ahead
+        self.ahead, self.tentative = ahead, True
         more = dict(self.weights)
         more[device] = more.get(device, 0) + pages
         self.weights = tuple((name, count) for name, count in more.items() if count)
@@ -115,7 +144,7 @@ class Member(LiveSequence):
         """It runs nowhere."""
         self.path, self.weights, self.devices = (), (), frozenset()
         self.holds(0)
-        self.flying = self.doomed = self.held = False
+        self.flying = self.doomed = self.held = self.tentative = False
         self.ahead = None
         self.tries.clear()
         self.move = 0

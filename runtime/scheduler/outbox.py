@@ -97,17 +97,12 @@ class Outbox:
         last.epochs.append(epoch)
 
     def open(self, device: str, member: Member, *, keep: bool = False, shared: tuple[str, int] | None = None) -> None:
-        last = self._last(device)
-        if not isinstance(last, _Opens):
-            self._devices[device].append(last := _Opens())
-        last.epochs.append(member.epoch)
-        last.requests.append(member.told)
-        last.outputs.append(tuple(member.output))
-        last.paths.append(member.path)
-        last.keep.append(keep)
-        last.computed.append(member.computed)
-        last.shared.append(shared)
-        last.ahead.append(member.ahead)
+        """`shared`: another sequence, and how many of its tokens are this one's too."""
+        self._open(device, member.epoch, member.told, tuple(member.output), member.path, keep, member.computed, shared, member.ahead)
+
+    def stand(self, device: str, request: SequenceRequest, path: Path, shared: tuple[str, int]) -> None:
+        """A sequence that will run no row: it holds what it shares."""
+        self._open(device, 1, request, (), path, False, shared[1], shared)
 
     def go(self, member: Member, tokens: tuple[int, ...], steps: int, sample: bool, one: Try | None = None) -> None:
         """The next tokens of a sequence, from its first hop on. `one`: the row, where it has a turn; from a guess it is the row behind the
@@ -148,6 +143,22 @@ class Outbox:
     def forget(self, device: str) -> None:
         """The device is gone: nothing is said to it."""
         self._devices.pop(device, None)
+
+    def _open(
+        self, device: str, epoch: int, request: SequenceRequest, output: tuple[int, ...], path: Path, keep: bool, computed: int,
+        shared: tuple[str, int] | None, ahead: RunAhead | None = None,
+    ) -> None:  # fmt: skip
+        last = self._last(device)
+        if not isinstance(last, _Opens):
+            self._devices[device].append(last := _Opens())
+        last.epochs.append(epoch)
+        last.requests.append(request)
+        last.outputs.append(output)
+        last.paths.append(path)
+        last.keep.append(keep)
+        last.computed.append(computed)
+        last.shared.append(shared)
+        last.ahead.append(ahead)
 
     def _last(self, device: str) -> _Batch | None:
         batches = self._devices.setdefault(device, [])

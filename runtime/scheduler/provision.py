@@ -16,7 +16,7 @@ from runtime.policy.paths import choose_devices
 from runtime.policy.spread import cells, spread
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.members import Passes
-from runtime.stages import Block, Chain, Path, Stage, path_of
+from runtime.stages import Block, Chain, Path, Stage, devices_of, path_of
 
 #: Devices that are weighed for a block: more of them cost time and gain little (power of a few choices).
 _MOST = 8
@@ -62,7 +62,8 @@ class Provision:
         key = chain.version, path
         known = self._passes.get(key)
         if known is None:
-            known = self._passes[key] = Passes(chain, path)
+            places = zip(devices_of(chain, path), (use.kv_layers for use in chain.uses), strict=True)
+            known = self._passes[key] = Passes(chain, path, places=tuple(places))
         return known
 
     def passed(self, chain: Chain) -> list[Passes]:
@@ -153,6 +154,14 @@ class Provision:
         if path is None:
             path = self._paths[chain.version, devices] = path_of(chain, devices)
         return path
+
+    def allows(self, chain: Chain, path: Path) -> bool:
+        """Whether a path could be chosen now, and its stages are loaded."""
+        devices = devices_of(chain, path)
+        there = all(
+            name in self._where.get(use.block, ()) and self._devices.alive(name) for use, name in zip(chain.uses, devices, strict=True)
+        )
+        return there and not self.missing(chain, path)
 
     def weights(self, path: Path) -> tuple[tuple[str, int], ...]:
         """Pages that a group of a sequence takes, by device, along a path."""

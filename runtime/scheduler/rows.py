@@ -1,8 +1,8 @@
 """Rows of running sequences: what comes back becomes tokens, and the next row goes out, with pages for it on all its path.
 
 Contract: at most one row of a sequence is under way, but for predicted ones (`scheduler.tries`). Short of pages whoever is last in rank
-gives way, one that is under way once it is back; the first in rank always goes on. Sequences that find no pages are `starved` until some
-are given back.
+gives way, one that is under way once it is back; before that donors go. The first in rank always goes on. Sequences that find no pages
+are `starved` until some are given back.
 """
 
 from __future__ import annotations
@@ -60,8 +60,10 @@ class Rows:
         for seq, epoch in zip(lost.seqs, lost.epochs, strict=True):
             member = self._state.running.get(seq)
             if member is None or member.epoch != epoch:
+                self._seating.donors.lost(seq)
                 continue
             if lost.retry:
+                member.alone = True
                 self._seating.preempt(member, now)
             else:
                 self._state.tally.failed_steps += 1
@@ -99,8 +101,8 @@ class Rows:
         devices, more = self._state.devices, max(0, groups_for(member.spec, member.tokens + 1) - member.groups)
         if any(devices[name].free < pages * more for name, pages in member.weights):
             return
-        devices.take(member.weights, more)
-        member.holds(member.groups + more)
+        if more:
+            self._seating.grow(member, more)
         member.passes.tokens += 1
         self._send_predicted(member, (tentative.sampled.token,), True, tentative.sampled.token, now)
 
@@ -108,6 +110,7 @@ class Rows:
         """K and V of a row are written; its token, if one was sampled, joins the output."""
         tally = self._state.tally
         member.computed += count
+        self._seating.show(member)
         if member.phase == "resume":
             tally.resumed_tokens += count
         if scores and not member.output:
@@ -191,8 +194,7 @@ class Rows:
             more = groups_for(member.spec, after) - member.groups
             if not self._room(member, more, now):
                 return False
-            state.devices.take(member.weights, more)
-            member.holds(member.groups + more)
+            self._seating.grow(member, more)
         member.flying = True
         member.passes.tokens += count + steps - 1
         if state.tell.on:
@@ -228,6 +230,8 @@ class Rows:
         for name, pages in member.weights:
             device = self._state.devices[name]
             while device.free < pages * groups:
+                if self._seating.donors.give_way(name):
+                    continue
                 victim = self._victim(member, name)
                 if victim is None:
                     return False

@@ -9,22 +9,35 @@ Contract: whoever leaves gives back all that it had, wherever it was; every sequ
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from runtime.agent.events import end_event, refusal_event
 from runtime.kv.pages import groups_for
+from runtime.scheduler.donors import Donors
 from runtime.scheduler.members import Member
+from runtime.scheduler.prefixes import Beginning, Match
 from runtime.scheduler.speculation import Planned
 from runtime.scheduler.state import ClusterState
 from runtime.stages import Path
 from runtime.types import FinishReason, ModelSpec, SequenceRequest
 
 
-class Seating:
-    """`on_leaving`: called with whoever leaves its devices, before it has. `predict`: what is predicted of a sequence along a path."""
+@dataclass(frozen=True, slots=True)
+class SharingCounts:
+    """Totals since the beginning: newcomers that began as others did, and tokens that were not computed for them."""
 
-    def __init__(self, state: ClusterState) -> None:
+    matches: int = 0
+    tokens: int = 0
+
+
+class Seating:
+    """`on_leaving`: called with whoever leaves its devices, before it has. `donors`: who stays behind its end. `predict`: what is predicted of a
+    sequence along a path."""
+
+    def __init__(self, state: ClusterState, donors: Donors) -> None:
         self._state = state
+        self.donors = donors
+        self._matches = self._spared = 0
         self.on_leaving: Callable[[Member], None] = lambda member: None
         self.predict: Callable[[Member, Path], Planned | None] = lambda member, path: None
 
@@ -33,35 +46,63 @@ class Seating:
         self._state.tell.ended(now, request, "error", 0)
         self._state.out.events.append(refusal_event(request, why))
 
-    def seat(self, member: Member, path: Path, now: int) -> None:
-        """From waiting to running, along this path. Its first row may be issued."""
+    def sharing(self) -> SharingCounts:
+        return SharingCounts(self._matches, self._spared)
+
+    def seat(self, member: Member, path: Path, now: int, match: Match | None = None) -> None:
+        """From waiting to running, along this path. Its first row may be issued. `match`: what another has of its beginning there."""
         state = self._state
         state.waiting.remove(member)
         state.running[member.seq] = member
         self._put(member, path)
-        planned = self.predict(member, path)
+        planned = self.predict(member, path) if match is None else None
         if planned is not None:
             member.predicted(planned.ahead, planned.device, planned.pages)
         member.holds(groups_for(member.spec, member.tokens))
-        state.devices.take(member.weights, member.groups)
+        shared = self._take(member, match, planned, now)
         for name in sorted(member.devices):
             state.devices.enter(name)
-            state.out.open(name, member)
+            state.out.open(name, member, shared=shared)
         state.tell.inserted(now, member.request, member.phase, member.tokens)
         state.ready.append(member)
 
     def reseat(self, member: Member, path: Path) -> None:
         """A running sequence goes on along another path; what it has there is in place. Whom it leaves forgets it."""
         state, before, epoch = self._state, member.devices, member.epoch
-        state.devices.give_back(member.weights, member.groups)
+        self.hide(member)
         self._put(member, path)
-        state.devices.take(member.weights, member.groups)
+        state.ledger.rehouse(member.holding, member.passes.places)
+        self.show(member)
         for name in sorted(member.devices - before):
             state.devices.enter(name)
         for name in sorted(member.devices):
             state.out.open(name, member, keep=True)
         for name in sorted(before - member.devices):
             self._depart(name, member, epoch)
+
+    def show(self, member: Member) -> None:
+        """What is computed of its beginning may be found from now on."""
+        spec = member.spec
+        hidden = self._state.config.sharing == "off" or spec.virtual_tokens or member.tentative
+        groups = 0 if hidden else member.computed // spec.page_tokens
+        if not groups or (member.beginning is not None and member.beginning.known >= groups):
+            return
+        if member.beginning is None:
+            shelf = self._state.prefixes.shelf(member.realm, member.path)
+            member.beginning = Beginning(member.seq, member.holding, member.marks, shelf)
+        self._state.prefixes.reaches(member.beginning, min(groups, len(member.mark())))
+
+    def hide(self, member: Member) -> None:
+        """It may not be found any more."""
+        if member.beginning is not None:
+            self._state.prefixes.leave(member.beginning)
+            member.beginning = None
+
+    def grow(self, member: Member, groups: int) -> None:
+        """So many page groups more on each device of its path."""
+        self._state.ledger.grow(member.holding, groups)
+        member.holds(member.groups + groups)
+        self.show(member)
 
     def preempt(self, member: Member, now: int) -> None:
         """Take a sequence off its devices; it waits, and will run again from its prompt and output."""
@@ -84,6 +125,9 @@ class Seating:
         state.users[member.chain.loaded_as] -= 1
         state.changed |= member.chain.loaded_as in state.leaving
         if member.seq in state.running:
+            if reason in ("stop", "length"):
+                self.show(member)
+                self.donors.keep(member, now)
             self._unseat(member)
         else:
             state.waiting.remove(member)
@@ -96,11 +140,29 @@ class Seating:
         del state.running[member.seq]
         state.starved.pop(member.seq, None)
         self.on_leaving(member)
-        state.devices.give_back(member.weights, member.groups)
+        self.hide(member)
+        state.ledger.free(member.holding)
         for name in sorted(member.devices):
             self._depart(name, member, member.epoch)
         member.unseated()
         state.changed = True
+
+    def _take(self, member: Member, match: Match | None, planned: Planned | None, now: int) -> tuple[str, int] | None:
+        """Pages for all that it has; with a match its first ones are another's. Whose, and how many tokens of them."""
+        ledger, places = self._state.ledger, member.passes.places
+        if match is None:
+            stand_in = () if planned is None else ((planned.device, planned.pages),)
+            member.holding = ledger.take((*places, *stand_in), member.groups)
+            return None
+        other, tokens = match.beginning, match.groups * member.spec.page_tokens
+        member.holding = ledger.take(places, member.groups, other.holding, match.groups)
+        member.computed = tokens
+        self._matches += 1
+        self._spared += tokens
+        self.donors.used(other, now)
+        self.show(member)
+        self._state.tell.shared(now, member.request, other.name, tokens, match.groups * sum(pages for _, pages in member.weights))
+        return other.name, tokens
 
     def _depart(self, name: str, member: Member, epoch: int) -> None:
         if self._state.devices.alive(name):

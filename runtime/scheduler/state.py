@@ -13,8 +13,10 @@ from runtime.agent.narrator import Narrator
 from runtime.agent.state import Tally
 from runtime.config import ClusterConfig
 from runtime.scheduler.devices import Devices
+from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.members import Member
 from runtime.scheduler.outbox import Outbox
+from runtime.scheduler.prefixes import Prefixes
 from runtime.scheduler.provision import Provision
 from runtime.scheduler.waiting import WaitingRoom
 from runtime.stages import Chain, Stage, Variant
@@ -33,7 +35,9 @@ class ClusterState:
     devices: Devices
     provision: Provision
     tell: Narrator
+    ledger: Ledger
     out: Outbox = field(default_factory=Outbox)
+    prefixes: Prefixes = field(default_factory=Prefixes)
     tally: Tally = field(default_factory=Tally)
     members: dict[str, Member] = field(default_factory=dict)
     running: dict[str, Member] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from runtime.agent.commands import Serve, Withdraw
+from runtime.scheduler.donors import Donors
 from runtime.scheduler.joining import join
 from runtime.scheduler.members import Member
 from runtime.scheduler.state import ClusterState
@@ -20,8 +21,9 @@ from runtime.stages import Chain, Stage, Variant
 
 
 class Updates:
-    def __init__(self, state: ClusterState) -> None:
+    def __init__(self, state: ClusterState, donors: Donors) -> None:
         self._state = state
+        self._donors = donors
         self._coming: dict[str, Serve] = {}
         self._placed: set[str] = set()
 
@@ -207,6 +209,7 @@ class Updates:
         if any(other.loaded_as == name for other in state.in_use()):
             del state.leaving[name]  # it is wanted again, or still
             return
+        self._donors.forget(chain.version)
         waits = False
         for device in state.devices:
             mine = [stage for stage, _ in device.wanted.values() if stage.model == name]

@@ -55,6 +55,7 @@ class Node:
     engine: StageEngine
     running: set[Lane] = field(default_factory=set)
     alive: bool = True
+    coming: int = 0
 
 
 @dataclass
@@ -146,10 +147,21 @@ class VirtualCluster:
 
     def expect_empty(self) -> None:
         assert not self.scheduler.busy, "sequences are alive"
+        if len(self.scheduler.donors):
+            self.expect_donors()
         for node in self.living():
             counts = node.relay.pages()
             assert counts.free == counts.capacity, (node.name, counts)
         assert all(device.used == 0 for device in self.scheduler.devices)
+
+    def expect_donors(self) -> None:
+        """What is held is held by donors, in the scheduler's ledger as in the agents' books; when they go, nothing is."""
+        for node in self.living():
+            device, counts = self.scheduler.devices[node.name], node.relay.pages()
+            assert counts.capacity - counts.free == device.used == device.idle, (node.name, counts, device.used, device.idle)
+        self.scheduler.donors.clear()
+        self.carry_out(self.scheduler.handle(Tick(), self.now))
+        self.run()
 
     def living(self) -> list[Node]:
         return [node for node in self.nodes.values() if node.alive]
@@ -225,7 +237,12 @@ class VirtualCluster:
             source = self.nodes[sender]
             self.at(due, lambda: self.tell(message) if source.alive else None)
         elif node is not None:
-            self.at(due, lambda: self.deliver(node, message, arrays))
+            node.coming += 1
+            self.at(due, lambda: self.arrive(node, message, arrays))
+
+    def arrive(self, node: Node, message: Any, arrays: Sequence[Array]) -> None:
+        node.coming -= 1
+        self.deliver(node, message, arrays)
 
     def deliver(self, node: Node, message: Any, arrays: Sequence[Array]) -> None:
         if node.alive:
@@ -283,3 +300,6 @@ class VirtualCluster:
         self.scheduler.check()
         for node in self.living():
             node.relay.check()
+            device, counts = self.scheduler.devices.get(node.name), node.relay.pages()
+            if device is not None and device.alive and not node.coming and not node.running:
+                assert counts.capacity - counts.free <= device.used, (node.name, counts, device.used)
