@@ -146,7 +146,9 @@ class Prefixes:
 def marks_of(tokens: Sequence[int], width: int, before: bytes = b"") -> list[bytes]:
     """Marks of whole groups of `width` tokens; `before`: the mark of the group before them."""
     marks: list[bytes] = []
-    for at in range(0, len(tokens) - width + 1, width):
-        before = blake2b(before + array("q", tokens[at : at + width]).tobytes(), digest_size=_BYTES).digest()
+    numbers = array("q", tokens)
+    data, size = memoryview(numbers).cast("B"), width * numbers.itemsize
+    for at in range(0, len(data) - size + 1, size):
+        before = blake2b(before + data[at : at + size], digest_size=_BYTES).digest()
         marks.append(before)
     return marks

@@ -287,7 +287,7 @@ def alike(count: int, rng: random.Random) -> list[SequenceRequest]:
     return asked
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(16))
 def test_whatever_happens_tokens_are_the_models_own_and_books_agree(seed: int) -> None:
     rng = random.Random(seed)
     sharing: Sharing = rng.choice(("running", "cached", "cached"))
@@ -316,8 +316,8 @@ def test_whatever_happens_tokens_are_the_models_own_and_books_agree(seed: int) -
 def test_random_schedules_do_share() -> None:
     """So that the test before this one proves something."""
     cluster = cluster_of("cached", devices=3)
-    for one in alike(18, random.Random(1)):
+    for one in alike(12, random.Random(1)):
         cluster.ask(one, at=random.Random(one.seq).randrange(60 * MS))
     cluster.run()
     cluster.expect()
-    assert cluster.scheduler.sharing().matches > 5
+    assert cluster.scheduler.sharing().matches > 3
