@@ -31,8 +31,8 @@ class SharingCounts:
 
 
 class Seating:
-    """`on_leaving`: called with whoever leaves its devices, before it has. `donors`: who stays behind its end. `predict`: what is predicted of a
-    sequence along a path."""
+    """`on_leaving`: called with whoever leaves its devices, before it has. `donors`: who stays behind its end. `predict`: what is
+    predicted of a sequence along a path."""
 
     def __init__(self, state: ClusterState, donors: Donors) -> None:
         self._state = state

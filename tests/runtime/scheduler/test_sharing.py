@@ -11,12 +11,14 @@ from dataclasses import replace
 import pytest
 
 from runtime.agent.commands import Tick
-from runtime.config import ClusterConfig, RelayConfig, Sharing
-from runtime.engine.counted import counting_model
+from runtime.config import ClusterConfig, RelayConfig, Sharing, SpeculationConfig, SpeculationMode
+from runtime.engine.counted import counting_model, surrogate_of
 from runtime.policy.copies import PERIOD
 from runtime.policy.move_order import order_moves
 from runtime.scheduler.members import Member
+from runtime.stages import Surrogate
 from runtime.types import SequenceRequest
+from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -269,6 +271,44 @@ def test_what_moves_is_a_copy_and_those_that_share_least_go_first() -> None:
     assert sum(device.used for device in devices) == alone - spared
     cluster.run()
     cluster.expect()
+
+
+# -- with updates and predictions --------------------------------------------------------------------------------------
+
+
+def test_a_new_version_is_not_held_up_by_donors_and_shares_nothing_with_the_old_one() -> None:
+    old, new = counting_model("m-1", "1 2* 3 4* 5* 6"), counting_model("m-2", "1 2* 3 7* 5* 9")
+    cut, asked = (1, 3, 4), [request(f"s{number}", (*SYSTEM, number), "m", max_tokens=6) for number in range(12)]
+    config = ClusterConfig(devices=2, placing="split", sharing="cached")
+    cluster = Changing(chains=[as_version(old, "m", *cut)], blocks=old.blocks(*cut), known=[old, new], config=config)
+    for number, one in enumerate(asked):
+        cluster.ask(one, at=number * 8 * MS)
+    cluster.at(40 * MS, lambda: cluster.tell(serve(new, "m", *cut)))
+    cluster.run()
+    assert {cluster.given[seq] for seq in refs(cluster)} == {"m-1", "m-2"}
+    assert {donor.shelf.realm[0] for donor in cluster.scheduler.donors} == {new.chain(*cut).version}
+    cluster.expect()
+    cluster.expect_only((new, cut))
+
+
+@pytest.mark.parametrize("mode", ["exact", "similarity"])
+def test_what_is_predicted_is_nobodys_beginning(mode: SpeculationMode) -> None:
+    """UN-13: K and V of predicted hops may be wrong for a while, or for good."""
+    model = counting_model("m", "1* 2 3* 4* 5 6* 7 8", vocab_size=3)
+    config = ClusterConfig(devices=3, placing="split", sharing="cached", speculation=SpeculationConfig(mode, top=0.4))
+    cluster = VirtualCluster(
+        [model], [(2, 5)], devices=3, config=config, stand_ins=[surrogate_of(model, "m~", 4, 2)],
+        surrogates={"m": [Surrogate("m~", 4, 5, 1)]},
+    )  # fmt: skip
+    cluster.scheduler.speculation.pin([(model.chain(2, 5).uses[1].block, f"d{at}") for at in range(3)])
+    cluster.ask(request("warm", (1,), "m", max_tokens=1))
+    prompt = [at % 3 for at in range(12)]
+    for number in range(6):
+        cluster.ask(request(f"s{number}", (*prompt, number % 3), "m", max_tokens=12), at=(10 + number * 3) * MS)
+    cluster.run()
+    cluster.expect()
+    assert cluster.scheduler.speculation.counts().started > 0
+    assert not refs(cluster) and not len(cluster.scheduler.donors)
 
 
 # -- whatever happens --------------------------------------------------------------------------------------------------
