@@ -270,14 +270,19 @@ class Relay:
     def _reseat(self, guest: Guest, known: Guest | None, computed: int) -> bool:
         """Give a sequence that goes on here the layers that it has here, and those that came, in tables of its new hops.
 
-        False, and nothing of it stays, where any are missing.
+        False, and nothing of it stays, where any are missing, or are being written: by a row that is lost, for a device before it died.
         """
         had = [] if known is None else [(hop.layers, known.keys[hop.lo]) for hop in _here(known, self.device) if hop.lo in known.keys]
         had += self._moves.adopted(guest.seq, guest.epoch)
         new: list[tuple[int, ModelSpec, list[Piece]]] = []
         for hop in _here(guest, self.device):
             spec, pieces = self._stages.get(Stage(guest.request.model, hop.lo, hop.hi).id), _pieces(hop, had)
-            if spec is None or pieces is None or any(self._tables.book.tokens_of(piece.key) < computed for piece in pieces):
+            if (
+                any(self._tables.writes(key) for _, key in had)
+                or spec is None
+                or pieces is None
+                or any(self._tables.book.tokens_of(piece.key) < computed for piece in pieces)
+            ):
                 for _, key in had:
                     self._tables.release(key)
                 return False

@@ -89,6 +89,10 @@ class Tables:
         """A step is about to write it."""
         self._writing.add(key)
 
+    def writes(self, key: str) -> bool:
+        """Whether a step that is under way writes it."""
+        return key in self._writing
+
     def introduce(self, key: str) -> bool:
         """Whether the engine is to hear of it now, for the first time."""
         if key in self._told:

@@ -1,4 +1,4 @@
-"""What predicting the slowest hop gains, in virtual time: as much as `policy.speculation.chain_time` says, and the sum of it over tokens."""
+"""What predicting the slowest hop gains in virtual time: what `policy.speculation.chain_time` says for a pass, and its sum over tokens."""
 
 from __future__ import annotations
 
