@@ -82,8 +82,9 @@ class Clients:
 
     def __exit__(self, *_: object) -> None:
         self.over.set()
+        end = time.monotonic() + PATIENCE
         for thread in self._threads:
-            thread.join(PATIENCE)
+            thread.join(max(0.0, end - time.monotonic()))
             if thread.is_alive():
                 self.wrong.append("a request hangs")
 
