@@ -39,6 +39,8 @@ _PAPER_KV = {
 _PAPER_PLACEMENT = {"figure 26, frag-min over ours": {"median": 1.126, "p95": 1.182, "communication": 1.734, "between servers": 3.61}}
 #: Eight times the paper's load, two minutes of it.
 _PRESSED = {"count": 320, "seconds": 120.0}
+#: Nothing comes, goes or moves by the clock.
+_STILL = {"scaling": False, "rearranging": False, "proactive": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ def _load() -> Preset:
 
 def _apps() -> Preset:
     cases = []
-    for apps in (10, 15, 20, 25, 30):
+    for apps in (10, 20, 30):
         asked = {"count": 40 * apps, "seconds": 150.0}
         values = {"policies": _policies("blocks", "pm", "ps"), "apps": {"count": apps}, "asked": asked}
         cases.append(Case(f"{apps} applications", scenario_of("apps", values), apps))
@@ -160,7 +162,17 @@ def _scale() -> Preset:
         "cluster": {"servers": [4] * 250},
         "apps": {"count": 10, "foundations": ["llama-7b"]},
         "asked": {"kind": "poisson", "count": 1_000_000, "seconds": 500.0, "prompts": lengths, "answers": lengths},
-        "policies": {"blocks": {"parts": 1, "stride": 64, "page_layers": 64, "page_tokens": 128, "chunk": 512}},
+        "policies": {
+            "blocks": {
+                "parts": 1,
+                "stride": 64,
+                "page_layers": 64,
+                "page_tokens": 128,
+                "chunk": 512,
+                "placing": "copies",
+                "control": _STILL,
+            }
+        },
         "pace": {"tick": 10**10, "report": 10**10},
     }
     return Preset("scale", "A million requests on a thousand A100", (Case("", scenario_of("scale", values)),))
@@ -172,7 +184,7 @@ def _full() -> Preset:
         "cluster": {"servers": [1]},
         "apps": {"count": 10, "foundations": ["llama-7b"]},
         "asked": {"kind": "poisson", "count": 1024, "seconds": 1.0, "prompts": "32", "answers": "256"},
-        "policies": {"blocks": {"max_running": 256, "parts": 1, "page_layers": 32}},
+        "policies": {"blocks": {"max_running": 256, "parts": 1, "page_layers": 32, "placing": "copies", "control": _STILL}},
     }
     return Preset("full-device", "One A100 with 256 sequences at a time", (Case("", scenario_of("full-device", values)),))
 
