@@ -27,8 +27,9 @@ from zoo.errors import InputError
 
 #: S-LoRA's synthetic workloads.
 SLORA = Lengths("uniform", 8, 512)
-#: The paper's kinds of fine-tunes: full ones, and four parameter-efficient ones.
-_KINDS: tuple[Kind, ...] = ("full", "lora", "adapter", "prefix", "bitfit")
+#: The paper's kinds of fine-tunes: four parameter-efficient ones, and full ones. It has Vicuna alone for these, which is a LLaMA: so one
+#: full fine-tune of each LLaMA that is used.
+_PE: tuple[Kind, ...] = ("lora", "adapter", "prefix", "bitfit")
 _FOUNDATIONS = ("llama-7b", "llama-13b", "chatglm-6b")
 
 
@@ -48,11 +49,19 @@ class Asked:
 
 
 def paper_apps(count: int = 20, foundations: Sequence[str] = _FOUNDATIONS) -> tuple[App, ...]:
-    """Fine-tunes of the paper's foundations, by turns, and of each foundation the kinds by turns."""
+    """Fine-tunes of the paper's foundations, by turns."""
     if not foundations or count < 1:
         raise InputError("applications have a foundation, and there is at least one of them")
-    kinds = [(foundations[number % len(foundations)], _KINDS[number // len(foundations) % len(_KINDS)]) for number in range(count)]
+    turns = [(foundations[number % len(foundations)], number // len(foundations)) for number in range(count)]
+    kinds = [(foundation, _kind(foundation, turn)) for foundation, turn in turns]
     return tuple(App(f"app{number:02}-{foundation}-{kind}", foundation, kind) for number, (foundation, kind) in enumerate(kinds))
+
+
+def _kind(foundation: str, turn: int) -> Kind:
+    """Of the foundation's model number `turn`: each PE kind once, the full one, then PE kinds by turns."""
+    if not foundation.startswith("llama") or turn < len(_PE):
+        return _PE[turn % len(_PE)]
+    return "full" if turn == len(_PE) else _PE[(turn - 1) % len(_PE)]
 
 
 def blockllm_demand(models: Sequence[str], asked: Asked, streams: Streams) -> Demand:
