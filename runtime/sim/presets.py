@@ -78,7 +78,8 @@ def alone(scenario: Scenario) -> Preset:
 
 
 def _policies(*names: str, **settings: Any) -> dict[str, dict[str, Any]]:
-    return {name: {"provision": name, **settings} for name in names}
+    """One copy of everything at first, more as it is asked for: for the baselines too, whose models are scaled with demand."""
+    return {name: {"provision": name, "placing": "demand", **settings} for name in names}
 
 
 def _overall() -> Preset:
