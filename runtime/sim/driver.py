@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -36,13 +35,12 @@ from runtime.agent.commands import (
     Tick,
     WritePages,
 )
-from runtime.agent.relay import Relay
 from runtime.messages import PROTOCOL, Message, Ready
 from runtime.scheduler.record import Handler
 from runtime.sim.clock import EventClass, VirtualClock
-from runtime.sim.engine import SimEngine
 from runtime.sim.ledger import Ledger, Sample
 from runtime.sim.network import Network
+from runtime.sim.nodes import Cost, Node, Pace
 from runtime.stages import Array, Stage
 from runtime.types import SequenceRequest
 from zoo.errors import ZooError
@@ -55,40 +53,6 @@ _DIGEST = "0" * 64
 
 class Stalled(Exception):
     """Requests are alive and nothing is due: whoever schedules has forgotten them."""
-
-
-@dataclass(slots=True)
-class Node:
-    """One device. `due`: its next begin of a step is scheduled, or a step is under way. `ready`: when its loader is free."""
-
-    relay: Relay
-    engine: SimEngine
-    weights: int
-    alive: bool = True
-    due: bool = False
-    stepping: bool = False
-    loader_free: int = 0
-    busy: int = 0
-    steps: int = 0
-    life: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Pace:
-    """Nanoseconds of virtual time. `tick`: between two ticks of the scheduler; `report`: between two reports of a device; 0 for none."""
-
-    tick: int = 1_000_000_000
-    report: int = 1_000_000_000
-
-
-@dataclass(slots=True)
-class Cost:
-    """What deciding took in real time, outside of the virtual one: calls of the scheduler, and seconds of the processor in them."""
-
-    calls: int = 0
-    seconds: float = 0.0
-    slowest: float = 0.0
-    by_event: dict[str, int] = field(default_factory=dict)
 
 
 class Simulation:

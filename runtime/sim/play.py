@@ -17,11 +17,12 @@ from runtime.agent.relay import Relay
 from runtime.scheduler.cluster import Scheduler
 from runtime.scheduler.record import Handler, Recorder, head_of
 from runtime.sim.demand import Demand
-from runtime.sim.driver import Cost, Node, Simulation
+from runtime.sim.driver import Simulation
 from runtime.sim.engine import Host, SimEngine
 from runtime.sim.families import Family, family_of
 from runtime.sim.ledger import Ledger
 from runtime.sim.network import Network
+from runtime.sim.nodes import Cost, Node
 from runtime.sim.scenario import Policy, Scenario
 from runtime.sim.workloads import paper_apps
 from runtime.trace import TraceSink, line_of

@@ -26,9 +26,9 @@ from runtime.bench.traces import TraceFormat, read_trace
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
 from runtime.sim.clock import Streams
 from runtime.sim.demand import Demand, read_demand
-from runtime.sim.driver import Pace
 from runtime.sim.families import Cutting
 from runtime.sim.hardware import Cluster, Server, gpu_named, link_named
+from runtime.sim.nodes import Pace
 from runtime.sim.workloads import Asked, blockllm_demand, paper_apps, poisson_demand, trace_demand, twitter_demand
 from zoo.errors import InputError
 
