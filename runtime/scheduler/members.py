@@ -36,8 +36,8 @@ NO_PASSES = Passes(NOWHERE, ())
 class Member(LiveSequence):
     """`weights`: pages that a group takes, by device of the path. `groups`: groups taken on each of them, `room`: tokens that they hold.
 
-    `holding`: these pages in the ledger. `beginning`: what others find of it; `marks`: of its tokens, by groups of `width`. `alone`: it shares
-    nothing any more.
+    `holding`: these pages in the ledger. `beginning`: what others find of it; `marks`: of its tokens, by groups of `width`. `alone`: it
+    shares nothing any more.
 
     `most`: tokens that it gets at most on this path; `ends`: those that end it. `passes`: what goes along its path is counted there.
 
