@@ -13,7 +13,9 @@ import msgspec
 
 from cli.serve_options import ServeOptions, size_of
 from cli.wiring import check_device
+from runtime.agent.commands import Serve
 from runtime.cluster.driver import ClusterDriver
+from runtime.scheduler.adaptive import Adaptation
 from runtime.trace import TraceSink
 
 if TYPE_CHECKING:
@@ -28,6 +30,7 @@ _WHOLE = 1 << 62
 def start_cluster(zoo: Zoo, options: ServeOptions, names: Sequence[str], database: str | None, trace: TraceSink | None) -> ClusterDriver:
     """A running cluster with these models. Raises InputError, Unavailable when agents cannot be brought up, and as loading does."""
     from runtime.engine.chains import describe_chain
+    from runtime.engine.composed import variants_in
     from runtime.engine.residents import half_page
 
     config = options.engine()
@@ -35,16 +38,26 @@ def start_cluster(zoo: Zoo, options: ServeOptions, names: Sequence[str], databas
     half = half_page(zoo.store, config, names)
     whole = {block.id: block.nbytes for name in names for block in describe_chain(zoo.store, name, config, half, _WHOLE).blocks}
     piece = max(sum(whole.values()) // (_PIECES * options.agents), 1)
-    described = [describe_chain(zoo.store, name, config, half, piece) for name in names]
     settings = {
         "store": str(zoo.store.root), "database": database, "config": msgspec.to_builtins(config), "half_page": half,
         "threads": max((os.cpu_count() or 1) // options.agents, 1),
     }  # fmt: skip
-    blocks = {block.id: block for each in described for block in each.blocks}
+
+    def describe(name: str) -> Serve:
+        found = describe_chain(zoo.store, name, config, half, piece)
+        variants = variants_in(zoo.store, found.chain, name, config, half, piece) if options.deltas else ()
+        return Serve(
+            found.chain, (*found.blocks, *(block for each in variants for block in each.blocks)), tuple(v.variant for v in variants)
+        )
+
+    served = [describe(name) for name in names]
+    blocks = {block.id: block for each in served for block in each.blocks}
+    adaptation = Adaptation(tuple(variant for each in served for variant in each.variants))
     devices = [f"agent-{number}" for number in range(options.agents)]
     return ClusterDriver(
-        [each.chain for each in described], list(blocks.values()), devices, _fleet(options, settings), options.cluster(), trace=trace
-    )
+        [each.chain for each in served], list(blocks.values()), devices, _fleet(options, settings), options.cluster(), trace=trace,
+        adaptation=adaptation, describe=describe,
+    )  # fmt: skip
 
 
 def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet:

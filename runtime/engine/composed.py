@@ -19,6 +19,7 @@ from runtime.engine.chains import describe_chain
 from runtime.policy.dispatch import DispatchLimits
 from runtime.stages import Block, Chain, Variant
 from zoo.catalog import Reader
+from zoo.errors import NotServable
 from zoo.records import Equivalence, Run
 from zoo.store import Store
 
@@ -52,7 +53,7 @@ def variants_in(
         exact: its chain, as `describe_chain` gave it for `name`.
         limits: the least scores for a block to be taken.
 
-    Raises as `describe_chain`.
+    Those that cannot be served here are none. Raises as `describe_chain` for anything else.
     """
     limits = limits or DispatchLimits()
     with store.catalog.reading() as reader:
@@ -60,7 +61,10 @@ def variants_in(
         found = _scored(reader, name, limits)
     out: list[DescribedVariant] = []
     for other, score, stitched in found:
-        described = describe_chain(store, other, config, half_page, piece_bytes, exact.model)
+        try:
+            described = describe_chain(store, other, config, half_page, piece_bytes, exact.model)
+        except NotServable:
+            continue
         if described.chain.spec.vocab_size == exact.spec.vocab_size and not described.chain.spec.virtual_tokens:
             variant = Variant(other, described.chain, exact.version, score, "stitched" if stitched else "equivalent")
             out.append(DescribedVariant(variant, described.blocks))
