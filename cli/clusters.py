@@ -32,6 +32,7 @@ def start_cluster(zoo: Zoo, options: ServeOptions, names: Sequence[str], databas
     from runtime.engine.chains import describe_chain
     from runtime.engine.composed import variants_in
     from runtime.engine.residents import half_page
+    from runtime.engine.standing import surrogates_of
 
     config = options.engine()
     check_device(config.device)
@@ -54,9 +55,11 @@ def start_cluster(zoo: Zoo, options: ServeOptions, names: Sequence[str], databas
     blocks = {block.id: block for each in served for block in each.blocks}
     adaptation = Adaptation(tuple(variant for each in served for variant in each.variants))
     devices = [f"agent-{number}" for number in range(options.agents)]
+    cluster = options.cluster()
+    known = {each.chain.model: surrogates_of(zoo.store, each.chain.model) for each in served if cluster.speculation.mode != "off"}
     return ClusterDriver(
-        [each.chain for each in served], list(blocks.values()), devices, _fleet(options, settings), options.cluster(), trace=trace,
-        adaptation=adaptation, describe=describe,
+        [each.chain for each in served], list(blocks.values()), devices, _fleet(options, settings), cluster, trace=trace,
+        adaptation=adaptation, describe=describe, surrogates=known,
     )  # fmt: skip
 
 

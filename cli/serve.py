@@ -71,6 +71,14 @@ def serve(
     placing: Annotated[
         str | None, typer.Option(help="Where blocks are put: auto, or split: cut over all agents.", show_default="auto")
     ] = None,
+    speculation: Annotated[
+        str | None,
+        typer.Option(
+            help="Predict hops with long queues by the zoo's surrogates: off; exact: every token is the chain's own; similarity: in "
+            "adaptive requests predictions stand that are alike enough.",
+            show_default="off",
+        ),
+    ] = None,
     agent_weights: Annotated[str | None, typer.Option(help="Bytes of weights that an agent takes; 0 for any.", show_default="0")] = None,
     deltas: Annotated[
         bool | None, typer.Option("--deltas", help="Serve adaptive requests by a model's low-rank rewriting, where that is served too.")
@@ -88,7 +96,7 @@ def serve(
         "dense_slots": dense_slots,
         "kv_bytes": kv_bytes, "max_model_len": max_model_len, "token_budget": token_budget, "max_sequences": max_sequences,
         "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend, "placing": placing,
-        "agent_weights": agent_weights, "deltas": deltas,
+        "agent_weights": agent_weights, "deltas": deltas, "speculation": speculation,
     }  # fmt: skip
     options = gather(config, given)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

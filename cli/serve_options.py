@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from runtime.config import BatchingConfig, ClusterConfig, DenseConfig, EngineConfig, RelayConfig, ServerConfig
+from runtime.config import BatchingConfig, ClusterConfig, DenseConfig, EngineConfig, RelayConfig, ServerConfig, SpeculationConfig
 from zoo.errors import InputError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -51,6 +51,7 @@ class ServeOptions:
     agents: int = 1
     backend: str = "local"
     placing: str = "auto"
+    speculation: str = "off"
     agent_weights: int | str = 0
     deltas: bool = False
 
@@ -84,8 +85,9 @@ class ServeOptions:
     def cluster(self) -> ClusterConfig:
         """Raises InputError."""
         return _built(
-            ClusterConfig, devices=self.agents, placing=self.placing, max_running=self.max_sequences, chunk=min(self.token_budget, 256)
-        )
+            ClusterConfig, devices=self.agents, placing=self.placing, max_running=self.max_sequences, chunk=min(self.token_budget, 256),
+            speculation=_built(SpeculationConfig, mode=self.speculation),
+        )  # fmt: skip
 
     def relay(self) -> RelayConfig:
         """Raises InputError."""

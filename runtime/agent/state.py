@@ -41,7 +41,8 @@ class AgentCounters:
     that ran; zero while the engine does not report them. `busy`: nanoseconds that engines spent in steps. `idle_tokens`: tokens computed
     for nobody (BA-18).
     `adapted`: sequences that got another chain than the one they named, because they allow it (BL-28).
-    `finished`: sequences by their last event's reason.
+    `finished`: sequences by their last event's reason. `speculations`: rows that might be predicted; `speculation_hits` and
+    `speculation_misses`: that were, rightly and wrongly (BL-25).
     """
 
     prompt_tokens: int = 0
@@ -55,6 +56,9 @@ class AgentCounters:
     idle_tokens: int = 0
     adapted: int = 0
     finished: Mapping[FinishReason, int] = field(default_factory=dict)
+    speculations: int = 0
+    speculation_hits: int = 0
+    speculation_misses: int = 0
 
 
 @dataclass(frozen=True, slots=True)

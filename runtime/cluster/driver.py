@@ -43,7 +43,8 @@ from runtime.scheduler.cluster import Scheduler
 from runtime.scheduler.devices import Device
 from runtime.scheduler.handover import HandoverCounts
 from runtime.scheduler.picture import picture_of
-from runtime.stages import Block, Chain
+from runtime.scheduler.speculation import SpeculationCounts
+from runtime.stages import Block, Chain, Surrogate
 from runtime.trace import TraceSink
 from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
 from zoo.errors import NotFound, NotServable, Unavailable
@@ -67,6 +68,7 @@ class ClusterDriver:
         fleet: what brings them up; it is shut down with the driver.
         config, lives: of the scheduler; of the agents' restarts.
         adaptation: what adaptive requests may get. describe: how models that are asked for later are served; None: there are none.
+        surrogates: by model, cheaper stand-ins of parts of it (BL-25).
     """
 
     def __init__(
@@ -82,12 +84,13 @@ class ClusterDriver:
         version: str | None = None,
         adaptation: Adaptation | None = None,
         describe: Callable[[str], Serve] | None = None,
+        surrogates: Mapping[str, Sequence[Surrogate]] | None = None,
     ) -> None:
         """Waits until all agents are there, with a path for each model. Raises Unavailable if one cannot be brought up."""
         self._chains, self._fleet, self._clock = {chain.model: chain for chain in chains}, fleet, clock
         self._describe, self._changes = describe, Changes()
         config = replace(config or ClusterConfig(), devices=len(devices))
-        self._scheduler = Scheduler(chains, blocks, config, trace, adaptation=adaptation)
+        self._scheduler = Scheduler(chains, blocks, config, trace, surrogates or {}, adaptation)
         self._post = Post(SCHEDULER, 0, fleet.seat.bind, fleet.seat.keys, context=fleet.seat.context)
         self._company = Company(devices, fleet, self._post, lives or LifeConfig(), version or own_version(), clock)
         self._changed = threading.Condition()
@@ -236,6 +239,11 @@ class ClusterDriver:
         """Migrations so far."""
         with self._changed:
             return self._scheduler.handovers.counts()
+
+    def speculation(self) -> SpeculationCounts:
+        """Predicted hops so far (BL-25)."""
+        with self._changed:
+            return self._scheduler.speculation.counts()
 
     def health(self) -> Mapping[str, Any]:
         """For `/health`: `degraded` while an agent is away; requests are taken all the same, and wait where they must."""

@@ -15,6 +15,7 @@ going), `fleet` (devices), `handover` (sequences that change a device), `provisi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 from runtime.agent.commands import Abort, Arrive, Down, SchedulerCommand, SchedulerEvent, Serve, Tick, Withdraw
@@ -102,6 +103,7 @@ class Scheduler:
                 self.handovers.stuck(event, now)
             case Report():
                 self._fleet.report(event)
+                self.speculation.observe(event)
             case Verdict():
                 self._rows.judged(event, now)
             case Serve():
@@ -192,7 +194,14 @@ class Scheduler:
         alive = [device for device in state.devices if device.alive]
         capacity, used = sum(device.capacity for device in alive), sum(device.used for device in alive)
         pages = PageCounts(capacity, capacity - used, used)
-        return AgentState(len(state.running), len(state.waiting), pages, models, instances, state.tally.snapshot())
+        predicted = self.speculation.counts()
+        counters = replace(
+            state.tally.snapshot(),
+            speculations=predicted.started,
+            speculation_hits=predicted.hits,
+            speculation_misses=predicted.misses,
+        )
+        return AgentState(len(state.running), len(state.waiting), pages, models, instances, counters)
 
     @property
     def donors(self) -> Donors:

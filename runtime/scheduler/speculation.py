@@ -13,13 +13,21 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from runtime.kv.pages import groups_for
+from runtime.messages import Report
 from runtime.policy.speculation import Bottleneck, PassedBy, choose
 from runtime.scheduler.members import Member
 from runtime.scheduler.state import ClusterState
 from runtime.scheduler.tries import Try
 from runtime.stages import Hop, Path, RunAhead, Stage, Surrogate
+
+#: What queues of before a review still count in the next one.
+_KEPT = 0.8
+_LEAST = 0.1
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +53,16 @@ class Planned:
 
 
 class Speculation:
-    """Args: `surrogates`: by model, those of its components."""
+    """Args: `surrogates`: by model, those of its components, as of the version that is served now; others are not predicted."""
 
     def __init__(self, state: ClusterState, surrogates: Mapping[str, Sequence[Surrogate]]) -> None:
         self._state = state
         self._surrogates = surrogates
         self._versions = {model: chain.version for model, chain in state.chains.items()}
         self._chosen: tuple[tuple[str, str], ...] = ()
+        self._queued: dict[tuple[str, str], float] = {}
+        self._reports: dict[str, float] = {}
+        self._loaded: dict[tuple[str, Stage], str] = {}
         self._pinned = False
         self.passed_by: tuple[PassedBy, ...] = ()
         self._counts: Counter[str] = Counter()
@@ -81,16 +92,36 @@ class Speculation:
         choice = choose(instances, chains, self._blocks_with_surrogates(), config.top)
         self.passed_by = choice.passed_by
         self._chosen = tuple((each.block, each.device) for each in choice.chosen)
+        self._queued = _faded(self._queued)
+        self._reports = _faded(self._reports)
+        self._sweep()
 
     def pin(self, instances: Iterable[tuple[str, str]] | None) -> None:
         """These (block, device) are predicted from now on, for sequences that come, whatever the queues; None: by the queues again."""
         self._pinned = instances is not None
         self._chosen = tuple(instances or ()) if self._state.config.speculation.mode != "off" else ()
 
+    def observe(self, report: Report) -> None:
+        """A device's queues, now: they come and go within a step, so their mean is what counts, old ones less."""
+        self._reports[report.device] = self._reports.get(report.device, 0.0) + 1.0
+        for block, rows in report.queues:
+            self._queued[block, report.device] = self._queued.get((block, report.device), 0.0) + rows
+
     def _drain(self, block: str, name: str) -> float:
-        """Seconds that an instance's queue takes, about: rows that wait at it, and the device's mean time for a token."""
+        """Seconds that an instance's queue takes, about: rows that wait for it, and the device's mean time for a token."""
         device = self._state.devices[name]
-        return device.queues.get(block, 0) * device.busy / max(device.tokens, 1) / 1e9
+        rows = sum(self._queued.get((each, name), 0.0) for each in self._entries(block, name)) / self._reports.get(name, 1.0)
+        return rows * device.busy / max(device.tokens, 1) / 1e9
+
+    def _entries(self, block: str, name: str) -> set[str]:
+        """Blocks at which rows wait that will run through this one without a hop (BL-15): itself, and those right before it there."""
+        found, where = {block}, self._state.provision.instances
+        for chain in self._state.chains.values():
+            for at, use in enumerate(chain.uses):
+                while use.block == block and at and name in where.get(chain.uses[at - 1].block, ()):
+                    at -= 1
+                    found.add(chain.uses[at].block)
+        return found
 
     def _blocks_with_surrogates(self) -> set[str]:
         chains = self._state.chains
@@ -125,7 +156,7 @@ class Speculation:
         spec = device.loaded.get(stage.id)
         if spec is None:
             if stage.id in device.loading or not device.limit or device.weights + surrogate.nbytes <= device.limit:
-                self._ask_for(hop.device, stage)
+                self._ask_for(hop.device, stage, block)
             return None
         if spec.page_tokens < member.spec.page_tokens or not self._room(member, path, hop.device, spec.kv_layers):
             return None
@@ -143,11 +174,24 @@ class Speculation:
                 return each, stage
         return None, None
 
-    def _ask_for(self, name: str, stage: Stage) -> None:
+    def _ask_for(self, name: str, stage: Stage, block: str) -> None:
         device = self._state.devices[name]
         if stage.id not in device.loading and stage.id not in device.refused:
             device.loading.add(stage.id)
+            self._loaded[name, stage] = block
             self._state.out.load(name, [(stage, (stage.id,))])
+
+    def _sweep(self) -> None:
+        """Stand-ins that nobody uses, of instances that are not chosen any more, are let go."""
+        state = self._state
+        used = {(m.path[m.ahead.hop].device, m.ahead.stage) for m in state.running.values() if m.ahead is not None}
+        for (name, stage), block in tuple(self._loaded.items()):
+            device = state.devices[name]
+            if (block, name) in self._chosen or (name, stage) in used or stage.id in device.loading:
+                continue
+            del self._loaded[name, stage]
+            if device.loaded.pop(stage.id, None) is not None:
+                state.out.drop(name, [stage])
 
     def _room(self, member: Member, path: Path, name: str, pages: int) -> bool:
         """Whether its pages and the stand-in's fit now beside the watermark, and at its longest if it were alone there."""
@@ -187,3 +231,8 @@ class Speculation:
             hop = member.path[member.ahead.hop]
             where = {"hop": member.ahead.hop, "of": len(member.path), "stage": member.ahead.stage.id, "turn": one.turn}
             self._state.tell.speculation(now, event, member.request, hop.device, one.count, where | extra)
+
+
+def _faded(sums: dict[Key, float]) -> dict[Key, float]:
+    """Sums with less weight than before; what has next to none is gone."""
+    return {key: value * _KEPT for key, value in sums.items() if value > _LEAST}
