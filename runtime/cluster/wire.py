@@ -212,13 +212,23 @@ def _no_arrays(message: Message, arrays: Sequence[Array]) -> bool:
 
 
 def _go(message: Go, arrays: Sequence[Array]) -> bool:
-    return not arrays and sum(message.counts) == len(message.tokens)
+    return not arrays and sum(message.counts) == len(message.tokens) and len(message.turns) == len(message.ahead)
+
+
+def _open(message: Open, arrays: Sequence[Array]) -> bool:
+    """A predicted hop is one of the path, and not the last."""
+    ahead = zip(message.ahead, message.paths, strict=False)
+    return not arrays and all(each is None or 0 <= each.hop < len(path) - 1 for each, path in ahead)
 
 
 def _pass(message: Pass, arrays: Sequence[Array]) -> bool:
     """Hidden states [count, width] for each row."""
     rows = zip(message.counts, arrays, strict=False)
-    return len(arrays) == len(message.seqs) and all(len(each.shape) == 2 and each.shape[0] == count for count, each in rows)
+    return (
+        len(message.turns) == len(message.ahead)
+        and len(arrays) == len(message.seqs)
+        and all(len(each.shape) == 2 and each.shape[0] == count for count, each in rows)
+    )
 
 
 def _pages(message: Pages, arrays: Sequence[Array]) -> bool:
@@ -228,4 +238,4 @@ def _pages(message: Pages, arrays: Sequence[Array]) -> bool:
     return len(arrays) == 1 and arrays[0].dtype == "uint8" and len(arrays[0].shape) == 2
 
 
-_CHECKS: dict[type[Message], Callable[..., bool]] = {Go: _go, Pass: _pass, Pages: _pages}
+_CHECKS: dict[type[Message], Callable[..., bool]] = {Open: _open, Go: _go, Pass: _pass, Pages: _pages}

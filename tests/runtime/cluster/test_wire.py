@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from runtime.cluster import wire
 from runtime.cluster.wire import Frame, OtherProtocol, WireError, decode, encode
-from runtime.messages import PROTOCOL, Beat, Close, Done, Go, Lost, Message, Open, Pages, Pass, Peers, Ready, Report
-from runtime.stages import Array, Hop
+from runtime.messages import PROTOCOL, Beat, Close, Done, Go, Lost, Message, Open, Pages, Pass, Peers, Ready, Report, Verdict
+from runtime.stages import Array, Hop, RunAhead, Stage
 from runtime.types import Logprob, PromptLogprobs, Sampled, SamplingParams, SequenceRequest
 
 ROWS = Pass(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4))
+TURNS = Pass(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4), (4, 5), (True, False))
 STATES = (Array("float32", (3, 2), bytes(range(24))), Array("float32", (1, 2), bytes(range(8))))
 REQUEST = SequenceRequest("a", "r", "org/m", (1, 2, 3), SamplingParams(4, logit_bias=((3, -1.5),), stop_token_ids=(7,)), slo_ms=50)
 MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
@@ -23,6 +24,9 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
     (Close(("a",), (3,)), ()),
     (Go(("a", "b"), (1, 1), (0, 4), (2, 1), (8, 9, 10), (False, True), (0, 1), (1, 1)), ()),
     (ROWS, STATES),
+    (Go(("a",), (1,), (0,), (2,), (8, 9), (False,), (0,), (1,), (4,), (True,)), ()),
+    (TURNS, STATES),
+    (Verdict("x", ("a", "b"), (1, 2), (4, 6), (True, False), (1.0, 0.25)), ()),
     (Pages(1, "a", 2, 0, 16, "d" * 64), (Array("uint8", (4, 64), bytes(256)),)),
     (Pages(1, "a", 2, 0, 16, "", "it is not here"), ()),
     (Ready("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x"), ()),
@@ -122,8 +126,13 @@ def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: by
         lying(Go(("a",), (1,), (0,), (2,), (8,), (True,), (0,), (1,)), []),
         lying(Go(("a",), (1,), (-1,), (1,), (8,), (True,), (0,), (1,)), []),
         lying(Done("x", ("a", "b"), (1, 1), (1, 1), (None, None), (), ((),)), []),
+        lying(Done("x", ("a", "b"), (1, 1), (1, 1), (None, None), turns=(2,)), []),
+        lying(Go(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (-2,), (True,)), []),
+        lying(Go(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (2,)), []),
+        lying(Verdict("x", ("a",), (1,), (2, 4), (True,), (1.0,)), []),
+        lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (RunAhead(0, Stage("m", 0, 3), None),)), []),
     ],
-    ids=range(14),
+    ids=range(19),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):

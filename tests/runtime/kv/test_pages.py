@@ -35,6 +35,35 @@ def test_extend_gives_whole_groups_and_only_when_needed() -> None:
     book.check()
 
 
+@pytest.mark.parametrize("tokens", range(8))
+def test_what_was_tentative_is_forgotten_and_written_again(tokens: int) -> None:
+    book = PageBook(30)
+    book.open("a", WIDE)
+    groups = book.extend("a", 7)
+    book.fill("a", 7)
+    book.rewind("a", tokens)
+    book.check()
+    assert book.tokens_of("a") == tokens and book.groups_of("a") == groups
+    assert book.extend("a", 7 - tokens) == ()
+    book.fill("a", 7 - tokens)
+    book.check()
+
+
+def test_what_others_hold_too_is_never_written_again() -> None:
+    book = PageBook(30)
+    for name in ("a", "b"):
+        book.open(name, WIDE)
+    book.extend("a", 6)
+    book.fill("a", 6)
+    book.share("b", "a", 4)
+    with pytest.raises(ValueError, match="cannot be forgotten"):
+        book.rewind("a", 3)
+    book.rewind("a", 4)
+    book.check()
+    with pytest.raises(ValueError, match="cannot be forgotten"):
+        book.rewind("a", 5)
+
+
 def test_states_follow_what_is_written() -> None:
     book = PageBook(10)
     book.open("a", WIDE)
