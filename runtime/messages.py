@@ -198,7 +198,7 @@ class Pass(Message, frozen=True, tag=True, array_like=True):
 
 
 class Ready(Message, frozen=True, tag=True, array_like=True):
-    """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit."""
+    """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit. `server`: the machine that it is on, empty if unknown."""
 
     device: str
     protocol: int
@@ -207,6 +207,7 @@ class Ready(Message, frozen=True, tag=True, array_like=True):
     page_bytes: int
     weights: int
     address: str
+    server: str = ""
 
 
 class Loaded(Message, frozen=True, tag=True, array_like=True):

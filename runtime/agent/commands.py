@@ -147,6 +147,21 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Pause:
+    """To the scheduler: a sequence waits for somebody else (a tool, a person). `expected`: for how many ns, None where nobody knows."""
+
+    seq: str
+    expected: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """It goes on."""
+
+    seq: str
+
+
+@dataclass(frozen=True, slots=True)
 class Down:
     """To the scheduler: an agent's process ended, or it has not been heard of for too long."""
 
@@ -178,4 +193,4 @@ class Withdraw:
 
 
 RelayEvent = StageLoaded | StageFailed | PagesWritten
-SchedulerEvent = Arrive | Abort | Down | Tick | Serve | Withdraw
+SchedulerEvent = Arrive | Abort | Pause | Resume | Down | Tick | Serve | Withdraw

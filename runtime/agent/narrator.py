@@ -86,6 +86,11 @@ class Narrator:
         if self._sink is not None:
             self._sink.emit(TraceEvent(now, event, request.request, request.seq, dev=device, n=tokens, cause="BL-25", extra=where))
 
+    def control(self, now: int, event: str, cause: str, device: str, block: str = "", **extra: Any) -> None:
+        """What was decided by the clock: instances that come and go (`instance.*`), and why."""
+        if self._sink is not None:
+            self._sink.emit(TraceEvent(now, event, dev=device, block=block or None, cause=cause, extra=extra))
+
     def model(self, now: int, event: str, spec: ModelSpec) -> None:
         if self._sink is not None:
             self._sink.emit(TraceEvent(now, event, dev=self._device, extra={"model": spec.name}))

@@ -7,6 +7,7 @@ Pure: loads are the caller's, in sequences. The K and V of a sequence that has r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -42,3 +43,20 @@ def path_cost(devices: Sequence[str], loads: Mapping[str, float], hop_cost: floa
     """What a path costs, given as a device for each block."""
     hops = sum(one != other for one, other in pairwise(devices))
     return sum(loads[device] for device in devices) / max(len(devices), 1) + hop_cost * hops
+
+
+def choose_by_cost(costs: Sequence[Mapping[str, float]], hop: float) -> tuple[str, ...] | None:
+    """The same with a cost of its own for each block on each device, in seconds (BL-21), and `hop` seconds for a change of device."""
+    if not costs or not all(costs):
+        return None
+    total = dict(costs[0])
+    came: list[dict[str, str]] = []
+    for some in costs[1:]:
+        cheapest = min(total, key=total.__getitem__)
+        before = {device: device if total.get(device, math.inf) <= total[cheapest] + hop else cheapest for device in some}
+        total = {device: min(total.get(device, math.inf), total[cheapest] + hop) + cost for device, cost in some.items()}
+        came.append(before)
+    path = [min(total, key=total.__getitem__)]
+    for before in reversed(came):
+        path.append(before[path[-1]])
+    return tuple(reversed(path))

@@ -8,17 +8,20 @@ ends with the reason.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Mapping, Sequence
+from functools import partial
 
 from runtime.agent.admission import refusal
 from runtime.agent.sequences import Rank
 from runtime.kv.pages import groups_for
+from runtime.policy.latency import Latency
 from runtime.policy.paths import path_cost
 from runtime.scheduler.adaptive import Adaptive
 from runtime.scheduler.members import Member
 from runtime.scheduler.prefixes import Match
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Path, devices_of
+from runtime.stages import Chain, Path, devices_of
 from runtime.types import SequenceRequest
 
 
@@ -59,11 +62,12 @@ class Admission:
         state = self._state
         if not state.placed:
             return
+        state.provision.on_table = partial(self._tell, now)
         full: set[str] = set()
         heads = [(member.rank, member) for member in state.waiting.heads()]
         while heads:
             member = heads[0][1]
-            path = state.provision.path(member.chain, state.devices.loads)
+            path = state.provision.path(member.chain, state.devices.loads, context=member.tokens)
             if path is None or not (self._joins(member, path, full, now) or self._let_in(member, path, full, now)):
                 heapq.heappop(heads)
                 continue
@@ -103,6 +107,13 @@ class Admission:
         share = match.groups * member.chain.spec.page_tokens / member.tokens
         return there <= best + config.owner_margin * share
 
+    def _tell(self, now: int, chain: Chain, table: Sequence[Mapping[str, Latency]], chosen: tuple[str, ...] | None) -> None:
+        """All terms of each candidate, and the choice (BL-21)."""
+        if self._state.tell.on:
+            for use, row, device in zip(chain.uses, table, chosen or (), strict=False):
+                terms = {name: (each.queue, each.compute, each.transfer, each.load) for name, each in row.items()}
+                self._state.tell.control(now, "dispatch.candidates", "BL-21", device, use.block, candidates=terms)
+
     def _let_in(self, member: Member, path: Path, full: set[str], now: int) -> bool:
         """Seat it, or end what will never run; false where it has to wait."""
         if any(hop.device in full for hop in path):
@@ -111,11 +122,16 @@ class Admission:
         if why is not None:
             self._seating.end(member, "error", now, why)
             return True
-        missing = self._state.provision.missing(member.chain, path)
-        for device, stage in missing:
-            self._state.ask_for(member.chain, device, stage)
+        provision = self._state.provision
+        missing = provision.missing(member.chain, path)
         if missing:
-            return False
+            for device, stage in missing:
+                self._state.ask_for(member.chain, device, stage)
+            # Meanwhile it may run where all is loaded already.
+            other = provision.path(member.chain, self._state.devices.loads, True, member.tokens)
+            if other is None or provision.missing(member.chain, other) or any(hop.device in full for hop in other):
+                return False
+            path = other
         if not self._fits(member, path):
             full.update(hop.device for hop in path)
             return False

@@ -9,7 +9,7 @@ Pages are taken here before a row is sent, on all devices of its path, so that n
 
 It knows no tensors, clocks, transports or text. Its parts: `admission` (who is let in), `rows` (what runs next), `seating` (coming and
 going), `fleet` (devices), `handover` (sequences that change a device), `provision` (where blocks are), `ledger` (whose pages are whose),
-`prefixes` (who has which beginning), `donors` (ended ones that stay for it).
+`prefixes` (who has which beginning), `donors` (ended ones that stay for it), `control` (what is due by time).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from runtime.agent.commands import Abort, Arrive, Down, SchedulerCommand, SchedulerEvent, Serve, Tick, Withdraw
+from runtime.agent.commands import Abort, Arrive, Down, Pause, Resume, SchedulerCommand, SchedulerEvent, Serve, Tick, Withdraw
 from runtime.agent.narrator import Narrator
 from runtime.agent.state import AgentState, block_loads, model_loads
 from runtime.config import ClusterConfig
@@ -26,8 +26,10 @@ from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused,
 from runtime.policy.move_order import Mover
 from runtime.scheduler.adaptive import Adaptation, Adaptive
 from runtime.scheduler.admission import Admission
+from runtime.scheduler.control import Controller
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.donors import Donors
+from runtime.scheduler.estimates import Estimates
 from runtime.scheduler.fleet import Fleet
 from runtime.scheduler.handover import Handovers
 from runtime.scheduler.ledger import Ledger
@@ -53,14 +55,16 @@ class Scheduler:
         trace: where events go.
         surrogates: by model, cheaper stand-ins of parts of it (BL-25).
         adaptation: what may stand in for these chains where a request allows it; its blocks are among `blocks`.
+        estimates: what rows take on devices, where blocks were profiled; without them paths are chosen by loads.
     """
 
     def __init__(
         self, chains: Iterable[Chain], blocks: Iterable[Block], config: ClusterConfig, trace: TraceSink | None = None,
         surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}), adaptation: Adaptation | None = None,
+        estimates: Estimates | None = None,
     ) -> None:  # fmt: skip
         devices = Devices()
-        provision = Provision(blocks, config, devices)
+        provision = Provision(blocks, config, devices, estimates)
         served = {chain.model: chain for chain in chains}
         self._state = ClusterState(config, served, devices, provision, Narrator(trace, "scheduler"), Ledger(devices))
         self._donors = Donors(self._state)
@@ -74,6 +78,7 @@ class Scheduler:
         self.handovers = Handovers(self._state, self._seating)
         self._fleet = Fleet(self._state, self._seating, self._admission, self.handovers, self._updates)
         self._seating.on_leaving = self.handovers.cancel
+        self.control = Controller(self._state, self.handovers, self._donors)
 
     # -- events --------------------------------------------------------------------------------------------------------
 
@@ -113,6 +118,11 @@ class Scheduler:
             case Tick():
                 self.speculation.review()
                 self._donors.sweep(now)
+                self.control.tick(now)
+            case Pause():
+                self.control.pauses.pause(event.seq, event.expected, now)
+            case Resume():
+                self.control.pauses.resume(event.seq, now)
             case _:
                 raise TypeError(f"{type(event).__name__} is not for schedulers")
         return self._settle(now)

@@ -7,28 +7,39 @@ A stage is wanted, loading, or loaded. A device that died keeps its name and wha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from runtime.messages import Ready
+from runtime.scheduler.members import Member
 from runtime.stages import Stage
 from runtime.types import ModelSpec
+
+#: Room of a device that takes any number of bytes.
+ANY = 1 << 60
 
 
 @dataclass(slots=True)
 class Device:
-    """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold; `wanted`: stages, with
-    their blocks, that it has been asked for. `members`: sequences whose paths pass it."""
+    """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold, `planned` bytes; `wanted`: stages, with
+    their blocks, that it has been asked for; `warm`: blocks of those that are loaded. `members`: sequences whose paths pass it, `here`:
+    by name. `server`: the machine that it is on.
+    """
 
     name: str
     capacity: int
     limit: int
+    page_bytes: int = 0
+    server: str = ""
     alive: bool = True
     used: int = 0
     idle: int = 0
     members: int = 0
     weights: int = 0
+    planned: int = 0
+    here: dict[str, Member] = field(default_factory=dict)
     blocks: set[str] = field(default_factory=set)
+    warm: set[str] = field(default_factory=set)
     loading: set[str] = field(default_factory=set)
     loaded: dict[str, ModelSpec] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -42,6 +53,40 @@ class Device:
     @property
     def free(self) -> int:
         return self.capacity - self.used
+
+    @property
+    def taken(self) -> int:
+        """Pages of sequences that are alive."""
+        return self.used - self.idle
+
+    @property
+    def share(self) -> float:
+        """Of its pages: those that are taken."""
+        return self.taken / self.capacity if self.capacity else 1.0
+
+    @property
+    def room(self) -> int:
+        """Bytes that it takes beside what it is to hold."""
+        return self.limit - self.planned if self.limit else ANY
+
+    def gained(self, stage: str, spec: ModelSpec) -> None:
+        """A stage is loaded."""
+        self.loading.discard(stage)
+        self.loaded[stage] = spec
+        self.warm.update(self.wanted[stage][1] if stage in self.wanted else ())
+
+    def lost(self, blocks: Collection[str]) -> list[Stage]:
+        """Forget all stages that have any of these blocks; those of them that are loaded."""
+        gone = [stage for stage, made in self.wanted.values() if not set(blocks).isdisjoint(made)]
+        loaded = [stage for stage in gone if self.loaded.pop(stage.id, None) is not None]
+        for stage in gone:
+            del self.wanted[stage.id]
+        self.cool()
+        return loaded
+
+    def cool(self) -> None:
+        """Stages have gone."""
+        self.warm = {block for stage in self.loaded if stage in self.wanted for block in self.wanted[stage][1]}
 
     def has(self, stage: Stage) -> bool:
         return stage.id in self.loaded
@@ -74,9 +119,9 @@ class Devices:
     def up(self, ready: Ready) -> Device:
         """A device is there, for the first time or again; then it is empty, with what it is to hold on its list."""
         known = self._devices.get(ready.device)
-        made = Device(ready.device, ready.page_capacity, ready.weights)
+        made = Device(ready.device, ready.page_capacity, ready.weights, ready.page_bytes, ready.server)
         if known is not None:
-            made.blocks, made.wanted = known.blocks, known.wanted
+            made.blocks, made.planned, made.wanted = known.blocks, known.planned, known.wanted
         self._devices[ready.device] = made
         self.loads[ready.device] = 0.0
         return made
@@ -88,19 +133,25 @@ class Devices:
         self.loads[name] = 0.0
         device.loading.clear()
         device.loaded.clear()
+        device.warm.clear()
         device.queues.clear()
+        device.here.clear()
 
-    def enter(self, name: str) -> None:
+    def enter(self, name: str, member: Member) -> None:
         """One more sequence passes it."""
-        self._devices[name].members += 1
+        device = self._devices[name]
+        device.members += 1
+        device.here[member.seq] = member
         self.loads[name] += 1.0
 
-    def depart(self, name: str) -> None:
-        self._devices[name].members -= 1
+    def depart(self, name: str, member: Member) -> None:
+        device = self._devices[name]
+        device.members -= 1
+        del device.here[member.seq]
         self.loads[name] -= 1.0
 
     def check(self) -> None:
         """Raises RuntimeError if more pages are spoken for than there are, or fewer than none."""
         for device in self:
-            if not 0 <= device.idle <= device.used <= device.capacity or device.members < 0:
+            if not 0 <= device.idle <= device.used <= device.capacity or device.members != len(device.here):
                 raise RuntimeError(f"{device.name}: {device.used} of {device.capacity} pages, {device.members} sequences")

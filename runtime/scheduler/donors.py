@@ -120,7 +120,7 @@ class Donors:
         return False
 
     def gone(self, device: str) -> None:
-        """A device has died."""
+        """A device has died, or gives blocks up."""
         for donor in [each for each in self if any(hop.device == device for hop in each.path)]:
             self._drop(donor)
 

@@ -65,8 +65,7 @@ class Fleet:
 
     def loaded(self, loaded: Loaded) -> None:
         device = self._state.devices[loaded.device]
-        device.loading.discard(loaded.stage.id)
-        device.loaded[loaded.stage.id] = loaded.spec
+        device.gained(loaded.stage.id, loaded.spec)
         device.weights = loaded.nbytes
         self._state.changed = True
 
@@ -79,11 +78,14 @@ class Fleet:
                 state.ask_for(chain, device, stage)
 
     def refused(self, refused: Refused, now: int) -> None:
-        """A stage cannot be loaded there: admission ends whoever has no other path."""
+        """A stage cannot be loaded there: its blocks run elsewhere where they can; admission ends whoever has no other path."""
         device = self._state.devices[refused.device]
         device.loading.discard(refused.stage.id)
         device.refused[refused.stage.id] = refused.reason
         self._state.tell.fault(now, 0, f"{refused.device} refuses {refused.stage.id}: {refused.reason}")
+        for block in device.wanted[refused.stage.id][1] if refused.stage.id in device.wanted else ():
+            if block in device.blocks and self._state.provision.spare(block, device.name):
+                self._state.provision.remove(block, device.name)
         self._state.changed = True
 
     def report(self, report: Report) -> None:

@@ -94,6 +94,10 @@ class Handovers:
             held[move.target] = held.get(move.target, 0) + move.pages * move.groups
         return held
 
+    def bound_for(self, device: str) -> bool:
+        """Whether a move to a device is under way."""
+        return any(move.target == device for move in self._moves.values())
+
     # -- beginning -----------------------------------------------------------------------------------------------------
 
     def start(self, member: Member, blocks: range, target: str, now: int, *, copy: bool = True, recompute: bool = True) -> str | None:

@@ -21,12 +21,16 @@ NOWHERE = Chain(ModelSpec("", 0, 1, 0, 0), "", ())
 
 @dataclass(slots=True, eq=False)
 class Passes:
-    """Tokens that have gone along one path of one chain. `places`: by block its device, and the pages that a group takes there."""
+    """Tokens that have gone along one path of one chain; `counted` of them are in `flow`. `users`: sequences that are on it. `places`: by
+    block its device, and the pages that a group takes there.
+    """
 
     chain: Chain
     path: Path
     tokens: int = 0
     places: Places = ()
+    users: int = 0
+    counted: int = 0
 
 
 NO_PASSES = Passes(NOWHERE, ())
@@ -44,7 +48,8 @@ class Member(LiveSequence):
     `flying`: a row of it is under way. `doomed`: to be preempted when that is back. `move`: the migration it is in, 0 for none;
     `held`: no rows are issued, for its last stage. `ahead`: the hop that is predicted; `tries`: its rows then; `turn`: of the latest.
     `tentative`: it was predicted here, so that nobody may begin with its K and V (UN-13).
-    `variant`: what it runs on instead of the chain that it named (BL-28).
+    `variant`: what it runs on instead of the chain that it named (BL-28). `paused`: since when it waits for somebody else, and gets no
+    rows; None while it does not.
     """
 
     chain: Chain = NOWHERE
@@ -64,6 +69,7 @@ class Member(LiveSequence):
     flying: bool = False
     doomed: bool = False
     held: bool = False
+    paused: int | None = None
     move: int = 0
     devices: frozenset[str] = frozenset()
     ahead: RunAhead | None = None

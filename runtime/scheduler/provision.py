@@ -8,13 +8,15 @@ A chain that no placement holds has a reason (`why_not`), and its sequences are 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from runtime.config import ClusterConfig
+from runtime.policy.latency import Latency
 from runtime.policy.packing import pack
-from runtime.policy.paths import choose_devices
+from runtime.policy.paths import choose_by_cost, choose_devices
 from runtime.policy.spread import cells, spread
 from runtime.scheduler.devices import Devices
+from runtime.scheduler.estimates import Estimates
 from runtime.scheduler.members import Passes
 from runtime.stages import Block, Chain, Path, Stage, devices_of, path_of
 
@@ -27,13 +29,19 @@ _FEW = 4
 
 
 class Provision:
-    def __init__(self, blocks: Iterable[Block], config: ClusterConfig, devices: Devices) -> None:
+    """`estimates`: what rows take, where profiles are there. `on_table`: called with all terms of a choice that was made by them."""
+
+    def __init__(self, blocks: Iterable[Block], config: ClusterConfig, devices: Devices, estimates: Estimates | None = None) -> None:
         self._config = config
         self._devices = devices
         self._blocks = {block.id: block for block in blocks}
         self._where: dict[str, list[str]] = {}
         self._why: dict[str, str] = {}
         self._turn = 0
+        self.estimates = estimates
+        self.on_table: Callable[[Chain, Sequence[Mapping[str, Latency]], tuple[str, ...] | None], None] = lambda chain, table, chosen: None
+        #: (block, device) of instances that take no newcomers, for they are about to go.
+        self.leaving: set[tuple[str, str]] = set()
         self._paths: dict[tuple[str, tuple[str, ...]], Path] = {}
         self._passes: dict[tuple[str, Path], Passes] = {}
 
@@ -41,6 +49,11 @@ class Provision:
     def instances(self) -> Mapping[str, Sequence[str]]:
         """Block -> the devices that are to hold it."""
         return self._where
+
+    @property
+    def by_demand(self) -> bool:
+        """Whether there is one copy of each chain at first, and more of what is asked for."""
+        return self._config.placing == "demand" or (self._config.placing == "auto" and self._config.devices > _FEW)
 
     def block(self, name: str) -> Block:
         return self._blocks[name]
@@ -70,6 +83,14 @@ class Provision:
         """The paths that a chain's tokens have gone so far."""
         return [passes for (version, _), passes in self._passes.items() if version == chain.version]
 
+    def all_passed(self) -> Collection[Passes]:
+        """All that is counted along paths."""
+        return self._passes.values()
+
+    def unused(self, passes: Passes) -> None:
+        """A path that nobody is on any more is forgotten."""
+        self._passes.pop((passes.chain.version, passes.path), None)
+
     def place(self, chains: Sequence[Chain]) -> None:
         """Put the blocks of these chains on devices, as often as there is room; what is there already stays.
 
@@ -77,8 +98,7 @@ class Provision:
         """
         names = [device.name for device in self._devices]
         limits = [device.limit for device in self._devices]
-        placing = self._config.placing
-        if placing == "demand" or (placing == "auto" and len(names) > _FEW):
+        if self.by_demand:
             self._pack(chains, names, limits)
         else:
             self._copy(chains, names, limits)
@@ -115,14 +135,19 @@ class Provision:
         where = self._where.setdefault(block, [])
         if device not in where:
             where.append(device)
-            self._devices[device].blocks.add(block)
+            known = self._devices[device]
+            known.blocks.add(block)
+            known.planned += self._blocks[block].nbytes
 
     def remove(self, block: str, device: str) -> None:
         """One instance less. Raises ValueError for the last one."""
         if self._where.get(block) == [device]:
             raise ValueError(f"{device} has the only instance of block {block[:12]}")
         self._where[block].remove(device)
-        self._devices[device].blocks.discard(block)
+        known = self._devices[device]
+        known.blocks.discard(block)
+        known.planned -= self._blocks[block].nbytes
+        self.leaving.discard((block, device))
 
     def forget(self, chain: Chain, kept: Collection[Chain]) -> tuple[str, ...]:
         """Let go what a chain had that none of those kept have: its blocks, wherever they are, and what was noted of it. Those blocks."""
@@ -131,6 +156,8 @@ class Provision:
         for block in gone:
             for device in self._where.pop(block, ()):
                 self._devices[device].blocks.discard(block)
+                self._devices[device].planned -= self._blocks[block].nbytes
+                self.leaving.discard((block, device))
             self._blocks.pop(block, None)
         if all(other.version != chain.version for other in kept):
             self._why.pop(chain.version, None)
@@ -141,12 +168,36 @@ class Provision:
     def knows(self, block: str) -> bool:
         return block in self._blocks
 
-    def path(self, chain: Chain, loads: Mapping[str, float]) -> Path | None:
-        """The cheapest path now, or None while a block has no living device."""
-        self._turn += 1
+    def spare(self, block: str, device: str) -> bool:
+        """Whether a block has another living instance, one that stays."""
+        staying = (name for name in self._where.get(block, ()) if name != device and (block, name) not in self.leaving)
+        return any(self._devices.alive(name) for name in staying)
+
+    def path(self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0) -> Path | None:
+        """The cheapest path now, or None while a block has no living device. `warm`: only over devices that have loaded the blocks.
+
+        Cheapest by profiles, for a row at `context` tokens (0: nobody's, which is not told), where all of the chain has been measured;
+        else by loads.
+        """
+        self.turn()
         candidates = [self._candidates(use.block) for use in chain.uses]
-        chosen = choose_devices(candidates, loads, self._config.hop_cost)
+        if warm:
+            candidates = [
+                [name for name in some if use.block in self._devices[name].warm] for use, some in zip(chain.uses, candidates, strict=True)
+            ]
+        if self.estimates is not None and self.estimates.covers(chain):
+            table = self.estimates.table(chain, [[self._devices[name] for name in some] for some in candidates], context)
+            chosen = choose_by_cost([{name: each.total for name, each in row.items()} for row in table], self.estimates.hop)
+            if context:
+                self.on_table(chain, table, chosen)
+        else:
+            chosen = choose_devices(candidates, loads, self._config.hop_cost)
         return None if chosen is None else self.hops(chain, chosen)
+
+    def turn(self) -> int:
+        """Another number each time: where to begin to look among very many."""
+        self._turn += 7919
+        return self._turn
 
     def hops(self, chain: Chain, devices: tuple[str, ...]) -> Path:
         """Devices of a chain's blocks as a path, made once."""
@@ -158,8 +209,9 @@ class Provision:
     def allows(self, chain: Chain, path: Path) -> bool:
         """Whether a path could be chosen now, and its stages are loaded."""
         devices = devices_of(chain, path)
+        held = ((use.block, name) for use, name in zip(chain.uses, devices, strict=True))
         there = all(
-            name in self._where.get(use.block, ()) and self._devices.alive(name) for use, name in zip(chain.uses, devices, strict=True)
+            name in self._where.get(block, ()) and self._devices.alive(name) and (block, name) not in self.leaving for block, name in held
         )
         return there and not self.missing(chain, path)
 
@@ -181,11 +233,14 @@ class Provision:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _candidates(self, block: str) -> Sequence[str]:
-        """Living devices with a block; of very many a few, others each time."""
+        """Living devices with a block; of very many a few, others each time. One that it is about to leave only where there is no other."""
         where = self._where.get(block, [])
+        if self.leaving:
+            stay = [name for name in where if (block, name) not in self.leaving]
+            where = stay if any(self._devices.alive(name) for name in stay) else where
         if len(where) <= _MOST:
             return [name for name in where if self._devices.alive(name)]
-        first = self._turn * 7919 % len(where)
+        first = self._turn % len(where)
         some: list[str] = []
         for at in range(len(where)):
             name = where[(first + at) % len(where)]

@@ -165,19 +165,22 @@ class Rows:
         starved = self._state.starved
         if member.doomed:
             self._seating.preempt(member, now)
+        elif member.paused is not None:
+            return
         elif not self._issue(member, now):
             starved[member.seq] = member
         elif starved:
             starved.pop(member.seq, None)
 
     def feed(self, now: int) -> None:
-        """Sequences that wait for pages, in rank order; if nothing else moves, the last of them gives way."""
+        """Sequences that wait for pages, in rank order; if nothing else moves, the last one that is paused gives way, or of them."""
         starved = self._state.starved
         for member in sorted(starved.values(), key=lambda m: m.rank):
             if member.seq in starved:
                 self.go_on(member, now)
         if starved and not any(m.flying or m.held for m in self._state.running.values()):
-            self._seating.preempt(max(starved.values(), key=lambda m: m.rank), now)
+            paused = [m for m in self._state.running.values() if m.paused is not None and m.groups]
+            self._seating.preempt(max(paused or starved.values(), key=lambda m: m.rank), now)
             for member in sorted(starved.values(), key=lambda m: m.rank):
                 if member.seq in starved:
                     self.go_on(member, now)

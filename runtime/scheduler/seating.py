@@ -61,7 +61,7 @@ class Seating:
         member.holds(groups_for(member.spec, member.tokens))
         shared = self._take(member, match, planned, now)
         for name in sorted(member.devices):
-            state.devices.enter(name)
+            state.devices.enter(name, member)
             state.out.open(name, member, shared=shared)
         state.tell.inserted(now, member.request, member.phase, member.tokens)
         state.ready.append(member)
@@ -74,7 +74,7 @@ class Seating:
         state.ledger.rehouse(member.holding, member.passes.places)
         self.show(member)
         for name in sorted(member.devices - before):
-            state.devices.enter(name)
+            state.devices.enter(name, member)
         for name in sorted(member.devices):
             state.out.open(name, member, keep=True)
         for name in sorted(before - member.devices):
@@ -144,6 +144,7 @@ class Seating:
         state.ledger.free(member.holding)
         for name in sorted(member.devices):
             self._depart(name, member, member.epoch)
+        member.passes.users -= 1
         member.unseated()
         state.changed = True
 
@@ -166,13 +167,16 @@ class Seating:
 
     def _depart(self, name: str, member: Member, epoch: int) -> None:
         if self._state.devices.alive(name):
-            self._state.devices.depart(name)
+            self._state.devices.depart(name, member)
             self._state.out.close(name, member.seq, epoch)
 
     def _put(self, member: Member, path: Path) -> None:
         provision = self._state.provision
         weights = provision.weights(path)
+        if member.path:
+            member.passes.users -= 1
         member.seated(provision.passes(member.chain, path), weights, self._capped(member.chain.spec, weights))
+        member.passes.users += 1
 
     def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:
         """A model with a context that this path can hold for one sequence alone."""

@@ -76,5 +76,5 @@ class ClusterState:
         for member in self.running.values():
             if not member.path:
                 raise RuntimeError(f"{member.seq} runs nowhere")
-            if member.flying == (member.seq in self.starved) and not member.held:
+            if member.flying == (member.seq in self.starved) and not member.held and member.paused is None:
                 raise RuntimeError(f"{member.seq} neither runs a row nor waits for pages")

@@ -220,6 +220,7 @@ class Updates:
                 device.refused.pop(stage.id, None)
                 del device.wanted[stage.id]
             if loaded:
+                device.cool()
                 state.out.drop(device.name, loaded)
         if waits:
             return

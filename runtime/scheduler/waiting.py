@@ -1,6 +1,7 @@
 """Sequences that wait to be let in, each chain's for itself: whoever does not fit holds back its own chain.
 
-Contract: within a chain in rank order; `heads` gives the chains by the rank of their first. Decides nothing.
+Contract: within a chain in rank order; `heads` gives the chains by the rank of their first. Whoever is paused stands aside: it is nobody's
+turn, and holds nobody back. Decides nothing.
 """
 
 from __future__ import annotations
@@ -14,16 +15,21 @@ from runtime.scheduler.members import Member
 class WaitingRoom:
     def __init__(self) -> None:
         self._queues: dict[str, RankedQueue[Member]] = {}
+        self._aside: dict[str, Member] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __iter__(self) -> Iterator[Member]:
-        """All of them, chain by chain."""
-        return (member for queue in self._queues.values() for member in queue)
+        """All of them, chain by chain, and then whoever stands aside."""
+        yield from (member for queue in self._queues.values() for member in queue)
+        yield from self._aside.values()
 
     def add(self, member: Member) -> None:
+        if member.paused is not None:
+            self._aside[member.seq] = member
+            return
         queue = self._queues.get(member.chain.version)
         if queue is None:
             queue = self._queues[member.chain.version] = RankedQueue()
@@ -32,6 +38,8 @@ class WaitingRoom:
 
     def remove(self, member: Member) -> None:
         """Raises KeyError if it does not wait."""
+        if self._aside.pop(member.seq, None) is not None:
+            return
         queue = self._queues[member.chain.version]
         queue.remove(member)
         self._count -= 1

@@ -83,6 +83,7 @@ class VirtualCluster:
     alike: Callable[[Array, Array], Likeness] | None = None
     adaptation: Adaptation | None = None
     damage: Callable[[Pages], bool] = lambda pages: False
+    servers: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         cuts = self.cuts or [()] * len(self.models)
@@ -115,6 +116,10 @@ class VirtualCluster:
 
     def abort(self, seq: str, at: int) -> None:
         self.at(at, lambda: self.tell(Abort(seq)))
+
+    def ticks(self, every: int, until: int) -> None:
+        for when in range(every, until, every):
+            self.at(when, lambda: self.tell(Tick()))
 
     def at(self, when: int, act: Callable[[], None]) -> None:
         self._count += 1
@@ -199,7 +204,9 @@ class VirtualCluster:
         engine = self.make_engine(name) if self.make_engine else self._counting(name)
         self.nodes[name] = Node(name, Relay(name, engine.page_capacity, self.relay_config, self.alike or engine.alike), engine)
         limit = self.limits[number] if self.limits else 0
-        ready = Ready(name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name)
+        ready = Ready(
+            name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name, self.servers[number] if self.servers else ""
+        )
         self.at(self.now + self.latency, lambda: self.tell(ready))
 
     def _counting(self, name: str) -> CountingEngine:

@@ -1,0 +1,63 @@
+"""What a cluster's scheduler does by the clock: blocks are scaled and moved, sequences balanced and moved ahead, one by one as it serves.
+
+    pauses      K and V of paused sequences                            BL-17
+    scaler      instances come where memory is full, and go            BL-24
+    rearranger  instances go to whom they exchange rows with           BL-26
+    balancer    sequences leave devices that are busier than others    BL-19, Figure 24
+
+Contract: `tick` once per period of the driver. Each mechanism is a switch in `ControlConfig`; with all off nothing happens here. None of it
+costs anything per token, and what a tick costs grows with devices, not with sequences. Moves are `handover`'s, their order is `orders`'.
+"""
+
+from __future__ import annotations
+
+from runtime.scheduler.balancer import Balancer
+from runtime.scheduler.donors import Donors
+from runtime.scheduler.flow import Crossings, Flow
+from runtime.scheduler.handover import Handovers
+from runtime.scheduler.orders import OrderCounts, Orders
+from runtime.scheduler.pauses import Pauses
+from runtime.scheduler.rearranger import Rearranger
+from runtime.scheduler.scaler import Scaler
+from runtime.scheduler.state import ClusterState
+
+_MS = 1_000_000
+#: Paths whose counts are taken in at once.
+_PATHS = 2048
+
+
+class Controller:
+    def __init__(self, state: ClusterState, handovers: Handovers, donors: Donors) -> None:
+        self._state = state
+        self._config = state.config.control
+        self.orders = Orders(state, handovers, donors)
+        self.flow = Flow(state.devices, state.provision)
+        self.pauses = Pauses(state, self.orders)
+        self._scaler = Scaler(state, self.orders, self.flow, state.provision.by_demand)
+        self._rearranger = Rearranger(state, self.orders, self.flow)
+        self._balancer = Balancer(state, self.orders)
+        self._next = 0
+
+    def tick(self, now: int) -> None:
+        """Go on with what is under way; look at loads where it is time."""
+        if not self._state.placed:
+            return
+        self.pauses.look(now)
+        if now >= self._next:
+            self._next = now + self._config.every_ms * _MS
+            self.flow.gather(_PATHS)
+            if self._config.scaling:
+                self._scaler.look(now)
+            self._balancer.look(now)
+        if self._config.rearranging and self._config.locality:
+            self._rearranger.look(now)
+        self.orders.advance(now)
+
+    @property
+    def counts(self) -> OrderCounts:
+        return self.orders.counts
+
+    def crossings(self) -> Crossings:
+        """Rows that changed device and server so far."""
+        self.flow.gather()
+        return self.flow.totals

@@ -1,0 +1,186 @@
+"""Instances come and go by load (BL-24), and what is asked for most gets copies (`policy.demand`).
+
+    saturated   a part of a chain fills more than `high` of a device's memory, with those who wait for it: `policy.scaling` says where
+                another instance goes and who goes with it
+    asked       (placing by demand) a device has many more sequences than another that has room for what they use
+    idle        an instance that came so has had nobody for `idle_ms`: it goes again
+
+Contract: `look` now and then. Only devices that are busy are looked into, at most `_HOT` of them, and at most `_SPOTS` are offered: what it
+costs does not grow with sequences. What it decides becomes `orders`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+from runtime.policy.demand import Spot, widen
+from runtime.policy.move_order import Mover, order_moves
+from runtime.policy.placement import Cluster, Instance, Policy
+from runtime.policy.placement import Device as Place
+from runtime.policy.scaling import Load, ScalingLimits, scale
+from runtime.scheduler.devices import Device
+from runtime.scheduler.flow import Flow
+from runtime.scheduler.loads import Part, Queues, movers_of, parts_of, queues_of, stages_of
+from runtime.scheduler.orders import Drain, Orders, Wish, holders, runs
+from runtime.scheduler.state import ClusterState
+
+_MS = 1_000_000
+#: Devices that are looked into at once, and that are offered for new instances.
+_HOT, _SPOTS = 16, 64
+
+
+class Scaler:
+    """`asked`: copies are made by demand, too, not only where memory is full."""
+
+    def __init__(self, state: ClusterState, orders: Orders, flow: Flow, asked: bool) -> None:
+        config = state.config.control
+        self._state = state
+        self._orders = orders
+        self._flow = flow
+        self._asked = asked
+        self._limits = ScalingLimits(config.high, config.low, config.idle_ms * _MS, config.calm_ms * _MS)
+        self._patience = config.patience_ms * _MS
+        self._changed: dict[str, int] = {}
+        #: (blocks, device) of what came by load -> since when it has had nobody.
+        self._grown: dict[tuple[tuple[str, ...], str], int | None] = {}
+
+    def look(self, now: int) -> None:
+        queues = queues_of(self._state)
+        self._changed = {name: when for name, when in self._changed.items() if now - when < self._limits.calm}
+        full = {device.name: self._full(device, queues) for device in self._state.devices if device.alive}
+        hot = [name for name, part in full.items() if part > self._limits.high]
+        for name in heapq.nlargest(_HOT, hot, key=full.__getitem__):
+            self._saturated(self._state.devices[name], queues, full, now)
+        if self._asked:
+            self._copy(queues, now)
+        self._idle(full, now)
+
+    # -- up ------------------------------------------------------------------------------------------------------------
+
+    def _full(self, device: Device, queues: Queues) -> float:
+        """How much of what a device takes is spoken for, by memory or by number, with whoever waits for it."""
+        running = (device.members + queues.sequences.get(device.name, 0.0)) / self._state.config.max_running
+        return max((device.taken + queues.pages.get(device.name, 0.0)) / max(device.capacity, 1), running)
+
+    def _saturated(self, device: Device, queues: Queues, full: Mapping[str, float], now: int) -> None:
+        """The part that fills most of a device gets another instance."""
+        part = next(iter(parts_of(device)), None)
+        if part is None or part.name in self._changed:
+            return
+        load = self._load(device, part, queues)
+        cluster, room = self._cluster(device, part, full)
+        policy: Policy = "locality" if self._state.config.control.locality else "frag-min"
+        decided = scale([load], cluster, room, {}, self._limits, now, policy)
+        for up in decided.ups:
+            extra = {"hot": device.name, "part": round(up.part, 3), "blocks": len(part.blocks)}
+            self._state.tell.control(now, "scale.up", "BL-24", up.device, part.blocks[0], **extra)
+            self._grow(part, device.name, up.device, up.moves, "BL-24", now)
+        if decided.refused:
+            self._changed[part.name] = now
+            self._state.tell.control(now, "scale.refused", "BL-24", device.name, part.blocks[0])
+
+    def _grow(self, part: Part, source: str, target: str, moves: Iterable[str], cause: str, now: int) -> None:
+        self._changed[part.name] = now
+        self._grown[part.blocks, target] = now
+        self._orders.grow(part.blocks, target, cause, now)
+        for seq in moves:
+            self._orders.wish(Wish(seq, frozenset(part.blocks), source, target, now + self._patience, cause))
+
+    def _load(self, device: Device, part: Part, queues: Queues) -> Load:
+        """`longest`: sequences of the part that fill what others leave of the device's memory, or of its places."""
+        here, own = len(part.members), max(part.pages / max(len(part.members), 1), 1.0)
+        others = max(device.taken - part.pages, 0)
+        places = self._state.config.max_running - (device.members - here)
+        longest = max(min(int((device.capacity - others) / own), places), 1)
+        waiting = sum(count for chain, count in queues.chains.values() if any(use.block == part.blocks[0] for use in chain.uses))
+        instances = max(len(self._state.provision.instances.get(part.blocks[0], ())), 1)
+        return Load(part.name, device.name, here + -(-waiting // instances), longest, self._movers(part, device.name))
+
+    def _movers(self, part: Part, device: str) -> tuple[Mover, ...]:
+        """Who could go, with their pages here, so that few shared ones are doubled (BL-18)."""
+        able = (member for member in part.members if not member.move and not member.doomed)
+        ledger = self._state.ledger
+        return tuple(ledger.mover(each.seq, each.holding, each.computed // each.spec.page_tokens, device) for each in able)
+
+    def _cluster(self, hot: Device, part: Part, full: Mapping[str, float]) -> tuple[Cluster, dict[str, int]]:
+        """What `place` is to know: devices that are not busy themselves, the part as one block, and the blocks beside it in its chains."""
+        state, instances = self._state, self._state.provision.instances
+        calm = (state.devices[name] for name, share in full.items() if share < self._limits.low)
+        offered = heapq.nsmallest(_SPOTS, calm, key=lambda each: (each.members, -each.room))
+        held = {name for block in part.blocks for name in instances.get(block, ())}
+        offered = [each for each in offered if each.name not in held]
+        pairs: dict[tuple[str, str], float] = {}
+        there = [Instance(part.name, hot.name)]
+        nbytes = {part.name: sum(state.provision.block(block).nbytes for block in part.blocks)}
+        for (sender, receiver), rows in self._flow.pairs.items():
+            if sender == part.blocks[-1] or receiver == part.blocks[0]:
+                other = receiver if sender == part.blocks[-1] else sender
+                pairs[(part.name, other) if other == receiver else (other, part.name)] = rows
+                if other not in nbytes:
+                    nbytes[other] = state.provision.block(other).nbytes
+                    there += [Instance(other, name) for name in instances.get(other, ())[:_SPOTS]]
+        free = {each.device: 0 for each in there} | {each.name: each.room for each in offered}
+        places = tuple(Place(name, state.devices[name].server or name, room) for name, room in free.items())
+        room = {each.name: each.capacity - each.taken for each in offered}
+        return Cluster(places, tuple(there), nbytes, pairs), room
+
+    def _copy(self, queues: Queues, now: int) -> None:
+        """Devices with many more sequences than others give away part of them, with a copy of what they use."""
+        state, margin = self._state, self._state.config.control.margin
+        loads = {each.name: each.members + queues.sequences.get(each.name, 0.0) for each in state.devices if each.alive}
+        idle = heapq.nsmallest(_SPOTS, loads, key=lambda name: (loads[name], name))
+        for name in heapq.nlargest(_HOT, loads, key=lambda name: loads[name]):
+            if loads[name] - loads[idle[0]] <= margin:
+                return
+            for part in stages_of(state.devices[name], queues):
+                if part.name in self._changed:
+                    continue
+                found = widen(loads[name], max(len(part.members), 1), self._spots(part.blocks, idle, loads), margin)
+                if found is not None:
+                    moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: found.moves]]
+                    self._state.tell.control(now, "scale.copy", "BL-24", found.device, part.blocks[0], hot=name, blocks=len(part.blocks))
+                    self._grow(part, name, found.device, moves, "BL-24", now)
+                    loads[found.device] += found.moves
+                    loads[name] -= found.moves
+                break
+
+    def _spots(self, blocks: Sequence[str], names: Iterable[str], loads: dict[str, float]) -> list[Spot]:
+        """Devices without all of these blocks."""
+        state = self._state
+        spots: list[Spot] = []
+        for name in names:
+            device = state.devices[name]
+            more = sum(state.provision.block(block).nbytes for block in blocks if block not in device.blocks)
+            if more:
+                spots.append(Spot(name, loads[name], device.room, more))
+        return spots
+
+    # -- down ----------------------------------------------------------------------------------------------------------
+
+    def _idle(self, full: Mapping[str, float], now: int) -> None:
+        """What came by load and has had nobody for long goes again, if the others of its kind are not busy."""
+        for (blocks, name), since in tuple(self._grown.items()):
+            device = self._state.devices[name]
+            if not device.alive or not device.blocks.issuperset(blocks):
+                del self._grown[blocks, name]
+            elif any(next(runs(member, name, blocks), None) for member in device.here.values()):
+                self._grown[blocks, name] = None
+            elif since is None:
+                self._grown[blocks, name] = now
+            elif now - since >= self._limits.idle:
+                self._shrink(blocks, name, since, full, now)
+
+    def _shrink(self, blocks: tuple[str, ...], name: str, since: int, full: Mapping[str, float], now: int) -> None:
+        kind = " ".join(blocks)
+        others = [each.name for each in holders(self._state, blocks) if each.name != name]
+        if not others or max(full[each] for each in others) >= self._limits.low:
+            return
+        loads = [Load(kind, each, int(1000 * full[each]), 1000) for each in others]
+        decided = scale([Load(kind, name, 0, 1, (), since), *loads], Cluster((), (), {}, {}), {}, {}, self._limits, now)
+        for down in decided.downs:
+            if down.device == name:
+                del self._grown[blocks, name]
+                self._changed[kind] = now
+                self._state.tell.control(now, "scale.down", "BL-24", name, blocks[0], blocks=len(blocks))
+                self._orders.drain(Drain(frozenset(blocks), name, None, now + self._patience, "BL-24"))

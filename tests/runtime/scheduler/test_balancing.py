@@ -1,0 +1,59 @@
+"""Whether sequences leave a device that is busier than another: the owner first, always the least busy, or computed again (Figure 24)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from runtime.config import Balancing, ClusterConfig, ControlConfig
+from runtime.engine.counted import counting_model
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1 2* 3* 4", max_model_len=128)
+N = counting_model("n", "1 2* 5* 6", max_model_len=128)
+
+
+def lopsided(balancing: Balancing, margin: int = 4, **changes) -> VirtualCluster:
+    """The second device comes back while the first one has all there is."""
+    control = ControlConfig(scaling=False, rearranging=False, proactive=False, balancing=balancing, margin=margin, every_ms=5)
+    config = ClusterConfig(devices=2, placing="copies", control=control)
+    cluster = VirtualCluster([M, N], devices=2, pages=400, config=config, restart=20 * MS, **changes)
+    cluster.at(1 * MS // 2, lambda: cluster.kill("d1"))
+    for number in range(10):
+        cluster.ask(request(f"s{number}", range(number + 1), "mn"[number % 2], max_tokens=60), at=1 * MS)
+    cluster.ticks(5 * MS, 400 * MS)
+    return cluster
+
+
+@pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
+def test_each_way_moves_as_it_says_and_changes_no_token(balancing: Balancing) -> None:
+    cluster = lopsided(balancing)
+    cluster.run()
+    cluster.expect()
+    counts = cluster.scheduler.handovers.counts()
+    assert counts.committed > 0
+    assert counts.copied > 0 or balancing == "recompute"
+    assert counts.recomputed > 0 or balancing == "least-busy"
+    assert not (counts.copied if balancing == "recompute" else counts.recomputed if balancing == "least-busy" else 0)
+    chosen = cluster.trace.named("dispatch.choose")
+    assert chosen and {event.extra["rule"] for event in chosen} == {balancing}
+
+
+def test_the_owner_keeps_what_is_his_where_the_rule_is_strict_or_little_is_gained() -> None:
+    for cluster in (lopsided("strict"), lopsided("owner", margin=20)):
+        cluster.run()
+        cluster.expect()
+        assert cluster.scheduler.handovers.counts().started == 0
+
+
+@pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
+@pytest.mark.parametrize("seed", range(3))
+def test_deaths_while_sequences_change_sides(balancing: Balancing, seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = lopsided(balancing, margin=1, page_bytes_per_ms=rng.choice((1e9, 100.0)))
+    for _ in range(3):
+        cluster.at(rng.randrange(200 * MS), lambda: cluster.kill(f"d{rng.randrange(2)}"))
+    cluster.run()
+    cluster.expect()

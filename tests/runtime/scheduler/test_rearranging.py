@@ -1,0 +1,85 @@
+"""Instances move to whom they exchange rows with (BL-26): traffic between servers falls, a workload that flips is followed, tokens stay."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import pytest
+
+from runtime.config import ClusterConfig, ControlConfig
+from runtime.engine.counted import counting_model
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+#: Two models over one trunk in the middle of nowhere near: each has a head and a tail of its own.
+A = counting_model("a", "1 2* 3* 4", max_model_len=128)
+B = counting_model("b", "11 12* 3* 14", max_model_len=128)
+CUTS = [(2, 3), (2, 3)]
+PERIOD = 40
+CONTROL = ControlConfig(scaling=False, period_ms=PERIOD, every_ms=5, patience_ms=2000, crossing_us=1e6, bandwidth=1e9)
+
+
+def two_servers(control: ControlConfig, **changes) -> VirtualCluster:
+    """Heads and tails of each model end up on different servers: placed by depth over four devices on two of them."""
+    config = ClusterConfig(devices=4, placing="split", control=control, hop_cost=0.0)
+    return VirtualCluster(
+        [A, B], CUTS, devices=4, pages=400, config=config, servers=("x", "x", "y", "y"), limits=(4500,) * 4, **changes
+    )  # fmt: skip
+
+
+def ask(cluster: VirtualCluster, model: str, first: int, until: int, every: int = 8) -> None:
+    for when in range(first, until, every):
+        cluster.ask(request(f"{model}{when}", range(1 + when % 4), model, max_tokens=20), at=when * MS)
+
+
+def crossings_per_step(cluster: VirtualCluster, marks: list[int]) -> list[float]:
+    """Between each two times: rows that changed server, per step from block to block."""
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        totals = cluster.scheduler.control.crossings()
+        seen.append((totals.crossings, totals.steps))
+
+    for mark in marks:
+        cluster.at(mark * MS, look)
+    cluster.run()
+    return [(after[0] - before[0]) / max(after[1] - before[1], 1) for before, after in pairwise(seen)]
+
+
+def test_traffic_between_servers_falls_and_a_flip_is_followed_after_a_period() -> None:
+    cluster = two_servers(CONTROL)
+    cluster.ticks(4 * MS, 700 * MS)
+    ask(cluster, "a", 0, 240)
+    ask(cluster, "b", 320, 560)
+    shares = crossings_per_step(cluster, [1, 40, 200, 260, 321, 361, 480, 600])
+    cluster.expect()
+    moves = cluster.trace.named("placement.move")
+    assert moves and {event.cause for event in moves} == {"BL-26"}
+    assert all(event.t >= PERIOD * MS for event in moves)
+    flipped = [event for event in moves if event.t >= 320 * MS]
+    assert flipped and flipped[0].t >= 320 * MS
+    assert shares[2] < shares[0], "the first workload's traffic has not fallen"
+    assert shares[6] < shares[4], "the second workload's traffic has not fallen"
+
+
+def test_negative_control_switched_off_nothing_moves() -> None:
+    cluster = two_servers(ControlConfig.off())
+    cluster.ticks(4 * MS, 300 * MS)
+    ask(cluster, "a", 0, 200)
+    cluster.run()
+    cluster.expect()
+    assert not cluster.trace.named("placement.move") and cluster.scheduler.handovers.counts().started == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_deaths_while_instances_move_lose_and_alter_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = two_servers(CONTROL, page_bytes_per_ms=rng.choice((1e9, 100.0)))
+    cluster.ticks(4 * MS, 500 * MS)
+    ask(cluster, "a", 0, 120)
+    ask(cluster, "b", 100, 260)
+    for _ in range(3):
+        cluster.at(rng.randrange(250 * MS), lambda: cluster.kill(f"d{rng.randrange(4)}"))
+    cluster.run()
+    cluster.expect()

@@ -1,0 +1,108 @@
+"""Blocks are scaled one by one as a cluster serves (BL-24): the full one alone, with part of its sequences; and back when nobody asks."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from runtime.config import ClusterConfig, ControlConfig
+from runtime.engine.counted import counting_model
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+#: Of its four blocks only the second has K and V: only that one's device can fill up.
+ONE = counting_model("one", "1 2* 3 4 5 6", max_model_len=128)
+CUT = (1, 3, 4)
+HOT = ONE.chain(*CUT).uses[1].block
+QUICK = ControlConfig(every_ms=5, calm_ms=40, idle_ms=60, period_ms=1_000_000, patience_ms=400)
+
+
+def hot_cluster(control: ControlConfig, devices: int = 4, **changes) -> VirtualCluster:
+    config = ClusterConfig(devices=devices, placing="split", control=control)
+    cluster = VirtualCluster([ONE], [CUT], devices=devices, pages=48, config=config, **changes)
+    for number in range(12):
+        cluster.ask(request(f"s{number}", range(number % 5 + 1), "one", max_tokens=40), at=number * MS // 2)
+    return cluster
+
+
+def instances(cluster: VirtualCluster) -> dict[str, int]:
+    return {block: len(where) for block, where in cluster.scheduler.provision.instances.items()}
+
+
+def watched(cluster: VirtualCluster, every: int, until: int) -> list[dict[str, int]]:
+    seen: list[dict[str, int]] = []
+    cluster.ticks(every, until)
+    for when in range(every, until, every):
+        cluster.at(when, lambda: seen.append(instances(cluster)))
+    return seen
+
+
+def test_only_the_full_block_gets_an_instance_and_some_of_its_sequences_go_there() -> None:
+    cluster = hot_cluster(QUICK)
+    seen = watched(cluster, 4 * MS, 600 * MS)
+    cluster.run()
+    cluster.expect()
+    assert max(each[HOT] for each in seen) >= 2
+    assert all(count == 1 for each in seen for block, count in each.items() if block != HOT)
+    moves = cluster.scheduler.handovers.counts()
+    assert moves.committed > 0 and moves.copied + moves.recomputed > 0
+    ups = cluster.trace.named("scale.up")
+    assert ups and {event.cause for event in ups} == {"BL-24"} and {event.block for event in ups} == {HOT}
+
+
+def test_an_instance_that_nobody_needs_goes_again_with_its_stages() -> None:
+    cluster = hot_cluster(QUICK)
+    seen = watched(cluster, 4 * MS, 600 * MS)
+    cluster.run()
+    cluster.expect()
+    assert max(each[HOT] for each in seen) > 1 and seen[-1][HOT] == 1
+    assert cluster.trace.named("scale.down") and cluster.scheduler.control.counts.dropped > 0
+    dropped = [(to, message) for _, _, to, message in cluster.sent if type(message).__name__ == "Drop"]
+    assert dropped
+    for device in cluster.scheduler.devices:
+        for stage in device.loaded:
+            assert device.stages[stage][1] <= device.blocks, "a stage of blocks that are not there any more"
+            assert cluster.nodes[device.name].engine.memory().weights <= device.planned
+
+
+def test_negative_control_switched_off_nothing_is_scaled() -> None:
+    cluster = hot_cluster(ControlConfig.off())
+    seen = watched(cluster, 4 * MS, 300 * MS)
+    cluster.run()
+    cluster.expect()
+    assert {max(each.values()) for each in seen} == {1}
+    assert not cluster.trace.named("scale.up") and cluster.scheduler.handovers.counts().started == 0
+
+
+def test_it_pays_more_sequences_run_at_once() -> None:
+    """The point of it: what waited for memory runs on the second instance."""
+
+    def last(control: ControlConfig) -> int:
+        cluster = hot_cluster(control)
+        ends: list[int] = []
+        cluster.ticks(4 * MS, 600 * MS)
+        hear: Callable = cluster.hear
+
+        def told(events) -> None:
+            ends.extend(cluster.now for event in events if event.finish)
+            hear(events)
+
+        cluster.hear = told  # type: ignore[method-assign]
+        cluster.run()
+        cluster.expect()
+        return max(ends)
+
+    assert last(QUICK) < last(ControlConfig.off())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_deaths_while_it_scales_lose_and_alter_nothing(seed: int) -> None:
+    rng = random.Random(seed)
+    cluster = hot_cluster(QUICK, page_bytes_per_ms=rng.choice((1e9, 200.0)))
+    cluster.ticks(4 * MS, 500 * MS)
+    for _ in range(4):
+        cluster.at(rng.randrange(150 * MS), lambda: cluster.kill(f"d{rng.randrange(4)}"))
+    cluster.run()
+    cluster.expect()
