@@ -22,8 +22,8 @@ def lopsided(balancing: Balancing, margin: int = 4, **changes) -> VirtualCluster
     cluster = VirtualCluster([M, N], devices=2, pages=400, config=config, restart=20 * MS, **changes)
     cluster.at(1 * MS // 2, lambda: cluster.kill("d1"))
     for number in range(10):
-        cluster.ask(request(f"s{number}", range(number + 1), "mn"[number % 2], max_tokens=60), at=1 * MS)
-    cluster.ticks(5 * MS, 400 * MS)
+        cluster.ask(request(f"s{number}", range(number + 1), "mn"[number % 2], max_tokens=40), at=1 * MS)
+    cluster.ticks(5 * MS, 200 * MS)
     return cluster
 
 
@@ -49,7 +49,7 @@ def test_the_owner_keeps_what_is_his_where_the_rule_is_strict_or_little_is_gaine
 
 
 @pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_deaths_while_sequences_change_sides(balancing: Balancing, seed: int) -> None:
     rng = random.Random(seed)
     cluster = lopsided(balancing, margin=1, page_bytes_per_ms=rng.choice((1e9, 100.0)))

@@ -25,7 +25,7 @@ def crowded(control: ControlConfig, pages: int = 64) -> VirtualCluster:
     cluster.ask(
         request("p", range(8), "m", max_tokens=24), request("q", (1,), "m", max_tokens=2), request("r", range(8), "m", max_tokens=70)
     )
-    cluster.ticks(2 * MS, 1000 * MS)
+    cluster.ticks(4 * MS, 1000 * MS)
     return cluster
 
 
@@ -80,12 +80,12 @@ def test_negative_controls_with_room_enough_or_switched_off_nothing_moves() -> N
         assert not told(cluster, Want)
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_pauses_with_short_pages_and_deaths_change_no_token(seed: int) -> None:
     """Whoever is paused gives its pages to whoever runs, stands aside, and is let in again when it goes on."""
     rng = random.Random(seed)
     cluster = crowded(CONTROL, pages=rng.choice((40, 60)))
-    for number in range(10):
+    for number in range(8):
         cluster.ask(request(f"s{number}", range(number + 1), "m", max_tokens=30), at=rng.randrange(30 * MS))
         begin = rng.randrange(60 * MS)
         cluster.at(begin, lambda number=number: cluster.tell(Pause(f"s{number}")))

@@ -16,14 +16,14 @@ from tests.runtime.virtual import request
 ONE = counting_model("one", "1 2* 3 4 5 6", max_model_len=128)
 CUT = (1, 3, 4)
 HOT = ONE.chain(*CUT).uses[1].block
-QUICK = ControlConfig(every_ms=5, calm_ms=40, idle_ms=60, period_ms=1_000_000, patience_ms=400)
+QUICK = ControlConfig(every_ms=5, calm_ms=40, idle_ms=40, period_ms=1_000_000, patience_ms=400)
 
 
 def hot_cluster(control: ControlConfig, devices: int = 4, **changes) -> VirtualCluster:
     config = ClusterConfig(devices=devices, placing="split", control=control)
     cluster = VirtualCluster([ONE], [CUT], devices=devices, pages=48, config=config, **changes)
-    for number in range(12):
-        cluster.ask(request(f"s{number}", range(number % 5 + 1), "one", max_tokens=40), at=number * MS // 2)
+    for number in range(10):
+        cluster.ask(request(f"s{number}", range(number % 5 + 1), "one", max_tokens=32), at=number * MS // 2)
     return cluster
 
 
@@ -41,7 +41,7 @@ def watched(cluster: VirtualCluster, every: int, until: int) -> list[dict[str, i
 
 def test_only_the_full_block_gets_an_instance_and_some_of_its_sequences_go_there() -> None:
     cluster = hot_cluster(QUICK)
-    seen = watched(cluster, 4 * MS, 600 * MS)
+    seen = watched(cluster, 4 * MS, 360 * MS)
     cluster.run()
     cluster.expect()
     assert max(each[HOT] for each in seen) >= 2
@@ -54,7 +54,7 @@ def test_only_the_full_block_gets_an_instance_and_some_of_its_sequences_go_there
 
 def test_an_instance_that_nobody_needs_goes_again_with_its_stages() -> None:
     cluster = hot_cluster(QUICK)
-    seen = watched(cluster, 4 * MS, 600 * MS)
+    seen = watched(cluster, 4 * MS, 360 * MS)
     cluster.run()
     cluster.expect()
     assert max(each[HOT] for each in seen) > 1 and seen[-1][HOT] == 1
@@ -63,7 +63,7 @@ def test_an_instance_that_nobody_needs_goes_again_with_its_stages() -> None:
     assert dropped
     for device in cluster.scheduler.devices:
         for stage in device.loaded:
-            assert device.stages[stage][1] <= device.blocks, "a stage of blocks that are not there any more"
+            assert device.blocks.issuperset(device.wanted[stage][1]), "a stage of blocks that are not there any more"
             assert cluster.nodes[device.name].engine.memory().weights <= device.planned
 
 
@@ -82,7 +82,7 @@ def test_it_pays_more_sequences_run_at_once() -> None:
     def last(control: ControlConfig) -> int:
         cluster = hot_cluster(control)
         ends: list[int] = []
-        cluster.ticks(4 * MS, 600 * MS)
+        cluster.ticks(4 * MS, 360 * MS)
         hear: Callable = cluster.hear
 
         def told(events) -> None:
@@ -97,11 +97,11 @@ def test_it_pays_more_sequences_run_at_once() -> None:
     assert last(QUICK) < last(ControlConfig.off())
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_deaths_while_it_scales_lose_and_alter_nothing(seed: int) -> None:
     rng = random.Random(seed)
     cluster = hot_cluster(QUICK, page_bytes_per_ms=rng.choice((1e9, 200.0)))
-    cluster.ticks(4 * MS, 500 * MS)
+    cluster.ticks(4 * MS, 300 * MS)
     for _ in range(4):
         cluster.at(rng.randrange(150 * MS), lambda: cluster.kill(f"d{rng.randrange(4)}"))
     cluster.run()
