@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from runtime.messages import Ready
-from runtime.scheduler.members import Member
 from runtime.stages import Stage
 from runtime.types import ModelSpec
+
+if TYPE_CHECKING:  # members hold pages, which are devices'
+    from runtime.scheduler.members import Member
 
 #: Room of a device that takes any number of bytes.
 ANY = 1 << 60
