@@ -197,3 +197,41 @@ def test_off_is_as_if_there_were_none() -> None:
             [(now, to, type(message), message if not isinstance(message, Pass) else message.turns) for now, _, to, message in cluster.sent]
         )
     assert sent[0] == sent[1]
+
+
+def test_nothing_is_predicted_during_a_move() -> None:
+    """UN-13: from the beginning of a move on no row of its sequence may be predicted, and none is afterwards."""
+    cluster = cluster_of(3, page_bytes_per_ms=20.0)
+    rng = random.Random(4)
+    ask(cluster, some(12, 4), rng)
+    for _ in range(40):
+        cluster.at(rng.randrange(80 * MS), lambda: cluster.migrate_some(rng) and None)
+    cluster.run()
+    cluster.expect()
+    moving: set[str | None] = set()
+    starts = moves = 0
+    for event in cluster.trace.events:
+        if event.ev == "kv.move.start":
+            moving.add(event.seq)
+            moves += 1
+        elif event.ev == "kv.move.abort":
+            moving.discard(event.seq)
+        elif event.ev == "batch.preempt":
+            moving.discard(event.seq)
+        elif event.ev == "spec.start":
+            assert event.seq not in moving
+            starts += 1
+    assert starts and moves and cluster.scheduler.handovers.counts().committed
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+def test_what_is_predicted_is_never_shared(pinned: bool) -> None:
+    """UN-13: others with the same beginning find it only with sequences that are not predicted (the negative control)."""
+    cluster = cluster_of(3, pinned=pinned)
+    warm(cluster)
+    for number in range(4):
+        cluster.ask(request(f"s{number}", [1, 2, 0, 1] * 4, "m", max_tokens=20), at=(10 + 8 * number) * MS)
+    cluster.run()
+    cluster.expect()
+    assert (cluster.scheduler.speculation.counts().started > 0) == pinned
+    assert (cluster.trace.named("kv.ref") == []) == pinned
