@@ -214,9 +214,7 @@ def test_nothing_is_predicted_during_a_move() -> None:
         if event.ev == "kv.move.start":
             moving.add(event.seq)
             moves += 1
-        elif event.ev == "kv.move.abort":
-            moving.discard(event.seq)
-        elif event.ev == "batch.preempt":
+        elif event.ev == "kv.move.abort" or event.ev == "batch.preempt":
             moving.discard(event.seq)
         elif event.ev == "spec.start":
             assert event.seq not in moving
