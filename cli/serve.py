@@ -71,6 +71,12 @@ def serve(
     placing: Annotated[
         str | None, typer.Option(help="Where blocks are put: auto, or split: cut over all agents.", show_default="auto")
     ] = None,
+    sharing: Annotated[
+        str | None,
+        typer.Option(
+            help="Agents share pages of prompts that begin alike: off, running, or cached (ended ones too).", show_default="running"
+        ),
+    ] = None,
     speculation: Annotated[
         str | None,
         typer.Option(
@@ -96,7 +102,7 @@ def serve(
         "dense_slots": dense_slots,
         "kv_bytes": kv_bytes, "max_model_len": max_model_len, "token_budget": token_budget, "max_sequences": max_sequences,
         "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend, "placing": placing,
-        "agent_weights": agent_weights, "deltas": deltas, "speculation": speculation,
+        "agent_weights": agent_weights, "deltas": deltas, "speculation": speculation, "sharing": sharing,
     }  # fmt: skip
     options = gather(config, given)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -52,6 +52,7 @@ class ServeOptions:
     backend: str = "local"
     placing: str = "auto"
     speculation: str = "off"
+    sharing: str = "running"
     agent_weights: int | str = 0
     deltas: bool = False
 
@@ -87,6 +88,7 @@ class ServeOptions:
         return _built(
             ClusterConfig, devices=self.agents, placing=self.placing, max_running=self.max_sequences, chunk=min(self.token_budget, 256),
             speculation=_built(SpeculationConfig, mode=self.speculation),
+            sharing=self.sharing,
         )  # fmt: skip
 
     def relay(self) -> RelayConfig:
