@@ -172,8 +172,8 @@ class PageBook:
             del self._tables[name]
         self._tables.update(made)
         for table in made.values():
-            if tokens % table.spec.page_tokens and table.groups:
-                self._move(table.groups[-1], PageState.FILLING)
+            for page in table.groups[-1] if tokens % table.spec.page_tokens and table.groups else ():
+                self._move((page,), PageState.FILLING)  # one by one: of one old table more may have been written than of another
 
     def _check_recut(
         self, new: Mapping[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]], old: Mapping[str, _Table], tokens: int

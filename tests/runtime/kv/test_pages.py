@@ -49,6 +49,17 @@ def test_what_was_tentative_is_forgotten_and_written_again(tokens: int) -> None:
     book.check()
 
 
+def test_tables_of_which_one_has_more_become_one() -> None:
+    """A row came through one hop and not the next: what is forgotten of the one leaves its last group as full as the other's."""
+    book, narrow = PageBook(30), spec("part", kv_layers=1, page_tokens=4)
+    for name, tokens in (("a", 9), ("b", 12)):
+        book.open(name, narrow)
+        book.extend(name, 12)
+        book.fill(name, tokens)
+    book.recut({"ab": (spec("both", kv_layers=2, page_tokens=4), [("a", 0, 1), ("b", 0, 1)])}, ["a", "b"], 9)
+    book.check()
+
+
 def test_what_others_hold_too_is_never_written_again() -> None:
     book = PageBook(30)
     for name in ("a", "b"):
