@@ -71,6 +71,7 @@ def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
         "throughput": (ours["throughput_tokens"], theirs["throughput_tokens"]),
         "utilisation": (ours["utilisation"], theirs["utilisation"]),
         "communication": (ours["communication_bytes"], theirs["communication_bytes"]),
+        "between servers": (ours["communication"]["between"]["bytes"], theirs["communication"]["between"]["bytes"]),
         "weights": (ours["memory"]["weights_mean"], theirs["memory"]["weights_mean"]),
         "kv": (ours["memory"]["kv_mean"], theirs["memory"]["kv_mean"]),
     }
