@@ -134,8 +134,8 @@ class Scaler:
             if loads[name] - loads[idle[0]] <= margin:
                 return
             for part in stages_of(state.devices[name], queues):
-                if part.name in self._changed:
-                    continue
+                if any(loads[name] - loads[each.name] > margin for each in holders(state, part.blocks)):
+                    continue  # newcomers go there, perhaps to a copy that has just come
                 found = widen(loads[name], max(len(part.members), 1), self._spots(part.blocks, idle, loads), margin)
                 if found is not None:
                     moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: found.moves]]

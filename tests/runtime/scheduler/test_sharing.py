@@ -134,12 +134,26 @@ def test_models_share_nothing_with_each_other_or_their_tokens_would_not_be_their
             cluster.expect()
 
 
+def warm(cluster: VirtualCluster) -> None:
+    """Have all of the chains loaded on all devices: newcomers go to those that have not been only when they are."""
+
+    def ask() -> None:
+        state = cluster.scheduler._state
+        for chain in state.chains.values():
+            for device in state.devices:
+                state.ask_for(chain, device.name, chain.stage(0, chain.length))
+        cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now))
+
+    cluster.at(2 * MS, ask)
+
+
 # -- where it goes -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("margin", "shares"), [(8.0, True), (float("inf"), True), (0.0, False)])
 def test_a_newcomer_goes_where_its_beginning_lies_unless_that_is_too_dear(margin: float, shares: bool) -> None:
     cluster = cluster_of("running", placing="copies", owner_margin=margin)
+    warm(cluster)
     cluster.ask(request("a", SYSTEM, "m", max_tokens=40))
     cluster.ask(request("b", (*SYSTEM, 1), "m", max_tokens=5), at=25 * MS)
     cluster.run(until=28 * MS)
@@ -227,8 +241,9 @@ def test_an_old_version_takes_its_donors_along() -> None:
 def test_once_a_minute_duplicates_that_nobody_used_go() -> None:
     """BL-27: the same beginning on two devices; the one used later stays."""
     cluster = cluster_of("cached", placing="copies", owner_margin=0.0)
-    cluster.ask(request("a", SYSTEM, "m", max_tokens=30))
-    cluster.ask(request("b", SYSTEM, "m", max_tokens=30), at=1 * MS)
+    warm(cluster)
+    cluster.ask(request("a", SYSTEM, "m", max_tokens=30), at=10 * MS)
+    cluster.ask(request("b", SYSTEM, "m", max_tokens=30), at=11 * MS)
     cluster.run()
     assert len({donor.path for donor in cluster.scheduler.donors}) == 2
     before = sum(device.used for device in cluster.scheduler.devices)
