@@ -69,7 +69,11 @@ def serve(
         ),
     ] = None,
     placing: Annotated[
-        str | None, typer.Option(help="Where blocks are put: auto, or split: cut over all agents.", show_default="auto")
+        str | None,
+        typer.Option(
+            help="Where blocks are put: copies on each agent, split over all, demand: one copy and more by load, or auto.",
+            show_default="auto",
+        ),
     ] = None,
     sharing: Annotated[
         str | None,
