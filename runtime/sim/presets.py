@@ -137,8 +137,8 @@ def _table2() -> Preset:
 
 
 def _kv() -> Preset:
-    """Figure 24. All policies are ours, on chains that are cut over all devices, so that K and V are in many places."""
-    base = {"provision": "blocks", "placing": "split"}
+    """Figure 24. All policies are ours, with several instances of each block, so that a sequence could go elsewhere."""
+    base = {"provision": "blocks", "placing": "copies"}
     policies = {
         "blocks": {**base, "control": {"balancing": "owner"}},
         "recompute": {**base, "control": {"balancing": "recompute"}},
