@@ -149,7 +149,11 @@ class Scenario:
         if devices is not None:
             whole, rest = divmod(devices, self.cluster.servers[-1])
             servers = (self.cluster.servers[-1],) * whole + ((rest,) if rest else ())
-            made = replace(made, cluster=replace(made.cluster, servers=servers))
+            # A scheduler places blocks when all its devices are there: one that waits for more would wait for ever.
+            policies = {
+                title: replace(policy, scheduler=replace(policy.scheduler, devices=sum(servers))) for title, policy in made.policies.items()
+            }
+            made = replace(made, cluster=replace(made.cluster, servers=servers), policies=policies)
         return made
 
 
