@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from runtime.engine.fake import FakeEngine, FakeFault, PlanViolation, answer, next_token
 from runtime.types import EngineMemory, Logprob, Opened, PromptLogprobs, Row, Sampled, SamplingParams, StepPlan
@@ -99,18 +100,18 @@ NEXT = Row("a", "m", (FIRST_TOKEN,), 3, (), generated=1)
     [
         (StepPlan(1, (NEXT,)), "comes after"),
         (StepPlan(2, (NEXT, NEXT)), "two rows"),
-        (StepPlan(2, (replace(NEXT, seq="b"),)), "unknown"),
-        (StepPlan(2, (replace(NEXT, model="n"),)), "belongs to m"),
-        (StepPlan(2, (replace(NEXT, start=2),)), "starts at 2"),
-        (StepPlan(2, (replace(NEXT, tokens=(22,)),)), "not its tokens"),
-        (StepPlan(2, (replace(NEXT, tokens=()),)), "no tokens"),
-        (StepPlan(2, (replace(NEXT, sample=False),)), "samples exactly when"),
-        (StepPlan(2, (replace(NEXT, generated=0),)), "has produced 1"),
-        (StepPlan(2, (replace(NEXT, new_pages=((2, 3),)),)), "2 groups for 4 tokens"),
-        (StepPlan(2, (replace(NEXT, new_pages=((2,),)),)), "one page per layer"),
-        (StepPlan(2, (replace(NEXT, new_pages=((2, 2),)),)), "given twice"),
-        (StepPlan(2, (replace(NEXT, new_pages=((2, 8),)),)), "out of range"),
-        (StepPlan(2, (replace(NEXT, new_pages=((1, 2),)),)), "belongs to a"),
+        (StepPlan(2, (structs.replace(NEXT, seq="b"),)), "unknown"),
+        (StepPlan(2, (structs.replace(NEXT, model="n"),)), "belongs to m"),
+        (StepPlan(2, (structs.replace(NEXT, start=2),)), "starts at 2"),
+        (StepPlan(2, (structs.replace(NEXT, tokens=(22,)),)), "not its tokens"),
+        (StepPlan(2, (structs.replace(NEXT, tokens=()),)), "no tokens"),
+        (StepPlan(2, (structs.replace(NEXT, sample=False),)), "samples exactly when"),
+        (StepPlan(2, (structs.replace(NEXT, generated=0),)), "has produced 1"),
+        (StepPlan(2, (structs.replace(NEXT, new_pages=((2, 3),)),)), "2 groups for 4 tokens"),
+        (StepPlan(2, (structs.replace(NEXT, new_pages=((2,),)),)), "one page per layer"),
+        (StepPlan(2, (structs.replace(NEXT, new_pages=((2, 2),)),)), "given twice"),
+        (StepPlan(2, (structs.replace(NEXT, new_pages=((2, 8),)),)), "out of range"),
+        (StepPlan(2, (structs.replace(NEXT, new_pages=((1, 2),)),)), "belongs to a"),
         (StepPlan(2, (NEXT,), (Opened(A),)), "opened twice"),
         (StepPlan(2, (NEXT,), (Opened(request("z", model="z")),)), "z is not loaded"),
         (StepPlan(2, (NEXT,), (), ("b",)), "b is unknown"),
@@ -124,7 +125,7 @@ def test_wrong_plans_are_caught(plan: StepPlan, what: str) -> None:
 
 def test_too_few_pages_are_caught() -> None:
     with pytest.raises(PlanViolation, match="0 groups for 3 tokens"):
-        engine().execute(StepPlan(1, (replace(FIRST, new_pages=()),), (Opened(A),)))
+        engine().execute(StepPlan(1, (structs.replace(FIRST, new_pages=()),), (Opened(A),)))
 
 
 def test_a_context_cannot_be_overrun() -> None:
