@@ -189,7 +189,7 @@ class Chaos:
         pid = self._fleet.pid(facts.device, facts.incarnation)
         if pid is None:
             return
-        running, moving = self._driver.state().running, self._driver.moving()
+        running, moving = self._driver.state().running, self._driver.sight.moving()
         kill = Kill(facts.device, facts.incarnation, facts.phase, running, moving, time.monotonic(), self._clients.open_requests())
         os.kill(pid, signal.SIGKILL)
         self.kills.append(kill)
@@ -236,7 +236,7 @@ def chaos(kills: int, agents: int = 3, clients: int = 6, seed: int = 0, pace: fl
             storm = Chaos(driver, fleet, load, seed)
             storm.run(kills)
         free = _free_pages(driver, agents)
-        counts = asdict(driver.moves())
+        counts = asdict(driver.sight.moves())
         health = driver.health()["status"]
     return {
         "kills": len(storm.kills), "phases": _phases(storm.kills), "requests": load.done, "tokens": load.tokens, "wrong": load.wrong,
@@ -249,7 +249,7 @@ def _free_pages(driver: ClusterDriver, agents: int) -> list[int]:
     """By each agent's own book, once all requests have ended; by the last word they said if that does not come about."""
     end = time.monotonic() + 10.0
     while time.monotonic() < end:
-        state, free = driver.state(), [report.pages_free for report in driver.reports().values()]
+        state, free = driver.state(), [report.pages_free for report in driver.sight.reports().values()]
         if state.running == state.waiting == 0 and state.pages.free == state.pages.capacity and free == [PAGES] * agents:
             break
         time.sleep(0.05)

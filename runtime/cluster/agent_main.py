@@ -5,7 +5,7 @@
     standard output    {"warm": true} behind line 1; {"code": …, "reason": …} at the end. What prints goes to standard error.
 
 So a process can stand by, warm, until it is told who it is. Secrets come over the pipe: never in arguments, environments or files.
-SIGTERM ends it after the step under way; the exit code is `process.Exit`.
+SIGTERM ends it after the step under way; the exit code is `ended.Exit`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ import zmq
 
 from runtime.agent.commands import SCHEDULER
 from runtime.agent.relay import Relay
+from runtime.cluster.beats import beat
+from runtime.cluster.ended import Ended, Exit
 from runtime.cluster.errors import public
 from runtime.cluster.keys import Keys
 from runtime.cluster.post import Post
-from runtime.cluster.process import AgentLoop, AgentSettings, Ended, Exit, beat
+from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.cluster.version import own_version
 from runtime.config import RelayConfig
 from runtime.stages import StageEngine

@@ -52,6 +52,10 @@ class Company:
         self._deaths.put(died)
         self._post.wake()
 
+    def wake(self) -> None:
+        """End a `receive` that waits."""
+        self._post.wake()
+
     # -- what happens ----------------------------------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> list[Told]:

@@ -13,7 +13,7 @@ from typing import Protocol
 import zmq
 
 from runtime.cluster.keys import Keys
-from runtime.cluster.process import Exit
+from runtime.cluster.ended import Exit
 
 
 @dataclass(frozen=True, slots=True)

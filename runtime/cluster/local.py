@@ -11,21 +11,19 @@ The way of a request: open_stream -> Agent.add -> [loop: Agent.next_step -> Engi
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from types import TracebackType
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from runtime.agent.agent import Agent
 from runtime.agent.state import AgentState
 from runtime.cluster.errors import MAX_FAILURES, public
 from runtime.cluster.jobs import Job
-from runtime.cluster.routes import Routes
-from runtime.cluster.streams import Inbox, Sink, Stream
+from runtime.cluster.reception import Reception
+from runtime.cluster.streams import Sink
 from runtime.config import BatchingConfig
 from runtime.trace import TraceSink
 from runtime.types import Engine, EngineLost, EngineMemory, ModelSpec, SequenceRequest, StepPlan, TokenEvent
@@ -34,7 +32,7 @@ from zoo.errors import InUse, Unavailable, ZooError
 _log = logging.getLogger(__name__)
 
 
-class LocalDriver:
+class LocalDriver(Reception):
     """Runs one device until `shutdown`. Every method may be called from any thread; those that wait say so."""
 
     def __init__(
@@ -46,36 +44,18 @@ class LocalDriver:
         device: str = "0",
     ) -> None:
         """Starts the engine's thread. Raises NotServable if a loaded model is too large for the engine's pages."""
+        super().__init__("engine")
         self._engine = engine
         self._clock = clock
         self._agent = Agent(engine.models(), engine.page_capacity, config, trace, device, clock())
         self._memory = engine.memory()
-        self._changed = threading.Condition()
-        self._routes = Routes()
         self._jobs: deque[Job] = deque()
-        self._draining = False
         self._stopping = False
-        self._death: str | None = None
         self._failures = 0
         self._thread = threading.Thread(target=self._run, name=f"zoo-engine-{device}", daemon=True)
         self._thread.start()
 
     # -- requests ------------------------------------------------------------------------------------------------------
-
-    def open_stream(self, requests: Sequence[SequenceRequest]) -> Stream:
-        """Submit sequences; their events come out of the stream, refusals included. Call it on a running event loop.
-
-        Raises Unavailable while draining or dead; ValueError if two sequences have one name.
-        """
-        stream = Stream((one.seq for one in requests), asyncio.get_running_loop(), self.abort)
-        stream.push(self._submit(requests, stream))
-        return stream
-
-    def run(self, requests: Sequence[SequenceRequest]) -> Generator[TokenEvent, None, None]:
-        """Submit sequences at once; iterate over their events in this thread. Leaving early aborts. Raises as `open_stream`."""
-        inbox = Inbox((one.seq for one in requests), self.abort)
-        inbox.push(self._submit(requests, inbox))
-        return inbox.drain()
 
     def abort(self, seqs: Iterable[str]) -> None:
         """End sequences; those that have ended already are nothing to do."""
@@ -112,20 +92,6 @@ class LocalDriver:
     # -- looking in ----------------------------------------------------------------------------------------------------
 
     @property
-    def alive(self) -> bool:
-        """False once the engine loop has ended, for whatever reason."""
-        return self._death is None
-
-    @property
-    def death(self) -> str | None:
-        """Why the engine loop has ended; None while it lives."""
-        return self._death
-
-    @property
-    def draining(self) -> bool:
-        return self._draining
-
-    @property
     def device(self) -> str:
         return self._engine.device
 
@@ -147,12 +113,6 @@ class LocalDriver:
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
-    def drain(self, timeout: float) -> bool:
-        """Take no more requests, wait until the ones there are have ended (or died); false if that takes over `timeout` seconds."""
-        with self._changed:
-            self._draining = True
-            return self._changed.wait_for(lambda: self._death is not None or not self._agent.busy, timeout)
-
     def shutdown(self, timeout: float | None = None) -> bool:
         """Stop after the step under way; what is unfinished ends with an error. Again: nothing to do.
 
@@ -164,21 +124,12 @@ class LocalDriver:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def __enter__(self) -> LocalDriver:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.shutdown()
-
     # -- inside: any thread --------------------------------------------------------------------------------------------
 
     def _submit(self, requests: Sequence[SequenceRequest], sink: Sink) -> list[TokenEvent]:
         """Hand sequences to the agent, all or none; returns the events of those that were refused."""
         with self._changed:
-            self._require_open()
-            names = {one.seq for one in requests}
-            if len(names) < len(requests) or self._routes.any_of(names):
-                raise ValueError("two sequences have the same name")
+            self._require_open(requests)
             now = self._clock()
             refused = [event for one in requests for event in self._agent.add(one, now)]
             gone = {event.seq for event in refused}
@@ -186,11 +137,8 @@ class LocalDriver:
             self._changed.notify_all()
             return refused
 
-    def _require_open(self) -> None:
-        if self._death is not None:
-            raise Unavailable(self._death)
-        if self._draining:
-            raise Unavailable("the engine takes no more requests: it is shutting down")
+    def _busy(self) -> bool:
+        return self._agent.busy
 
     def _on_engine_thread(self, act: Callable[[], ModelSpec]) -> ModelSpec:
         """Have the engine's thread do something between two steps; wait for what comes of it."""

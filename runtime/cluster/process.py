@@ -5,7 +5,7 @@ What a step gives is sent before the next one begins. A failing step is its rows
 EngineLost, the agent ends, as it does when the scheduler or a peer will not have it. `run` returns why; it never leaves by an exception.
 Every wait has a limit: an agent that nobody answers ends.
 
-Control messages are taken of the scheduler only; agents may pass rows and pages. What bytes of pages are is verified against their digest.
+Control messages are taken of the scheduler only; agents may pass rows and pages. What a relay asks for beside steps is `hands`'.
 It knows no processes, no models and no tensors: engine, relay and post are passed in.
 """
 
@@ -16,29 +16,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Protocol
 
-import msgspec
-from blake3 import blake3
-
-from runtime.agent.commands import (
-    SCHEDULER,
-    DropStage,
-    LoadStage,
-    PagesWritten,
-    ReadPages,
-    RelayCommand,
-    RelayEvent,
-    Send,
-    StageFailed,
-    StageLoaded,
-    StageStep,
-    WritePages,
-)
+from runtime.agent.commands import SCHEDULER, RelayCommand, RelayEvent, Send, StageStep
+from runtime.cluster.ended import Ended, Exit
 from runtime.cluster.errors import MAX_FAILURES, public
+from runtime.cluster.hands import Hands
 from runtime.cluster.post import Cut, Mail, Post
-from runtime.messages import PROTOCOL, Beat, Gone, Halt, Message, Pages, Pass, Peers, Ready, Report, Severed, ToAgent, Want
+from runtime.messages import PROTOCOL, Gone, Halt, Message, Pages, Pass, Peers, Ready, Report, Severed, ToAgent, Want
 from runtime.stages import Array, StageEngine, StageResult
 from runtime.types import EngineLost
 
@@ -48,25 +33,6 @@ _log = logging.getLogger(__name__)
 _OF_AGENTS = (Pass, Want, Pages)
 #: How long the loop waits for messages while rows wait for something else than them (pages, mostly), in seconds.
 _PAUSE = 0.005
-
-
-class Exit(IntEnum):
-    """Codes that agents' processes end with."""
-
-    STOPPED = 0
-    DEFECT = 1
-    DENIED = 3
-    LOST = 4
-    UNANSWERED = 5
-    ORPHANED = 6
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How an agent's loop ended. `reason` may be shown to clients."""
-
-    code: Exit
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +90,7 @@ class AgentLoop:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._engine, self._relay, self._post, self._clock = engine, relay, post, clock
-        self._settings, self._version = settings, version
+        self._settings, self._version, self._hands = settings, version, Hands(engine, post)
         self._agents: dict[str, int] = {}
         self._welcome = False
         self._stopping = False
@@ -279,61 +245,7 @@ class AgentLoop:
             if isinstance(command, Send) and command.to == self._relay.device:  # behind a move neighbouring hops may be on one device
                 todo.extendleft(reversed(self._relay.handle(command.message, command.arrays, self._clock())))
                 continue
-            event = self._do(command)
+            self._busy_since = self._clock()
+            event = self._hands.do(command)
             if event is not None:
                 todo.extendleft(reversed(self._relay.handle(event, (), self._clock())))
-
-    def _do(self, command: RelayCommand) -> RelayEvent | None:
-        self._busy_since = self._clock()
-        match command:
-            case Send():
-                self._post.send(command.to, command.message, command.arrays)
-            case LoadStage():
-                return self._load(command)
-            case DropStage():
-                self._engine.unload(command.stage)
-            case ReadPages():
-                self._read_pages(command)
-            case WritePages():
-                return PagesWritten(command.move, command.lo, command.hi, self._write_pages(command))
-        return None
-
-    def _load(self, command: LoadStage) -> RelayEvent:
-        try:
-            spec = self._engine.load(command.stage)
-        except EngineLost:
-            raise
-        except Exception as error:
-            _log.warning("%s could not be loaded", command.stage.id, exc_info=True)
-            return StageFailed(command.stage, public(error))
-        return StageLoaded(command.stage, spec, self._engine.memory().weights)
-
-    def _read_pages(self, command: ReadPages) -> None:
-        array = self._engine.read_pages(command.pages)
-        message = msgspec.structs.replace(command.message, digest=digest_of(array))
-        self._post.send(command.to, message, (array,))
-
-    def _write_pages(self, command: WritePages) -> str:
-        """Why pages could not be written; empty if they were."""
-        if digest_of(command.data) != command.digest:
-            return "the pages do not verify: their digest is another"
-        try:
-            self._engine.write_pages(command.pages, command.data)
-        except ValueError as error:
-            return f"the pages do not fit: {public(error)}"
-        return ""
-
-
-def digest_of(array: Array) -> str:
-    """BLAKE3 of an array's bytes, in hexadecimal."""
-    return blake3(array.data).hexdigest()
-
-
-def beat(post: Post, stalled_ns: Callable[[], int], seconds: float, wait: Callable[[float], bool]) -> None:
-    """Tell the scheduler every so often that the process lives, and how its loop does, until `wait(seconds)` says to end.
-
-    For a thread of its own, with a post of its own.
-    """
-    while not wait(seconds):
-        post.send(SCHEDULER, Beat(stalled_ns() // 1_000_000))
-        post.receive(0.0)

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import zmq
 
 from runtime.cluster.agent_main import Identity, MakeEngine, be
+from runtime.cluster.ended import Ended, Exit
 from runtime.cluster.fleet import Died, Seat
-from runtime.cluster.process import AgentLoop, AgentSettings, Ended, Exit
+from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.config import RelayConfig
 
 

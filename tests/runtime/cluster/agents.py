@@ -18,8 +18,9 @@ import zmq
 from runtime.agent.commands import SCHEDULER
 from runtime.agent.relay import Relay
 from runtime.cluster.agent_main import Identity, Preparation, Word
+from runtime.cluster.ended import Ended
 from runtime.cluster.post import Cut, Mail, Post
-from runtime.cluster.process import AgentLoop, AgentSettings, Ended
+from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.config import RelayConfig
 from runtime.engine.counted import CountingModel, counting_model
 from runtime.engine.counting import CountingEngine

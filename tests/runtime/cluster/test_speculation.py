@@ -28,7 +28,9 @@ def test_exact_tokens_over_real_agents() -> None:
     known = {"org/m": [Surrogate("org/m~", 4, 5, 1)]}
     with ClusterDriver(chains, blocks(), DEVICES, engines, config, surrogates=known) as driver:
         with Load(driver, clients=5, max_tokens=10) as load:
-            assert eventually(lambda: driver.speculation().hits > 5 and driver.speculation().misses > 5, 20.0), driver.speculation()
+            assert eventually(lambda: driver.sight.speculation().hits > 5 and driver.sight.speculation().misses > 5, 20.0), (
+                driver.sight.speculation()
+            )
         assert not load.wrong and load.done
         counters = driver.state().counters
         assert counters.speculations >= counters.speculation_hits + counters.speculation_misses > 10

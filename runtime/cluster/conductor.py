@@ -1,0 +1,177 @@
+"""The scheduler's thread: what agents say and what was asked goes in, in order; what the scheduler wants done is carried out.
+
+    company.receive, company.look -> Scheduler.handle <- ask            Send -> company    Emit -> routes    Updated -> changes
+
+Contract: the scheduler is called on this one thread, behind a lock that is never held while anything waits, and that whoever looks at the
+scheduler from elsewhere holds. It ends when it is told to, when nothing is left that could run, or by a defect: `died` is called once, with
+the reason, and the agents end with it. It knows no HTTP, no text, no tensors and no processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+
+from runtime.agent.commands import Abort, Arrive, Emit, SchedulerCommand, SchedulerEvent, Send, Serve, Tick, Updated, Withdraw
+from runtime.agent.events import refusal_event
+from runtime.cluster.changes import Changes
+from runtime.cluster.company import Company
+from runtime.cluster.errors import public
+from runtime.cluster.routes import Routes
+from runtime.cluster.stranded import Hopeless, Strandings, ending
+from runtime.messages import Message
+from runtime.scheduler.cluster import Scheduler
+from runtime.types import SequenceRequest
+
+_log = logging.getLogger(__name__)
+
+#: Period of what is due by time alone, in seconds.
+TICK = 0.05
+
+
+class Conductor:
+    """See the top of the file. Methods that say so are for any thread, all others for its own.
+
+    Args:
+        changed: the lock, notified after whatever has happened. routes: who hears of which sequence, behind it.
+        died: told once why it ended, by its thread, without the lock.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        company: Company,
+        changed: threading.Condition,
+        routes: Routes,
+        clock: Callable[[], int],
+        died: Callable[[str], None],
+    ) -> None:
+        self._scheduler, self._company, self._clock, self._died = scheduler, company, clock, died
+        self._changed, self._routes = changed, routes
+        self._changes, self.strandings = Changes(), Strandings()
+        self._asked: deque[Callable[[int], None]] = deque()
+        self._stopping = False
+        self._next_tick = 0
+        self._thread = threading.Thread(target=self._run, name="zoo-scheduler", daemon=True)
+
+    # -- any thread ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after what it is at."""
+        self._stopping = True
+        self._company.wake()
+
+    def join(self, timeout: float | None) -> bool:
+        """Whether it has ended within `timeout` seconds."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing was asked. The lock is held."""
+        return not (self._asked or self._scheduler.busy)
+
+    def ask(self, act: Callable[[int], None]) -> None:
+        """Have its thread do something, behind what was asked before."""
+        self._asked.append(act)
+        self._company.wake()
+
+    def submit(self, requests: Sequence[SequenceRequest]) -> None:
+        self.ask(lambda now: self._arrive(requests, now))
+
+    def abort(self, seqs: Sequence[str]) -> None:
+        self.ask(lambda now: self._tell([Abort(seq) for seq in seqs], now))
+
+    def change(self, event: Serve | Withdraw) -> Future[Updated]:
+        """Of the models that are served. What comes of it."""
+        answer: Future[Updated] = Future()
+        self.ask(lambda now: self._begin(event, answer, now))
+        return answer
+
+    def move(self, seq: str, blocks: range, target: str) -> Future[str | None]:
+        """Begin to move blocks of a running sequence. Why that cannot be, or None."""
+        answer: Future[str | None] = Future()
+        self.ask(lambda now: self._move(seq, blocks, target, answer, now))
+        return answer
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        reason = "the driver was shut down"
+        try:
+            while not self._stopping:
+                self._turn()
+        except Hopeless as error:
+            reason = str(error)
+        except BaseException as error:
+            _log.critical("the scheduler's loop has died", exc_info=True)
+            reason = f"the scheduler's loop has died: {public(error)}"
+        self._asked.clear()
+        self._died(reason)
+
+    def _turn(self) -> None:
+        told = self._company.receive(TICK if not self._asked else 0.0)
+        with self._changed:
+            now = self._clock()
+            told += self._company.look()
+            self._tell(told, now)
+            while self._asked:
+                self._asked.popleft()(now)
+            if now >= self._next_tick:
+                self._next_tick = now + int(TICK * 1e9)
+                self._tell([Tick()], now)
+            self._strand(now)
+            self._changed.notify_all()
+
+    def _tell(self, events: Iterable[Message | SchedulerEvent], now: int) -> None:
+        for event in events:
+            self._carry_out(self._scheduler.handle(event, now), now)
+
+    def _carry_out(self, commands: Iterable[SchedulerCommand], now: int) -> None:
+        """A Replace is nothing to do: `company` has known of the death before the scheduler, and starts another when its time has come."""
+        for command in commands:
+            if isinstance(command, Send):
+                self._company.send(command.to, command.message)
+            elif isinstance(command, Emit):
+                self._tell([Abort(seq) for seq in self._routes.deliver(command.events)], now)
+            elif isinstance(command, Updated):
+                self._changes.answered(command)
+
+    # -- what was asked ------------------------------------------------------------------------------------------------
+
+    def _arrive(self, requests: Iterable[SequenceRequest], now: int) -> None:
+        for one in requests:
+            if (why := self.strandings.reason(one.model)) is not None:
+                self._routes.deliver([refusal_event(one, why)])
+            else:
+                self._tell([Arrive(one)], now)
+
+    def _begin(self, event: Serve | Withdraw, answer: Future[Updated], now: int) -> None:
+        self._changes.asked(event, answer)
+        self._tell([event], now)
+
+    def _move(self, seq: str, blocks: range, target: str, answer: Future[str | None], now: int) -> None:
+        member = self._scheduler.members.get(seq)
+        why = f"no sequence {seq}" if member is None else self._scheduler.handovers.start(member, blocks, target, now)
+        self._tell([Tick()], now)  # what it has to say goes out with an event's commands
+        answer.set_result(why)
+
+    # -- what cannot go on ---------------------------------------------------------------------------------------------
+
+    def _strand(self, now: int) -> None:
+        """End what waits for devices that will not come back. Raises Hopeless where that is everything."""
+        failed = self._company.lives.failed()
+        if not failed:
+            return
+        reasons = {each.device: each.reason for each in self._company.lives.facts()}
+        chains = self._scheduler.chains()
+        for model, why in self.strandings.found(chains, self._scheduler.provision.instances, failed, reasons).items():
+            for seq in [seq for seq, member in self._scheduler.members.items() if member.request.model == model]:
+                self._carry_out(ending(self._scheduler.handle(Abort(seq), now), seq, why), now)
+        self.strandings.require_hope(chains)

@@ -1,0 +1,25 @@
+"""How agents end: in a thread, a process, an actor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """Codes that agents' processes end with."""
+
+    STOPPED = 0
+    DEFECT = 1
+    DENIED = 3
+    LOST = 4
+    UNANSWERED = 5
+    ORPHANED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How an agent's loop ended. `reason` may be shown to clients."""
+
+    code: Exit
+    reason: str

@@ -1,0 +1,80 @@
+"""What a relay has its driver do beside steps: send, load and drop stages, read and write pages. On the engine's thread.
+
+Contract: `do` carries out one command and returns what the relay is to be told of it. A stage that cannot be loaded and pages that do not
+verify are told, not raised; only an EngineLost, and a defect, comes through.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import msgspec
+from blake3 import blake3
+
+from runtime.agent.commands import (
+    DropStage,
+    LoadStage,
+    PagesWritten,
+    ReadPages,
+    RelayCommand,
+    RelayEvent,
+    Send,
+    StageFailed,
+    StageLoaded,
+    WritePages,
+)
+from runtime.cluster.errors import public
+from runtime.cluster.post import Post
+from runtime.stages import Array, StageEngine
+from runtime.types import EngineLost
+
+_log = logging.getLogger(__name__)
+
+
+class Hands:
+    def __init__(self, engine: StageEngine, post: Post) -> None:
+        self._engine, self._post = engine, post
+
+    def do(self, command: RelayCommand) -> RelayEvent | None:
+        match command:
+            case Send():
+                self._post.send(command.to, command.message, command.arrays)
+            case LoadStage():
+                return self._load(command)
+            case DropStage():
+                self._engine.unload(command.stage)
+            case ReadPages():
+                self._read_pages(command)
+            case WritePages():
+                return PagesWritten(command.move, command.lo, command.hi, self._write_pages(command))
+        return None
+
+    def _load(self, command: LoadStage) -> RelayEvent:
+        try:
+            spec = self._engine.load(command.stage)
+        except EngineLost:
+            raise
+        except Exception as error:
+            _log.warning("%s could not be loaded", command.stage.id, exc_info=True)
+            return StageFailed(command.stage, public(error))
+        return StageLoaded(command.stage, spec, self._engine.memory().weights)
+
+    def _read_pages(self, command: ReadPages) -> None:
+        array = self._engine.read_pages(command.pages)
+        message = msgspec.structs.replace(command.message, digest=digest_of(array))
+        self._post.send(command.to, message, (array,))
+
+    def _write_pages(self, command: WritePages) -> str:
+        """Why pages could not be written; empty if they were."""
+        if digest_of(command.data) != command.digest:
+            return "the pages do not verify: their digest is another"
+        try:
+            self._engine.write_pages(command.pages, command.data)
+        except ValueError as error:
+            return f"the pages do not fit: {public(error)}"
+        return ""
+
+
+def digest_of(array: Array) -> str:
+    """BLAKE3 of an array's bytes, in hexadecimal."""
+    return blake3(array.data).hexdigest()

@@ -1,0 +1,90 @@
+"""A running cluster as others see it: agents, models, what moves, what it holds. Reads behind the driver's lock, changes nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from runtime.agent.state import AgentState
+from runtime.cluster.company import Company
+from runtime.cluster.lives import AgentFacts
+from runtime.cluster.stranded import Strandings
+from runtime.messages import Report
+from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.devices import Device
+from runtime.scheduler.handover import HandoverCounts
+from runtime.scheduler.picture import picture_of
+from runtime.scheduler.speculation import SpeculationCounts
+from runtime.stages import Chain
+from runtime.types import EngineMemory, ModelSpec
+
+
+class Sight:
+    """See the top of the file. Every method may be called from any thread."""
+
+    def __init__(self, scheduler: Scheduler, company: Company, strandings: Strandings, changed: threading.Condition) -> None:
+        self._scheduler, self._company, self._strandings, self._changed = scheduler, company, strandings, changed
+
+    def models(self) -> tuple[ModelSpec, ...]:
+        with self._changed:
+            return self._scheduler.models()
+
+    def chain(self, model: str) -> Chain | None:
+        """Of a model that newcomers may ask for."""
+        with self._changed:
+            return next((chain for chain in self._scheduler.chains() if chain.model == model), None)
+
+    def state(self) -> AgentState:
+        with self._changed:
+            return self._scheduler.state()
+
+    def picture(self) -> Mapping[str, Any]:
+        """Devices, instances, chains, moves (`scheduler.picture`)."""
+        with self._changed:
+            return picture_of(self._scheduler).document()
+
+    def agents(self) -> tuple[AgentFacts, ...]:
+        with self._changed:
+            return self._company.lives.facts()
+
+    def reports(self) -> Mapping[str, Report]:
+        """The last that each agent that is up has told of itself."""
+        with self._changed:
+            return dict(self._company.reports)
+
+    def moving(self) -> int:
+        """Migrations under way."""
+        with self._changed:
+            return len(self._scheduler.handovers)
+
+    def moves(self) -> HandoverCounts:
+        """Migrations so far."""
+        with self._changed:
+            return self._scheduler.handovers.counts()
+
+    def speculation(self) -> SpeculationCounts:
+        """Predicted hops so far (BL-25)."""
+        with self._changed:
+            return self._scheduler.speculation.counts()
+
+    def health(self) -> Mapping[str, Any]:
+        """For `/health`: `degraded` while an agent is away; requests are taken all the same, and wait where they must."""
+        facts, stranded = self.agents(), self._strandings.reasons()
+        degraded = bool(stranded) or any(each.phase != "up" for each in facts)
+        unavailable = {"unavailable": stranded} if stranded else {}
+        return {"status": "degraded" if degraded else "ok", "agents": [asdict(each) for each in facts], **unavailable}
+
+    def memory(self) -> EngineMemory:
+        """Bytes of all living devices, as of their last loads. `weights_unshared`: each stage of each model with weights of its own."""
+        with self._changed:
+            alive = [device for device in self._scheduler.devices if device.alive]
+            unshared = sum(map(self._stages_bytes, alive))
+            pages = sum(device.capacity for device in alive)
+            return EngineMemory(sum(d.weights for d in alive), unshared, pages * self._company.page_bytes)
+
+    def _stages_bytes(self, device: Device) -> int:
+        """Of the blocks of each stage that is loaded there."""
+        block, wanted = self._scheduler.provision.block, device.wanted
+        return sum(block(each).nbytes for stage in device.loaded if stage in wanted for each in wanted[stage][1])
