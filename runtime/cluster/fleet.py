@@ -12,8 +12,8 @@ from typing import Protocol
 
 import zmq
 
-from runtime.cluster.keys import Keys
 from runtime.cluster.ended import Exit
+from runtime.cluster.keys import Keys
 
 
 @dataclass(frozen=True, slots=True)

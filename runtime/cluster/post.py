@@ -12,26 +12,20 @@ heard any more. Knows neither relays nor schedulers.
 
 from __future__ import annotations
 
-import re
-import socket as sockets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import zmq
 
-from runtime.cluster.keys import Doorkeeper, Keys
+from runtime.cluster.keys import Keys
 from runtime.cluster.outbox import Choked, Outbox
-from runtime.cluster.wire import MAX_FRAME_BYTES, Frame, OtherProtocol, Parcel, WireError, decode
+from runtime.cluster.register import NAME, Register, link
+from runtime.cluster.sockets import ADDRESS, Bell, Sockets, putting
+from runtime.cluster.wire import OtherProtocol, WireError, decode
 from runtime.messages import Denial, Message
 from runtime.stages import Array
 
-#: Of a process; also what stands in paths of sockets.
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
-_WHO = re.compile(rb"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})/([0-9]{1,9})/([a-z]{1,8})")
-_ADDRESS = re.compile(r"(?:ipc:///[^\0]{1,100}|tcp://[A-Za-z0-9_.:\[\]-]{3,255}|inproc://[A-Za-z0-9_.-]{1,100})")
-#: Messages that the transport itself holds for a peer, on each side.
-_HIGH_WATER = 1000
 #: Messages taken of one socket before the others have their turn.
 _BURST = 256
 #: How soon what waits for a peer is tried again.
@@ -61,10 +55,10 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """`backlog`: bytes that may wait for one peer in this process, beyond what the transport holds."""
+    """`backlog`: bytes that may wait for one peer in this process, beyond what the transport holds: `high_water` messages on each side."""
 
     backlog: int = 256 << 20
-    high_water: int = _HIGH_WATER
+    high_water: int = 1000
 
 
 @dataclass(slots=True)
@@ -102,22 +96,17 @@ class Post:
         """Raises ValueError for a name or an address that is none, for tcp without keys; OSError (zmq.ZMQError) if it cannot bind."""
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a process of a cluster")
-        self._who = f"{name}/{incarnation}/{purpose}".encode()
-        self._keys, self._settings = keys, settings or Settings()
-        self._own_context = context is None
-        self._context = context if context is not None else zmq.Context()
-        self._doorkeeper: Doorkeeper | None = None
+        self._who = link(name, incarnation, purpose)
+        self._settings = settings or Settings()
+        self._sockets = Sockets(keys, context, self._settings.high_water)
         self._peers: dict[str, _Peer] = {}
-        self._newest: dict[str, int] = {}
-        self._expected: dict[bytes, int] = {}
-        self._cut: set[bytes] = set()
+        self._register = Register()
         self._notices: list[Mail | Cut] = []
-        self._poller = zmq.Poller()
-        self._bell, self._button = sockets.socketpair()
-        self._bell.setblocking(False)
-        self._button.setblocking(False)
+        self._poller, self._bell = zmq.Poller(), Bell()
         self._poller.register(self._bell, zmq.POLLIN)
-        self._inbox = self._bound(bind) if bind is not None else None
+        self._inbox = self._sockets.bound(bind) if bind is not None else None
+        if self._inbox is not None:
+            self._poller.register(self._inbox, zmq.POLLIN)
         self.address = "" if self._inbox is None else self._inbox.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     # -- who is where ----------------------------------------------------------------------------------------------------
@@ -127,21 +116,22 @@ class Post:
 
         Raises ValueError for addresses that are none.
         """
-        if not NAME.fullmatch(name) or not _ADDRESS.fullmatch(address):
+        if not NAME.fullmatch(name) or not ADDRESS.fullmatch(address):
             raise ValueError("a peer's name or address is none")
         known = self._peers.get(name)
-        if incarnation < self._newest.get(name, 0) or (known is not None and (known.incarnation, known.address) == (incarnation, address)):
+        if self._register.outdated(name, incarnation) or (
+            known is not None and (known.incarnation, known.address) == (incarnation, address)
+        ):
             return
         self._drop(name)
-        self._newest[name] = incarnation
+        self._register.met(name, incarnation)
         self._peers[name] = _Peer(incarnation, address)
 
     def forget(self, name: str) -> None:
         """A peer is gone, in the incarnation that is known: what still comes of that is dropped. A later one is another."""
         known = self._peers.get(name)
-        incarnation = known.incarnation if known is not None else self._newest.get(name, -1)
         self._drop(name)
-        self._newest[name] = max(self._newest.get(name, 0), incarnation + 1)
+        self._register.gone(name, None if known is None else known.incarnation)
 
     def knows(self, name: str) -> bool:
         return name in self._peers
@@ -171,13 +161,12 @@ class Post:
         peer = self._peers.get(name)
         if peer is not None:
             self.send(name, Denial(reason))
-            self._cut |= {f"{name}/{peer.incarnation}/{purpose}".encode() for purpose in ("main", "link")}
+            self._register.cut(link(name, peer.incarnation), link(name, peer.incarnation, "link"))
             self._drop(name, _LINGER_MS)
 
     def wake(self) -> None:
         """End a `receive` that waits. From any thread."""
-        with suppress(BlockingIOError, OSError):  # full: it is awake; closed: nobody waits
-            self._button.send(b"\0")
+        self._bell.ring()
 
     # -- receiving -------------------------------------------------------------------------------------------------------
 
@@ -188,7 +177,7 @@ class Post:
         wait = 0 if out else max(0, int(timeout * 1000))
         for source, _ in self._poller.poll(wait if flushed else min(wait, _RETRY_MS)):
             if source == self._bell.fileno():
-                self._quiet()
+                self._bell.quiet()
             else:
                 out += self._take(source)
         out += self._notices
@@ -202,58 +191,19 @@ class Post:
             self._drop(name, _LINGER_MS)
         if self._inbox is not None:
             self._inbox.close(_LINGER_MS)
-        if self._doorkeeper is not None:
-            self._doorkeeper.close()
         self._bell.close()
-        self._button.close()
-        if self._own_context:
-            self._context.term()
+        self._sockets.close()
 
-    # -- inside: sockets -------------------------------------------------------------------------------------------------
-
-    def _bound(self, address: str) -> zmq.Socket[bytes]:
-        if not _ADDRESS.fullmatch(address.replace("*", "0")):
-            raise ValueError(f"{address!r} is no address to listen on")
-        socket = self._socket(zmq.ROUTER)
-        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that connects again is let in: its numbers tell whether something was lost
-        if address.startswith("tcp:"):
-            self._doorkeeper = Doorkeeper(self._context, self._secrets())
-            self._secrets().guard(socket)
-        socket.bind(address)
-        self._poller.register(socket, zmq.POLLIN)
-        return socket
-
-    def _connected(self, address: str) -> zmq.Socket[bytes]:
-        socket = self._socket(zmq.DEALER)
-        socket.setsockopt(zmq.ROUTING_ID, self._who)
-        if address.startswith("tcp:"):
-            self._secrets().introduce(socket)
-        socket.connect(address)
-        self._poller.register(socket, zmq.POLLIN)
-        return socket
-
-    def _socket(self, kind: int) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        socket.set_hwm(self._settings.high_water)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
-        return socket
-
-    def _secrets(self) -> Keys:
-        if self._keys is None:
-            raise ValueError("nothing goes over the network without the cluster's keys")
-        return self._keys
+    # -- inside: links -------------------------------------------------------------------------------------------------
 
     def _outbox(self, name: str, peer: _Peer) -> Outbox:
         if peer.outbox is None:
             if peer.address is not None:
-                peer.socket = self._connected(peer.address)
-                put = _put(peer.socket)
+                peer.socket = self._sockets.connected(peer.address, self._who)
+                self._poller.register(peer.socket, zmq.POLLIN)
+                put = putting(peer.socket)
             elif self._inbox is not None:
-                put = _put(self._inbox, f"{name}/{peer.incarnation}/main".encode())
+                put = putting(self._inbox, link(name, peer.incarnation))
             else:
                 raise zmq.ZMQError(zmq.EHOSTUNREACH)
             peer.outbox = Outbox(put, self._settings.backlog)
@@ -269,11 +219,6 @@ class Post:
                 except zmq.ZMQError as error:
                     self._give_up(name, peer.incarnation, f"it cannot be reached: {error.strerror or error}")
         return done
-
-    def _quiet(self) -> None:
-        with suppress(BlockingIOError):
-            while self._bell.recv(4096):
-                pass
 
     # -- inside: what comes ------------------------------------------------------------------------------------------------
 
@@ -294,41 +239,32 @@ class Post:
 
     def _other_end(self, socket: zmq.Socket[bytes]) -> bytes:
         name, peer = next((name, peer) for name, peer in self._peers.items() if peer.socket is socket)
-        return f"{name}/{peer.incarnation}/link".encode()
+        return link(name, peer.incarnation, "link")
 
     def _read(self, who: bytes, frames: list[memoryview]) -> Mail | Cut | None:
         """What a message says, if whoever sent it is to be heard."""
-        known = _WHO.fullmatch(who)
-        if known is None or who in self._cut:
+        heard = self._register.heard(who)
+        if heard is None:
             return None
-        name, incarnation = known[1].decode(), int(known[2])
-        if incarnation < self._newest.get(name, 0):
-            return None
+        name, incarnation = heard
         try:
             parcel = decode(frames)
-            self._count(who, parcel)
+            self._register.count(who, parcel.number)
         except WireError as error:
             return self._refuse(who, name, incarnation, error)
         self._meet(name, incarnation)
         if isinstance(parcel.message, Denial):
-            self._cut.add(who)
+            self._register.cut(who)
             self._drop(name)
             return Cut(name, incarnation, parcel.message.reason, denied=True)
         return Mail(name, incarnation, parcel.message, parcel.arrays)
-
-    def _count(self, who: bytes, parcel: Parcel) -> None:
-        """Raises WireError unless it is the one behind the last: a link that broke may have lost some."""
-        expected = self._expected.get(who, 0)
-        if parcel.number != expected:
-            raise WireError(f"number {parcel.number} came where {expected} was due")
-        self._expected[who] = expected + 1
 
     def _meet(self, name: str, incarnation: int) -> None:
         """Whoever speaks and has no address is answered the way it came. A new life of a peer ends the one before."""
         known = self._peers.get(name)
         if known is None or known.incarnation < incarnation:
             self._drop(name)
-            self._newest[name] = incarnation
+            self._register.met(name, incarnation)
             self._peers[name] = _Peer(incarnation, None)
 
     def _refuse(self, who: bytes, name: str, incarnation: int, error: WireError) -> Cut:
@@ -339,22 +275,17 @@ class Post:
             self.send(name, Denial(reason))
         elif self._inbox is not None:
             with suppress(zmq.ZMQError, Choked):
-                self._denial_outbox(name, incarnation, who).send(Denial(reason))
-        self._cut.add(who)
+                self._denial_outbox(name, who, self._inbox).send(Denial(reason))
+        self._register.cut(who)
         self._drop(name, _LINGER_MS)
         return Cut(name, incarnation, reason)
 
-    def _denial_outbox(self, name: str, incarnation: int, who: bytes) -> Outbox:
+    def _denial_outbox(self, name: str, who: bytes, inbox: zmq.Socket[bytes]) -> Outbox:
         """Over the connection that it made: its numbers go on there, where there have been any."""
         peer = self._peers[name]
         if peer.address is None and who.endswith(b"/main"):
             return self._outbox(name, peer)
-        return Outbox(_put(self._require_inbox(), who), self._settings.backlog)
-
-    def _require_inbox(self) -> zmq.Socket[bytes]:
-        if self._inbox is None:
-            raise zmq.ZMQError(zmq.EHOSTUNREACH)
-        return self._inbox
+        return Outbox(putting(inbox, who), self._settings.backlog)
 
     def _give_up(self, name: str, incarnation: int, reason: str) -> None:
         self._drop(name)
@@ -365,16 +296,3 @@ class Post:
         if peer is not None and peer.socket is not None:
             self._poller.unregister(peer.socket)
             peer.socket.close(linger)
-
-
-def _put(socket: zmq.Socket[bytes], to: bytes | None = None) -> Callable[[list[Frame]], bool]:
-    """Into a socket without waiting. Raises zmq.ZMQError if a peer is not there."""
-
-    def put(frames: list[Frame]) -> bool:
-        try:
-            socket.send_multipart(frames if to is None else [to, *frames], zmq.NOBLOCK, copy=False)
-        except zmq.Again:
-            return False
-        return True
-
-    return put

@@ -17,9 +17,9 @@ import pytest
 import zmq
 
 from runtime.agent.commands import SCHEDULER, PagesWritten, WritePages
-from runtime.cluster.keys import Keys
 from runtime.cluster.ended import Exit
 from runtime.cluster.hands import digest_of
+from runtime.cluster.keys import Keys
 from runtime.cluster.post import Post
 from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.engine.counted import expected
