@@ -9,10 +9,9 @@ import logging
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
-
+from cli import serve_flags as flags
 from cli.output import DEFAULT_STORE, DatabaseOption, StoreOption, say
 from cli.serve_options import ServeOptions, gather
 from zoo.errors import InputError
@@ -26,88 +25,44 @@ _LOCAL = ("127.", "::1", "localhost")
 
 
 def serve(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[MODEL]...", help="Models to serve; all when none is named.")] = None,
-    models: Annotated[list[str] | None, typer.Option("--models", help="The same, as an option: --models A B.")] = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 0 takes a free one.", show_default="8000")] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="ZOO_API_KEY", help="Key that every request must bring.")] = None,
-    trace: Annotated[str | None, typer.Option(help="Write every event to this file (JSON lines), and keep /zoo/trace.")] = None,
-    otel: Annotated[
-        str | None, typer.Option(help="Send requests as OpenTelemetry spans to this OTLP/HTTP address: http://host:4318/v1/traces.")
-    ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1.", show_default="cpu")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="each model's own")] = None,
-    layers: Annotated[str | None, typer.Option(help="fused, or stock: transformers' own layers.", show_default="fused")] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="plain, packed, or auto: how a CPU holds the weights of linear layers.", show_default="auto")
-    ] = None,
-    kernels: Annotated[
-        str | None, typer.Option(help="native: compiled on first use; stock: torch's own; or auto.", show_default="auto")
-    ] = None,
-    graphs: Annotated[
-        str | None, typer.Option(help="on, off, or auto: decode steps as CUDA graphs, where there is CUDA.", show_default="auto")
-    ] = None,
-    executor: Annotated[
-        str | None, typer.Option(help="paged, or dense: what some families need, and any model can have.", show_default="auto")
-    ] = None,
-    dense_mode: Annotated[
-        str | None, typer.Option(help="baton-pd, baton, pd or run-to-completion: how dense batches are filled.", show_default="baton-pd")
-    ] = None,
-    dense_slots: Annotated[int | None, typer.Option(help="Rows of a dense batch.", show_default="16")] = None,
-    kv_bytes: Annotated[str | None, typer.Option(help="Size of the page pool of all models.", show_default="1GiB")] = None,
-    max_model_len: Annotated[int | None, typer.Option(help="Cap on every model's context, in tokens.")] = None,
-    token_budget: Annotated[int | None, typer.Option(help="Tokens per step.", show_default="512")] = None,
-    max_sequences: Annotated[int | None, typer.Option(help="Sequences per step.", show_default="256")] = None,
-    max_queued: Annotated[int | None, typer.Option(help="Sequences in the server at once; more get 429.", show_default="4096")] = None,
-    drain_seconds: Annotated[float | None, typer.Option(help="Patience with running requests on SIGTERM.", show_default="30")] = None,
-    agents: Annotated[int | None, typer.Option(help="Devices, each with an agent, that chains are spread over.", show_default="1")] = None,
-    backend: Annotated[
-        str | None,
-        typer.Option(
-            help="Where agents run: processes, threads of this one, or ray (an extra); local is one device without agents.",
-            show_default="local",
-        ),
-    ] = None,
-    placing: Annotated[
-        str | None,
-        typer.Option(
-            help="Where blocks are put: copies on each agent, split over all, demand: one copy and more by load, or auto.",
-            show_default="auto",
-        ),
-    ] = None,
-    sharing: Annotated[
-        str | None,
-        typer.Option(
-            help="Agents share pages of prompts that begin alike: off, running, or cached (ended ones too).", show_default="running"
-        ),
-    ] = None,
-    speculation: Annotated[
-        str | None,
-        typer.Option(
-            help="Predict hops with long queues by the zoo's surrogates: off; exact: every token is the chain's own; similarity: in "
-            "adaptive requests predictions stand that are alike enough.",
-            show_default="off",
-        ),
-    ] = None,
-    agent_weights: Annotated[str | None, typer.Option(help="Bytes of weights that an agent takes; 0 for any.", show_default="0")] = None,
-    deltas: Annotated[
-        bool | None, typer.Option("--deltas", help="Serve adaptive requests by a model's low-rank rewriting, where that is served too.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML or JSON file with the same options.", dir_okay=False)] = None,
+    names: flags.Names = None,
+    models: flags.Models = None,
+    host: flags.Host = None,
+    port: flags.Port = None,
+    api_key: flags.ApiKey = None,
+    trace: flags.Trace = None,
+    otel: flags.Otel = None,
+    device: flags.Device = None,
+    dtype: flags.Dtype = None,
+    layers: flags.Layers = None,
+    weights: flags.Weights = None,
+    kernels: flags.Kernels = None,
+    graphs: flags.Graphs = None,
+    executor: flags.Executor = None,
+    dense_mode: flags.DenseMode = None,
+    dense_slots: flags.DenseSlots = None,
+    kv_bytes: flags.KvBytes = None,
+    max_model_len: flags.MaxModelLen = None,
+    token_budget: flags.TokenBudget = None,
+    max_sequences: flags.MaxSequences = None,
+    max_queued: flags.MaxQueued = None,
+    drain_seconds: flags.DrainSeconds = None,
+    agents: flags.Agents = None,
+    backend: flags.Backend = None,
+    placing: flags.Placing = None,
+    sharing: flags.Sharing = None,
+    speculation: flags.Speculation = None,
+    agent_weights: flags.AgentWeights = None,
+    deltas: flags.Deltas = None,
+    config: flags.ConfigFile = None,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
 ) -> None:
     """Serve models over HTTP as OpenAI does: their shared blocks once in memory, one batch for all of them."""
-    wanted = [*(models or ()), *(names or ())]
-    given: dict[str, Any] = {
-        "host": host, "port": port, "models": wanted or None, "api_key": api_key, "trace": trace, "otel": otel,
-        "device": device, "dtype": dtype,
-        "layers": layers, "weights": weights, "kernels": kernels, "graphs": graphs, "executor": executor, "dense_mode": dense_mode,
-        "dense_slots": dense_slots,
-        "kv_bytes": kv_bytes, "max_model_len": max_model_len, "token_budget": token_budget, "max_sequences": max_sequences,
-        "max_queued": max_queued, "drain_seconds": drain_seconds, "agents": agents, "backend": backend, "placing": placing,
-        "agent_weights": agent_weights, "deltas": deltas, "speculation": speculation, "sharing": sharing,
-    }  # fmt: skip
+    given = dict(locals())
+    for apart in ("names", "config", "store", "database"):
+        del given[apart]
+    given["models"] = [*(models or ()), *(names or ())] or None
     options = gather(config, given)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
 

@@ -18,10 +18,9 @@ import zmq
 
 from runtime.agent.commands import SCHEDULER, PagesWritten, WritePages
 from runtime.cluster.ended import Exit
-from runtime.cluster.hands import digest_of
+from runtime.cluster.hands import Hands, digest_of
 from runtime.cluster.keys import Keys
 from runtime.cluster.post import Post
-from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.engine.counted import expected
 from runtime.engine.counting import CountingEngine
 from runtime.messages import (
@@ -154,17 +153,16 @@ def test_pages_that_do_not_verify_are_not_written() -> None:
 
     engine = Forger([MODEL], 10)
     with threads("a") as (_, agents):
-        loop = agents["a"].loop
-    loop = AgentLoop(engine, loop._relay, loop._post, AgentSettings(), "1")
+        hands = Hands(engine, agents["a"].loop._post)
     pages = Array("uint8", (1, 64), bytes(64))
     good = WritePages((3,), pages, digest_of(pages), 1, 0, 4)
-    assert loop._do(good) == PagesWritten(1, 0, 4) and engine.written == 1
+    assert hands.do(good) == PagesWritten(1, 0, 4) and engine.written == 1
     for bad in (replace(good, digest=""), replace(good, data=replace(pages, data=b"\1" + bytes(63)))):
-        event = loop._do(bad)
+        event = hands.do(bad)
         assert isinstance(event, PagesWritten) and "do not verify" in event.error
     assert engine.written == 1
     short = Array("uint8", (1, 32), bytes(32))
-    event = loop._do(WritePages((3,), short, digest_of(short), 1, 0, 4))
+    event = hands.do(WritePages((3,), short, digest_of(short), 1, 0, 4))
     assert isinstance(event, PagesWritten) and "do not fit" in event.error
 
 
@@ -237,7 +235,7 @@ def test_a_lost_engine_ends_the_agent() -> None:
 def test_an_agent_takes_orders_of_the_scheduler_only() -> None:
     with threads("a", "b") as (end, agents):
         end.welcome("a", "b")
-        stranger = Post("c", 1, context=end.post._context)
+        stranger = Post("c", 1, context=end.post._sockets._context)
         stranger.learn("a", 1, "inproc://a")
         stranger.send("a", Halt())
         items: list[Any] = []
@@ -251,7 +249,7 @@ def test_an_agent_takes_orders_of_the_scheduler_only() -> None:
 
 def test_an_agent_that_a_peer_will_not_have_ends_and_the_scheduler_hears_of_links_that_are_cut() -> None:
     with threads("a") as (end, agents):
-        peer = Post("b", 1, "inproc://b", context=end.post._context)
+        peer = Post("b", 1, "inproc://b", context=end.post._sockets._context)
         end.until(lambda: "a" in end.ready)
         end.post.send("a", Peers((("a", 1, "inproc://a"), ("b", 1, "inproc://b"))))
         peer.learn("a", 1, "inproc://a")
@@ -264,7 +262,7 @@ def test_an_agent_that_a_peer_will_not_have_ends_and_the_scheduler_hears_of_link
 def test_a_link_with_nonsense_on_it_is_told_to_the_scheduler() -> None:
     with threads("a") as (end, agents):
         end.welcome("a")
-        socket = end.post._context.socket(zmq.DEALER)
+        socket = end.post._sockets._context.socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, b"b/7/main")
         socket.connect("inproc://a")
         socket.send_multipart([b"nonsense, and enough of it"])
