@@ -12,6 +12,7 @@ It knows no processes, no models and no tensors: engine, relay and post are pass
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -37,11 +38,15 @@ _PAUSE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """`weights`: bytes of weights it may hold, 0: no limit. `hello_seconds`: how long the scheduler may take to answer."""
+    """`weights`: bytes of weights it may hold, 0: no limit. `hello_seconds`: how long the scheduler may take to answer.
+
+    `server`: the machine that it is on, whose devices are near each other (BL-26); the host's name if it is empty.
+    """
 
     weights: int = 0
     report_seconds: float = 0.5
     hello_seconds: float = 10.0
+    server: str = ""
 
 
 class Relay(Protocol):
@@ -138,6 +143,7 @@ class AgentLoop:
                 engine.page_bytes,
                 settings.weights,
                 self._post.address,
+                settings.server or platform.node(),
             ),
         )
         began, ran = self._clock(), False

@@ -166,7 +166,8 @@ class Simulation:
 
     def _join(self, name: str) -> None:
         node = self.nodes[name]
-        self._tell(Ready(name, PROTOCOL, VERSION, node.engine.page_capacity, node.engine.page_bytes, node.weights, name))
+        server = f"server-{self.network.server_of(name)}"
+        self._tell(Ready(name, PROTOCOL, VERSION, node.engine.page_capacity, node.engine.page_bytes, node.weights, name, server))
 
     def _hear_all(self, name: str, sends: Sequence[Send]) -> None:
         """What the scheduler said to a device at one moment, in order."""

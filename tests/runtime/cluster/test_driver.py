@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 import time
 from collections.abc import Iterator
@@ -81,6 +82,10 @@ def test_tokens_are_the_models_own_over_three_processes(driver: ClusterDriver) -
     assert {hop for model in MODELS for use in model.chain(*CUTS).uses for hop in driver._scheduler.provision.instances[use.block]} == {
         *DEVICES
     }
+
+
+def test_agents_say_on_which_machine_they_are(driver: ClusterDriver) -> None:
+    assert {device.server for device in driver._scheduler.devices} == {platform.node()}
 
 
 def test_tokens_are_the_models_own_over_three_threads() -> None:

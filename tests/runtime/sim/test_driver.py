@@ -66,6 +66,18 @@ def test_books_and_queues_agree_after_every_event():
     assert simulation.ledger.reasons == {"length": 40}
 
 
+def test_the_scheduler_knows_which_devices_share_a_server():
+    scenario = small()
+    simulation = assemble(scenario, scenario.policies["blocks"], None)
+    simulation.run(scenario.demand(0).requests())
+    scheduler, network = simulation._scheduler, simulation.network
+    servers = [each.server for each in scheduler.devices]  # type: ignore[attr-defined]
+    assert [servers.index(each) for each in servers] == [0, 0, 2, 2]
+    assert [network.server_of(each.name) for each in scheduler.devices] == [0, 0, 1, 1]  # type: ignore[attr-defined]
+    crossings = scheduler.control.crossings()  # type: ignore[attr-defined]
+    assert 0 < crossings.crossings < crossings.hops  # cut over all four devices: one hop of three leaves its server
+
+
 def test_one_seed_one_trace(tmp_path: Path):
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         play(small(), "blocks", small().demand(seed), tmp_path / name)
