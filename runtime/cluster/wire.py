@@ -222,12 +222,12 @@ def _open(message: Open, arrays: Sequence[Array]) -> bool:
 
 
 def _pass(message: Pass, arrays: Sequence[Array]) -> bool:
-    """Hidden states [count, width] for each row."""
+    """Hidden states [count, width] for each row, neither of them 0: no row claims tokens that nobody has sent bytes for."""
     rows = zip(message.counts, arrays, strict=False)
     return (
         len(message.turns) == len(message.ahead)
         and len(arrays) == len(message.seqs)
-        and all(len(each.shape) == 2 and each.shape[0] == count for count, each in rows)
+        and all(len(each.shape) == 2 and each.shape[0] == count and 0 not in each.shape for count, each in rows)
     )
 
 

@@ -118,6 +118,8 @@ def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: by
         lying(ROWS, [("float32", (3, 2)), ("float32", (1, 1, 1, 1, 2))], bytes(24), bytes(8)),
         lying(ROWS, [("float32", (3, 2))], bytes(24)),
         lying(ROWS, [("float32", (2, 2)), ("float32", (1, 2))], bytes(16), bytes(8)),
+        lying(Pass(("a",), (1,), (1,), (0,), (1 << 30,), (True,), (0,)), [("float32", (1 << 30, 0))], b""),
+        lying(Pass(("a",), (1,), (1,), (0,), (0,), (True,), (0,)), [("float32", (0, 2))], b""),
         lying(Pages(1, "a", 1, 0, 4, "d"), []),
         lying(Pages(1, "a", 1, 0, 4, "", "no"), [("uint8", (1, 4))], bytes(4)),
         lying(Pages(1, "a", 1, 0, 4, "d"), [("float32", (1, 1))], bytes(4)),
@@ -132,7 +134,7 @@ def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: by
         lying(Verdict("x", ("a",), (1,), (2, 4), (True,), (1.0,)), []),
         lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (RunAhead(0, Stage("m", 0, 3), None),)), []),
     ],
-    ids=range(19),
+    ids=range(21),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):
