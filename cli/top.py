@@ -34,15 +34,16 @@ def top(
     if as_json:
         print_json(state)
         return
+    first = _screen(url, state, None, interval)
     if once:
-        Console().print(picture(state, None, interval))
+        Console().print(first)
         return
-    with Live(picture(state, None, interval), screen=True, auto_refresh=False) as live:
+    with Live(first, screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(interval)
                 before, state = state, look(url, api_key)
-                live.update(picture(state, before, interval), refresh=True)
+                live.update(_screen(url, state, before, interval), refresh=True)
         except KeyboardInterrupt:
             return
 
@@ -55,11 +56,26 @@ def look(url: str, api_key: str | None) -> dict[str, Any]:
     try:
         answer = httpx.get(f"{url.rstrip('/')}/zoo/state", headers=headers, timeout=5.0)
         answer.raise_for_status()
-        return dict(answer.json())
+        state = answer.json()
     except httpx.HTTPStatusError as error:
         raise InputError(f"{url} answers {error.response.status_code}; is --api-key right?") from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise InputError(f"{url} cannot be asked: {error}") from None
+    if not isinstance(state, dict):
+        raise _no_zoo(url)
+    return state
+
+
+def _screen(url: str, state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> RenderableType:
+    """`picture` of what came over a network: whoever answered may be anybody. Raises InputError."""
+    try:
+        return picture(state, before, seconds)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+        raise _no_zoo(url) from None
+
+
+def _no_zoo(url: str) -> InputError:
+    return InputError(f"{url} does not answer as a server of this version of the zoo does")
 
 
 def picture(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> RenderableType:

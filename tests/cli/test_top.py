@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 
+from cli.app import main
 from cli.top import look, picture
 from runtime.config import ClusterConfig
 from runtime.engine.counted import counting_model
@@ -54,3 +59,37 @@ def test_a_cluster_with_a_sequence_on_its_way() -> None:
 def test_a_server_that_is_not_there() -> None:
     with pytest.raises(InputError, match="cannot be asked"):
         look("http://127.0.0.1:9", None)
+
+
+@contextmanager
+def answering(body: bytes) -> Iterator[str]:
+    """A server that says this, whatever it is asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "body", [b"[1, 2]", b"null", b"5", b"{}", b'{"agents": [], "models": [], "running": 0, "waiting": 0}', b'{"agents": 5}', b"<html>"]
+)
+def test_a_server_that_is_no_zoo_is_an_error_of_one_line(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(body) as url, pytest.raises(SystemExit) as ended:
+        main(["top", url, "--once"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert said.startswith("zoo: http://127.0.0.1") and said.count("\n") == 1
