@@ -9,9 +9,12 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 StoreOption = Annotated[
     Path, typer.Option("--store", envvar="ZOO_STORE", help="Folder of the store.", show_default="./zoo_store", file_okay=False)
@@ -44,7 +47,6 @@ def print_json(document: Any) -> None:
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A plain table that fits the terminal, or a wide one where there is none; numbers are aligned to the right."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -53,7 +55,14 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> No
         table.add_column(heading, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row))
-    Console(file=sys.stdout, width=None if sys.stdout.isatty() else _UNBOUND_WIDTH).print(table)
+    plain_console(width=None if sys.stdout.isatty() else _UNBOUND_WIDTH).print(table)
+
+
+def plain_console(file: TextIO | None = None, width: int | None = None) -> Console:
+    """One that shows text as it is: names may hold brackets and colons, which rich would take for its own."""
+    from rich.console import Console
+
+    return Console(file=file or sys.stdout, width=width, markup=False, emoji=False, highlight=False)
 
 
 def human_bytes(count: int) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import human_bytes, print_json
+from cli.output import human_bytes, plain_console, print_json
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
@@ -27,18 +27,18 @@ def top(
     as_json: Annotated[bool, typer.Option("--json", help="Print the state as one JSON document and end.")] = False,
 ) -> None:
     """Show devices, instances, queues, pages, chains and moves of a running server. Ctrl-C ends it."""
-    from rich.console import Console
     from rich.live import Live
 
     state = look(url, api_key)
     if as_json:
         print_json(state)
         return
+    console = plain_console()
     first = _screen(url, state, None, interval)
     if once:
-        Console().print(first)
+        console.print(first)
         return
-    with Live(first, screen=True, auto_refresh=False) as live:
+    with Live(first, console=console, screen=True, auto_refresh=False) as live:
         try:
             while True:
                 time.sleep(interval)

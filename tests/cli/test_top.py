@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cli.app import main
+from cli.output import plain_console, print_table
 from cli.top import look, picture
 from runtime.config import ClusterConfig
 from runtime.engine.counted import counting_model
@@ -22,10 +23,8 @@ from zoo.errors import InputError
 
 
 def text(state: dict[str, Any], before: dict[str, Any] | None = None) -> str:
-    from rich.console import Console
-
     out = io.StringIO()
-    Console(file=out, width=160).print(picture(state, before, 2.0))
+    plain_console(out, 160).print(picture(state, before, 2.0))
     return out.getvalue()
 
 
@@ -41,6 +40,14 @@ def test_one_device() -> None:
     shown = text(state(300), state(100))
     assert "2 running, 1 waiting, 100 tokens/s, 300 tokens in all, 3 preempted" in shown
     assert "6 / 10" in shown and "2.0 MB" in shown
+
+
+def test_names_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["org/[red]x", "a[/b]", "c:smile:"]
+    shown = text({**state(5), "models": [{"name": name, "running": 0, "waiting": 0, "blocks": []} for name in names]})
+    print_table(("model", "count"), [(name, 1) for name in names])
+    printed = capsys.readouterr().out
+    assert all(name in shown and name in printed for name in names)
 
 
 def test_a_cluster_with_a_sequence_on_its_way() -> None:
