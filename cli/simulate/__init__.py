@@ -22,7 +22,7 @@ def simulate(
     seed: Annotated[int, typer.Option(min=0, help="Of everything drawn.")] = 0,
     policies: Annotated[list[str] | None, typer.Option("--policy", help="Only this one; may be given again.", show_default="all")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="So many, at the scenario's rate.")] = None,
-    devices: Annotated[int | None, typer.Option(min=1, help="So many, in servers like the scenario's last one.")] = None,
+    devices: Annotated[int | None, typer.Option(min=1, max=65_536, help="So many, in servers like the scenario's last one.")] = None,
     trace: Annotated[Path | None, typer.Option(help="Write the first run's events here (JSONL).", dir_okay=False)] = None,
     log: Annotated[
         Path | None, typer.Option(help="Write the first run's scheduler log here: every event, a digest of every answer.", dir_okay=False)

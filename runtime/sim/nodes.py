@@ -34,6 +34,10 @@ class Pace:
     tick: int = 1_000_000_000
     report: int = 1_000_000_000
 
+    def __post_init__(self) -> None:
+        if min(self.tick, self.report) < 0:
+            raise ValueError("a pace is a time, or 0")
+
 
 @dataclass(slots=True)
 class Cost:

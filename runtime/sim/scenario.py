@@ -17,8 +17,11 @@ import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from math import isnan
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args, get_type_hints
+
+import msgspec
 
 from runtime.bench.lengths import parse_lengths
 from runtime.bench.popularity import Popularity
@@ -34,6 +37,9 @@ from zoo.errors import InputError
 
 AskedKind = Literal["blockllm", "twitter", "poisson", "trace", "file"]
 _Settings = TypeVar("_Settings")
+#: Of a simulated cluster: what a machine can hold the books of.
+_MOST_DEVICES = 65_536
+_MOST_APPS = 10_000
 #: Tables within a policy.
 _PARTS: Mapping[str, type] = {"control": ControlConfig, "speculation": SpeculationConfig}
 
@@ -56,6 +62,8 @@ class ClusterSettings:
     control_us: float = 50.0
 
     def __post_init__(self) -> None:
+        if not 0 < sum(self.servers) <= _MOST_DEVICES or min(self.servers) < 1:
+            raise InputError(f"a cluster has servers with devices, and at most {_MOST_DEVICES:,} of these together")
         if not 0 < self.usable <= 1 or not 0 < self.weights < 1 or not 0 <= self.control_us < 1e6:
             raise InputError("usable and weights are shares of a device's memory, control_us is a time below a second")
 
@@ -80,6 +88,10 @@ class AppSettings:
     count: int = 20
     foundations: tuple[str, ...] = ("llama-7b", "llama-13b", "chatglm-6b")
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.count <= _MOST_APPS:
+            raise InputError(f"apps.count is from 1 to {_MOST_APPS:,}")
+
 
 @dataclass(frozen=True, slots=True)
 class AskedSettings:
@@ -97,8 +109,8 @@ class AskedSettings:
     format: TraceFormat = "azure"
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(AskedKind):
-            raise InputError(f"asked.kind is one of {', '.join(get_args(AskedKind))}, not {self.kind!r}")
+        if self.count < 1:
+            raise InputError("asked.count is at least 1")
 
     def demand(self, models: tuple[str, ...], streams: Streams) -> Demand:
         """Raises InputError."""
@@ -212,14 +224,21 @@ def _settings(kind: type[_Settings], values: Any, where: str) -> _Settings:
     names = {each.name for each in fields(kind)}  # type: ignore[arg-type]
     if unknown := set(table) - names:
         raise InputError(f"{where} has no {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}")
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in table.items()}
-    for name, part in _PARTS.items():
-        if name in plain:
-            plain[name] = _settings(part, plain[name], name)
+    plain = {name: _settings(_PARTS[name], value, name) if name in _PARTS else value for name, value in table.items()}
+    if bad := [name for name, value in plain.items() if isinstance(value, float) and isnan(value)]:
+        raise InputError(f"{where}: {bad[0]} is no number")
     try:
-        return kind(**plain)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{where}: {error}") from None
+        return msgspec.convert(plain, kind)
+    except ValueError as error:
+        raise InputError(_worded(error, kind, where)) from None
+
+
+def _worded(error: ValueError, kind: type, where: str) -> str:
+    """`asked.kind: Invalid enum value 'x'; it is one of …`, of what msgspec says."""
+    text, _, place = str(error).partition(" - at `$")
+    name = place.strip(".`")
+    known = get_args(get_type_hints(kind).get(name)) if text.startswith("Invalid enum") else ()
+    return f"{where}{'.' if name else ''}{name}: {text}" + (f"; it is one of {', '.join(known)}" if known else "")
 
 
 def _table(values: Any, where: str) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from runtime.bench.traces import TraceRow
 from runtime.sim.clock import Streams
 from runtime.sim.demand import SECOND, Demand, read_demand, write_demand
 from runtime.sim.families import Cutting, family_of
+from runtime.sim.scenario import scenario_of
 from runtime.sim.workloads import Asked, blockllm_demand, paper_apps, poisson_demand, trace_demand, twitter_demand
 from zoo.errors import InputError
 
@@ -122,3 +124,36 @@ def test_the_papers_applications():
 def test_nonsense_is_refused(wrong):
     with pytest.raises(InputError):
         wrong()
+
+
+@pytest.mark.parametrize(
+    ("tables", "why"),
+    [
+        ({"cluster": {"servers": []}}, "servers with devices"),
+        ({"cluster": {"servers": [2, 0]}}, "servers with devices"),
+        ({"cluster": {"servers": ["a"]}}, "servers"),
+        ({"cluster": {"servers": 4}}, "servers"),
+        ({"cluster": {"servers": [1 << 40]}}, "at most 65,536"),
+        ({"cluster": {"usable": "all"}}, "usable"),
+        ({"cluster": {"usable": float("nan")}}, "usable is no number"),
+        ({"apps": {"count": "many"}}, "count"),
+        ({"apps": {"count": 10**9}}, "apps.count"),
+        ({"apps": {"foundations": "llama-7b"}}, "foundations"),
+        ({"asked": {"count": 0}}, "asked.count"),
+        ({"asked": {"count": 2.5}}, "count"),
+        ({"asked": {"kind": "nope"}}, "kind"),
+        ({"asked": {"prompts": 5}}, "prompts"),
+        ({"asked": {"popularity": "nope"}}, "popularity"),
+        ({"asked": 5}, "asked is a table"),
+        ({"pace": {"tick": -1}}, "pace"),
+        ({"pace": {"tick": "slow"}}, "tick"),
+        ({"policies": {}}, "at least one policy"),
+        ({"policies": {"a": {"chunk": "x"}}}, "chunk"),
+        ({"policies": {"a": {"control": {"bandwidth": float("nan")}}}}, "bandwidth is no number"),
+        ({"policies": {"a": {"control": {"nope": 1}}}}, "nope"),
+        ({"nope": {}}, "nope"),
+    ],
+)
+def test_what_a_scenario_cannot_say_is_refused_by_name(tables: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        scenario_of("wrong", tables).resized(3, None)
