@@ -47,15 +47,15 @@ class Routes:
                 sink.push(its)
             else:
                 by_loop.setdefault(sink.loop, []).append((sink, its))
-        deaf: list[str] = []
+        deaf: dict[str, None] = {}
         for loop, parts in by_loop.items():
             try:
                 loop.call_soon_threadsafe(_push_all, parts)
             except RuntimeError:  # the loop was closed with streams still open
-                deaf.extend(event.seq for _, its in parts for event in its if event.finish is None)
+                deaf.update((event.seq, None) for _, its in parts for event in its if event.seq in self._routes)
         for seq in deaf:
             del self._routes[seq]
-        return deaf
+        return list(deaf)
 
     def ends(self, error: str) -> list[TokenEvent]:
         """An end for every sequence that is still waited for, when whoever knew better is gone."""
