@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import logging
 import queue
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
 from runtime.cluster.agent_main import Identity, Preparation, Word
 from runtime.cluster.fleet import Died, Seat
+from runtime.cluster.folder import SocketFolder
 from runtime.cluster.keys import Keys
 from runtime.cluster.process import AgentSettings
 from runtime.config import RelayConfig
@@ -90,10 +88,11 @@ class Processes:
     """See the top of the file."""
 
     def __init__(self, config: ProcessConfig) -> None:
+        """Raises InputError where its sockets cannot lie."""
         self._config = config
-        self._folder = Path(tempfile.mkdtemp(prefix="zoo-"))  # mode 0700
+        self._folder = SocketFolder()
         keys = Keys.make() if config.host is not None else None
-        self.seat = Seat(f"tcp://{config.host}:*" if config.host is not None else f"ipc://{self._folder}/scheduler", keys)
+        self.seat = Seat(f"tcp://{config.host}:*" if config.host is not None else f"ipc://{self._folder.path}/scheduler", keys)
         self._listener: Callable[[Died], None] = lambda died: None
         self._scheduler = ""
         self._lock = threading.Condition()
@@ -137,7 +136,7 @@ class Processes:
                 self._lock.wait_for(lambda: not self._all, timeout)
         self._work.put(None)
         self._thread.join(timeout)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.remove()
 
     # -- inside: the fleet's thread --------------------------------------------------------------------------------------
 
@@ -186,7 +185,7 @@ class Processes:
 
     def _identity(self, device: str, incarnation: int) -> Identity:
         config, keys = self._config, self.seat.keys
-        bind = f"tcp://{config.host}:*" if config.host is not None else f"ipc://{self._folder}/{device}.{incarnation}"
+        bind = f"tcp://{config.host}:*" if config.host is not None else f"ipc://{self._folder.path}/{device}.{incarnation}"
         pair = None if keys is None else (keys.public, keys.secret)
         return Identity(device, incarnation, self._scheduler, bind, config.settings, config.relay, pair, config.beat_seconds)
 

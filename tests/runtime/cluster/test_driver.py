@@ -279,7 +279,7 @@ def test_a_drain_waits_and_a_shutdown_ends_what_is_left_and_every_process() -> N
         assert list(long)[-1].error == "the driver was shut down"
         assert time.monotonic() - began < LIMIT / 2
         assert all(not Path(f"/proc/{each}").exists() for each in pids)
-        assert not fleet._folder.exists()
+        assert not fleet._folder.path.exists()
 
 
 def test_answers_are_those_of_the_oracle() -> None:
