@@ -94,11 +94,13 @@ def picture(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds:
 
 
 def _head(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds: float) -> str:
-    counters = state["agents"][0]["counters"]
-    rate = _rate(counters["generated_tokens"], None if before is None else before["agents"][0]["counters"]["generated_tokens"], seconds)
+    counters = state["counters"]
+    rate = _rate(counters["generated_tokens"], None if before is None else before["counters"]["generated_tokens"], seconds)
     speed = f"{rate} tokens/s, " if rate else ""
     line = f"{state['running']} running, {state['waiting']} waiting, {speed}{counters['generated_tokens']} tokens in all"
     line += f", {counters['preemptions']} preempted"
+    if counters["speculations"]:
+        line += f"; {counters['speculations']} hops predicted, {counters['speculation_hits']} rightly"
     cluster = state.get("cluster")
     if cluster is not None:
         moves = cluster["handovers"]

@@ -198,7 +198,9 @@ class Pass(Message, frozen=True, tag=True, array_like=True):
 
 
 class Ready(Message, frozen=True, tag=True, array_like=True):
-    """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit. `server`: the machine that it is on, empty if unknown."""
+    """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit. `server`: the machine that it is on, empty if unknown;
+    `pid`: its process there, 0 if it has none.
+    """
 
     device: str
     protocol: int
@@ -208,6 +210,7 @@ class Ready(Message, frozen=True, tag=True, array_like=True):
     weights: int
     address: str
     server: str = ""
+    pid: int = 0
 
 
 class Loaded(Message, frozen=True, tag=True, array_like=True):

@@ -12,6 +12,7 @@ It knows no processes, no models and no tensors: engine, relay and post are pass
 from __future__ import annotations
 
 import logging
+import os
 import platform
 import time
 from collections import deque
@@ -144,6 +145,7 @@ class AgentLoop:
                 settings.weights,
                 self._post.address,
                 settings.server or platform.node(),
+                pid=os.getpid(),
             ),
         )
         began, ran = self._clock(), False

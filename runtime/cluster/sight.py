@@ -43,7 +43,8 @@ class Sight:
     def picture(self) -> Mapping[str, Any]:
         """Devices, instances, chains, moves (`scheduler.picture`)."""
         with self._changed:
-            return picture_of(self._scheduler).document()
+            picture = picture_of(self._scheduler)
+        return picture.document()  # which takes longer: the scheduler need not wait for it
 
     def agents(self) -> tuple[AgentFacts, ...]:
         with self._changed:

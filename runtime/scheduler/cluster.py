@@ -180,6 +180,11 @@ class Scheduler:
         return not self._state.placed or any(device.loading for device in self._state.devices)
 
     @property
+    def max_running(self) -> int:
+        """Sequences on a device at once."""
+        return self._state.config.max_running
+
+    @property
     def starved(self) -> int:
         """Sequences that run, and wait for pages."""
         return len(self._state.starved)

@@ -26,7 +26,7 @@ ANY = 1 << 60
 class Device:
     """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold, `planned` bytes; `wanted`: stages, with
     their blocks, that it has been asked for; `warm`: blocks of those that are loaded. `members`: sequences whose paths pass it, `here`:
-    by name. `server`: the machine that it is on.
+    by name. `server`: the machine that it is on; `pid`: its agent's process there, 0 if it has none.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Device:
     limit: int
     page_bytes: int = 0
     server: str = ""
+    pid: int = 0
     alive: bool = True
     used: int = 0
     idle: int = 0
@@ -122,7 +123,7 @@ class Devices:
     def up(self, ready: Ready) -> Device:
         """A device is there, for the first time or again; then it is empty, with what it is to hold on its list."""
         known = self._devices.get(ready.device)
-        made = Device(ready.device, ready.page_capacity, ready.weights, ready.page_bytes, ready.server)
+        made = Device(ready.device, ready.page_capacity, ready.weights, ready.page_bytes, ready.server, ready.pid)
         if known is not None:
             made.blocks, made.planned, made.wanted = known.blocks, known.planned, known.wanted
         self._devices[ready.device] = made

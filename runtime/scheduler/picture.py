@@ -16,13 +16,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class DevicePicture:
-    """`weights`: bytes on it. `pages_used`: spoken for, of `pages`. `sequences` pass it, `queued` rows wait there.
+    """`pid`: its agent's process, 0 if there is none. `weights`: bytes on it. `pages_used`: spoken for, of `pages`. `sequences` pass it,
+    `queued` rows wait there.
 
     `steps`, `busy_ns`, `tokens`: since its agent began.
     """
 
     device: str
     alive: bool
+    pid: int
     pages: int
     pages_used: int
     weights: int
@@ -37,13 +39,14 @@ class DevicePicture:
 
 @dataclass(frozen=True, slots=True)
 class InstancePicture:
-    """A block on a device. `sequences`: that run through it now; `queue`: rows that wait for it there."""
+    """A block on a device. `sequences`: that run through it now, of `batch_limit`; `queue`: rows that wait for it there."""
 
     block: str
     device: str
     nbytes: int
     sequences: int
     queue: int
+    batch_limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
             through.update(zip((use.block for use in member.chain.uses), devices_of(member.chain, member.path), strict=True))
     placed = [(block, device) for block, devices in scheduler.provision.instances.items() for device in devices]
     return ClusterPicture(
-        devices=tuple(_device(each) for each in scheduler.devices),
+        devices=tuple(_device(each) for each in sorted(scheduler.devices, key=lambda each: (len(each.name), each.name))),
         instances=tuple(_instance(scheduler, block, device, through) for block, device in placed),
         chains=_chains(scheduler),
         moves=tuple(
@@ -108,14 +111,15 @@ def picture_of(scheduler: Scheduler) -> ClusterPicture:
 
 def _device(each: Device) -> DevicePicture:
     return DevicePicture(
-        each.name, each.alive, each.capacity, each.used, each.weights, each.members, each.queued,
+        each.name, each.alive, each.pid if each.alive else 0, each.capacity, each.used, each.weights, each.members, each.queued,
         tuple(each.loaded), tuple(sorted(each.loading)), each.steps, each.busy, each.tokens,
     )  # fmt: skip
 
 
 def _instance(scheduler: Scheduler, block: str, device: str, through: Mapping[tuple[str, str], int]) -> InstancePicture:
     queue = scheduler.devices[device].queues.get(block, 0)
-    return InstancePicture(block, device, scheduler.provision.block(block).nbytes, through.get((block, device), 0), queue)
+    sequences, nbytes = through.get((block, device), 0), scheduler.provision.block(block).nbytes
+    return InstancePicture(block, device, nbytes, sequences, queue, scheduler.max_running)
 
 
 def _chains(scheduler: Scheduler) -> tuple[ChainPicture, ...]:

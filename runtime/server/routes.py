@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
@@ -12,11 +10,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from runtime.agent.state import AgentState
 from runtime.frontend.errors import RequestError
 from runtime.frontend.served import ServedModel
 from runtime.server.replies import reply
 from runtime.server.service import Service
+from runtime.server.state import state_document
 from runtime.trace import Trace
 from zoo.errors import ZooError
 
@@ -64,7 +62,7 @@ class Routes:
         return reply({"models": [{**row, "loaded": row["name"] in served} for row in listing]})
 
     async def zoo_state(self, request: Request) -> Response:
-        return reply(_state(self._service, await run_in_threadpool(self._service.driver.state)))
+        return reply(await run_in_threadpool(state_document, self._service))
 
     async def zoo_trace(self, request: Request) -> Response:
         """The latest events, one JSON object per line; `?limit=` bounds how many."""
@@ -119,30 +117,6 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "parent": model.spec.base,
         "max_model_len": model.spec.max_model_len,
     }
-
-
-def _state(service: Service, state: AgentState) -> dict[str, Any]:
-    """The whole as one agent, and under `cluster` the devices behind it, where there are any."""
-    agent = {
-        "id": "0",
-        "pid": os.getpid(),
-        "device": service.driver.device,
-        "alive": service.driver.alive,
-        "instances": [asdict(instance) for instance in state.instances],
-        "pages": asdict(state.pages),
-        "memory": asdict(service.driver.memory()),
-        "counters": asdict(state.counters),
-    }
-    specs = {model.name: model.spec for model in service.models.all()}
-    models = [_model_state(load, specs.get(load["model"])) for load in map(asdict, state.models)]
-    cluster = service.driver.picture()
-    gate = {"draining": service.gate.closed} if cluster is None else {"draining": service.gate.closed, "cluster": cluster}
-    return {"agents": [agent], "models": models, "running": state.running, "waiting": state.waiting, **gate}
-
-
-def _model_state(load: dict[str, Any], spec: Any) -> dict[str, Any]:
-    known = {} if spec is None else {"kind": spec.kind, "base": spec.base, "blocks": list(spec.blocks), "max_model_len": spec.max_model_len}
-    return {"name": load["model"], "running": load["running"], "waiting": load["waiting"], **known}
 
 
 def _lines(trace: Trace, limit: int | None) -> Iterator[str]:

@@ -29,16 +29,16 @@ def text(state: dict[str, Any], before: dict[str, Any] | None = None) -> str:
 
 
 def state(tokens: int, cluster: dict[str, Any] | None = None) -> dict[str, Any]:
-    counters = {"generated_tokens": tokens, "preemptions": 3, "steps": 7, "failed_steps": 1}
+    counters = {"generated_tokens": tokens, "preemptions": 3, "steps": 7, "failed_steps": 1, "speculations": 9, "speculation_hits": 5}
     agent = {"device": "cpu", "pages": {"capacity": 10, "free": 4}, "memory": {"weights": 2_000_000}, "counters": counters}
     models = [{"name": "m", "running": 2, "waiting": 1, "blocks": ["b"]}]
     more = {} if cluster is None else {"cluster": cluster}
-    return {"agents": [agent], "models": models, "running": 2, "waiting": 1, "draining": False, **more}
+    return {"agents": [agent], "counters": counters, "models": models, "running": 2, "waiting": 1, "draining": False, **more}
 
 
 def test_one_device() -> None:
     shown = text(state(300), state(100))
-    assert "2 running, 1 waiting, 100 tokens/s, 300 tokens in all, 3 preempted" in shown
+    assert "2 running, 1 waiting, 100 tokens/s, 300 tokens in all, 3 preempted; 9 hops predicted, 5 rightly" in shown
     assert "6 / 10" in shown and "2.0 MB" in shown
 
 

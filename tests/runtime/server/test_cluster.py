@@ -47,8 +47,16 @@ def test_answers_are_the_models_own(cluster: tuple[Running, Processes]) -> None:
 
 
 def test_state_and_metrics_are_there(cluster: tuple[Running, Processes]) -> None:
-    state = cluster[0].state()
-    assert state["agents"][0]["device"] == "cluster" and state["agents"][0]["alive"]
+    server, fleet = cluster
+    state = server.state()
+    assert [(each["id"], each["pid"], each["alive"]) for each in state["agents"]] == [(name, fleet.pid(name, 1), True) for name in DEVICES]
+    for agent in state["agents"]:
+        assert agent["instances"] and {"block", "queue", "batch_limit"} <= agent["instances"][0].keys()
+        assert agent["instances"][0]["batch_limit"] == ClusterConfig().max_running
+        pages = agent["pages"]
+        assert pages["capacity"] == sum(pages[name] for name in ("free", "local", "lent", "reserved", "in_flight")) > 0
+    assert {each["block"] for agent in state["agents"] for each in agent["instances"]} == {block.id for block in blocks(MODELS, CUTS)}
+    assert state["counters"]["generated_tokens"] > 0 and state["memory"]["kv_pool"] > 0
     with cluster[0].http() as http:
         assert "blockzoo:pages" in http.get("/metrics").text
 

@@ -45,6 +45,7 @@ def test_state_has_the_contracts_fields(server: Running) -> None:
     assert pages["capacity"] == sum(pages[name] for name in ("free", "local", "lent", "reserved", "in_flight"))
     assert [model["name"] for model in state["models"]] == ["org/base", "org/fine"]
     assert state["running"] == state["waiting"] == 0
+    assert state["memory"] == agent["memory"] and state["counters"] == agent["counters"]
     assert agent["memory"]["weights"] < agent["memory"]["weights_unshared"]
 
 

@@ -1,0 +1,68 @@
+"""What `/zoo/state` says: the agents with their block instances and pages, the models, and what is running and waiting, in numbers.
+
+One device without agents is one agent. A cluster has one for each device, and under `cluster` all that its scheduler knows; `counters` and
+`memory` are of all together. Reads only; may wait for the driver's lock, so it is for worker threads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from runtime.agent.state import AgentState
+from runtime.server.service import Service
+from runtime.types import PageCounts
+
+
+def state_document(service: Service) -> dict[str, Any]:
+    """As JSON has it."""
+    driver = service.driver
+    state, cluster = driver.state(), driver.picture()
+    totals = {"counters": asdict(state.counters), "memory": asdict(driver.memory())}
+    specs = {model.name: model.spec for model in service.models.all()}
+    return {
+        "agents": [_alone(service, state) | totals] if cluster is None else _agents(cluster),
+        "models": [_model(load, specs.get(load["model"])) for load in map(asdict, state.models)],
+        "running": state.running,
+        "waiting": state.waiting,
+        "draining": service.gate.closed,
+        **totals,
+        **({} if cluster is None else {"cluster": cluster}),
+    }
+
+
+def _alone(service: Service, state: AgentState) -> dict[str, Any]:
+    return {
+        "id": "0",
+        "pid": os.getpid(),
+        "device": service.driver.device,
+        "alive": service.driver.alive,
+        "instances": [asdict(instance) for instance in state.instances],
+        "pages": asdict(state.pages),
+    }
+
+
+def _agents(cluster: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """By device. `pid`: null while no agent is there."""
+    by_device: dict[str, list[dict[str, Any]]] = {}
+    for each in cluster["instances"]:
+        load = {"block": each["block"], "queue": each["queue"], "batch": each["sequences"], "batch_limit": each["batch_limit"]}
+        by_device.setdefault(each["device"], []).append(load)
+    return [
+        {
+            "id": each["device"],
+            "pid": each["pid"] or None,
+            "device": each["device"],
+            "alive": each["alive"],
+            "instances": by_device.get(each["device"], []),
+            "pages": asdict(PageCounts(each["pages"], each["pages"] - each["pages_used"], each["pages_used"])),
+        }
+        for each in cluster["devices"]
+    ]
+
+
+def _model(load: Mapping[str, Any], spec: Any) -> dict[str, Any]:
+    known = {} if spec is None else {"kind": spec.kind, "base": spec.base, "blocks": list(spec.blocks), "max_model_len": spec.max_model_len}
+    return {"name": load["model"], "running": load["running"], "waiting": load["waiting"], **known}
