@@ -93,7 +93,7 @@ class Rows:
 
     def _guess(self, member: Member, now: int) -> None:
         """Send the row behind the one under way, from the token that was predicted; pages for it must be free."""
-        if len(member.tries) != 1 or member.held or member.doomed or member.move:
+        if len(member.tries) != 1 or member.held or member.doomed or member.move or member.paused is not None:
             return
         tentative = member.tries.first.tentative
         if tentative is None or tentative.sampled is None or member.would_end(tentative.sampled.token):
@@ -246,7 +246,8 @@ class Rows:
 
     def _victim(self, member: Member, device: str) -> Member | None:
         """The last in rank behind `member` with pages on a device; none if one is about to go already."""
-        behind = [m for m in self._state.running.values() if m.rank > member.rank and device in m.devices and m.groups]
+        here = self._state.devices[device].here.values()
+        behind = [m for m in here if m.rank > member.rank and m.groups and any(name == device for name, _ in m.weights)]
         if any(m.doomed for m in behind):
             return None
         return max(behind, key=lambda m: m.rank, default=None)

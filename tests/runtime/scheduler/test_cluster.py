@@ -149,3 +149,17 @@ def test_pages_that_do_not_verify_are_not_used() -> None:
     cluster.expect()
     counts = cluster.scheduler.handovers.counts()
     assert (counts.committed, counts.aborted) == (0, 1)
+
+
+def test_whoever_has_no_pages_on_a_device_does_not_give_way_there() -> None:
+    """`n` attends on d1 only: that d0 is short of pages for `m` is no reason to run any of its sequences again."""
+    one, other = counting_model("m", "1 2* 3 4"), counting_model("n", "5 6 7 8*")
+    cluster = VirtualCluster([one, other], [(2,), (2,)], devices=2, pages=16)
+    cluster.ask(*(request(f"m{at}", range(8), "m", max_tokens=40, arrival=at) for at in range(4)))
+    cluster.ask(*(request(f"n{at}", range(4), "n", max_tokens=10, arrival=9) for at in range(2)), at=MS)
+    cluster.run()
+    cluster.expect()
+    starts = [cluster.scheduler.provision.instances[model.chain(2).uses[0].block] for model in (one, other)]
+    assert starts == [["d0"], ["d0"]]
+    preempted = {event.seq for event in cluster.trace.named("batch.preempt")}
+    assert preempted and all(seq.startswith("m") for seq in preempted), preempted

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.agent.commands import Tick
+from runtime.agent.commands import Pause, Resume, Tick
 from runtime.config import ClusterConfig, RelayConfig, SpeculationConfig
 from runtime.engine.counted import CountingModel, counting_model, expected, surrogate_of
-from runtime.messages import Pass, Verdict
+from runtime.messages import Go, Pass, Verdict
 from runtime.stages import Likeness, Surrogate
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -233,3 +233,17 @@ def test_what_is_predicted_is_never_shared(pinned: bool) -> None:
     cluster.expect()
     assert (cluster.scheduler.speculation.counts().started > 0) == pinned
     assert (cluster.trace.named("kv.ref") == []) == pinned
+
+
+def test_a_pause_begins_behind_what_is_under_way_however_well_it_is_predicted() -> None:
+    slow = {"m[2:5]": 4 * MS}  # what is predicted; so that its successor sets out from a guess
+    cluster = cluster_of(0, lanes=("real", "ahead"), costs=lambda plan: max((slow.get(row.model, MS // 4) for row in plan.rows), default=0))
+    warm(cluster)
+    cluster.ask(request("s", range(3), "m", max_tokens=50), at=5 * MS)
+    cluster.at(40 * MS, lambda: cluster.tell(Pause("s")))
+    cluster.at(400 * MS, lambda: cluster.tell(Resume("s")))
+    cluster.run()
+    cluster.expect()
+    sent = [when for when, _, _, message in cluster.sent if isinstance(message, Go) and "s" in message.seqs]
+    assert cluster.scheduler.speculation.counts().guesses > 0 and max(sent) > 400 * MS
+    assert not [when for when in sent if 40 * MS < when < 400 * MS]
