@@ -18,7 +18,8 @@ class Guest:
     """`keys`: table by the first component of a stage. `output`: tokens it had produced when it was opened.
 
     `ahead`: which of its hops is predicted, `shadow` the table of what predicts it, if that is here, `prediction` its latest: turn and
-    hidden states. `turn`, `start`: of the latest row that came; `again`: of the latest that began where another had been.
+    hidden states. `latest`: by hop, turn and start of the latest row that came; `again`: of the latest that began where another had been.
+    A path may come back here: the row itself at one hop supersedes nothing of its prediction at a later one.
     """
 
     request: SequenceRequest
@@ -29,24 +30,25 @@ class Guest:
     ahead: RunAhead | None = None
     shadow: str | None = None
     prediction: tuple[int, Array] | None = None
-    turn: int = 0
-    start: int = 0
-    again: tuple[int, int] = (0, 0)
+    latest: dict[int, tuple[int, int]] = field(default_factory=dict)
+    again: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def seq(self) -> str:
         return self.request.seq
 
-    def comes(self, turn: int, start: int) -> None:
-        """A row has come. One that begins where, or before where, another began supersedes that."""
-        if turn > self.turn:
-            if start <= self.start:
-                self.again = turn, start
-            self.turn, self.start = turn, start
+    def comes(self, hop: int, turn: int, start: int) -> None:
+        """A row has come. One that begins where, or before where, another began at this hop supersedes that."""
+        known = self.latest.get(hop)
+        if known is None or turn > known[0]:
+            if known is not None and start <= known[1]:
+                self.again[hop] = turn, start
+            self.latest[hop] = turn, start
 
-    def superseded(self, turn: int, start: int) -> bool:
+    def superseded(self, hop: int, turn: int, start: int) -> bool:
         """Whether a row is not to be run any more: a later one begins at or before it."""
-        return turn < self.again[0] and start >= self.again[1]
+        again = self.again.get(hop)
+        return again is not None and turn < again[0] and start >= again[1]
 
 
 @dataclass(slots=True)

@@ -240,7 +240,7 @@ class Relay:
         self._returns.comes(row.name, now)
         self._queue.append(row)
         if row.turn:
-            row.guest.comes(row.turn, row.start)
+            row.guest.comes(row.hop, row.turn, row.start)
             self._ahead.comes(row)
 
     def _choose(self, now: int, lane: Lane) -> list[Waiting]:
@@ -290,7 +290,7 @@ class Relay:
         guest = each.guest
         if self._seats.guests.get(guest.seq) is not guest or guest.epoch != each.epoch:
             return False
-        return not each.turn or not guest.superseded(each.turn, each.start)
+        return not each.turn or not guest.superseded(each.hop, each.turn, each.start)
 
     def _row(self, each: Waiting, opened: list[Opened]) -> Row:
         if self._tables.introduce(each.name):

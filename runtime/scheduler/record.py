@@ -14,13 +14,13 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, get_args
 
 import msgspec
 
-from runtime.agent.commands import Abort, Arrive, Down, SchedulerCommand, SchedulerEvent, Serve, Tick, Withdraw
+from runtime.agent.commands import SchedulerCommand, SchedulerEvent
 from runtime.config import ClusterConfig
-from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict
+from runtime.messages import Message, ToScheduler
 from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.cluster import Scheduler
 from runtime.stages import Block, Chain, Surrogate
@@ -28,10 +28,7 @@ from zoo.errors import InputError
 
 _FORMAT = 1
 #: Whatever a scheduler takes, by the name that stands in the log.
-_KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for kind in (Arrive, Abort, Down, Tick, Serve, Withdraw, Ready, Loaded, Refused, Done, Lost, Verdict, Moved, Stuck, Report)
-}
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(SchedulerEvent), *get_args(ToScheduler))}
 #: A request with its prompt, or a step's rows: far below.
 _MOST_LINE = 1 << 26
 

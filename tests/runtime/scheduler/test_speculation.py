@@ -10,7 +10,7 @@ import pytest
 from runtime.agent.commands import Pause, Resume, Tick
 from runtime.config import ClusterConfig, RelayConfig, SpeculationConfig
 from runtime.engine.counted import CountingModel, counting_model, expected, surrogate_of
-from runtime.messages import Go, Pass, Verdict
+from runtime.messages import Go, Open, Pass, Verdict
 from runtime.stages import Likeness, Surrogate
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -247,3 +247,24 @@ def test_a_pause_begins_behind_what_is_under_way_however_well_it_is_predicted() 
     sent = [when for when, _, _, message in cluster.sent if isinstance(message, Go) and "s" in message.seqs]
     assert cluster.scheduler.speculation.counts().guesses > 0 and max(sent) > 400 * MS
     assert not [when for when in sent if 40 * MS < when < 400 * MS]
+
+
+@pytest.mark.parametrize("misses", [0, 3])
+def test_a_path_may_come_back_to_a_device_behind_what_is_predicted(misses: int) -> None:
+    """d0, d1, d0: on d0 a prediction's row at the last hop is not superseded by the row itself at the first one."""
+    cluster = cluster_of(misses)
+    last = M.chain(*CUT).uses[2].block
+
+    def bring_back() -> None:
+        cluster.scheduler.provision.add(last, "d0")
+        cluster.scheduler.provision.remove(last, "d2")
+
+    cluster.at(2 * MS, bring_back)
+    for one in some(8, misses):
+        cluster.ask(one, at=6 * MS)
+    cluster.at(3 * MS, lambda: warm(cluster))
+    cluster.run()
+    cluster.expect()
+    counts = cluster.scheduler.speculation.counts()
+    assert counts.hits > 0 and (counts.misses > 0) == (misses > 0)
+    assert {hop.device for one in cluster.sent if isinstance(one[3], Open) for path in one[3].paths for hop in path} <= {"d0", "d1"}
