@@ -170,9 +170,9 @@ class Handovers:
             self._abort(move, now, event.reason, settle=False)
 
     def at_rest(self, member: Member, now: int) -> None:
-        """The row of a moving sequence has come back."""
+        """The row of a moving sequence has come back, or it goes on after a pause, in which case its row may still be under way."""
         move = self._moves.get(member.move)
-        if move is not None and member.held and not move.asked:
+        if move is not None and member.held and not move.asked and not member.flying:
             self._finish(move, now)
 
     # -- ends ----------------------------------------------------------------------------------------------------------

@@ -95,3 +95,24 @@ def test_pauses_with_short_pages_and_deaths_change_no_token(seed: int) -> None:
     pause(cluster, 20, 300)
     cluster.run()
     cluster.expect()
+
+
+def test_whoever_goes_on_while_it_moves_waits_for_its_row() -> None:
+    """Its move's last stage waits for the row under way, which a pause and its end do not bring back."""
+    config = ClusterConfig(devices=2, placing="copies", control=ControlConfig.off())
+    cluster = VirtualCluster([M], devices=2, config=config, alpha=20 * MS)
+    cluster.ask(request("p", range(8), "m", max_tokens=6))
+    for when in (22, 30):  # the first time has the stage loaded there
+        cluster.at(when * MS, lambda: cluster.migrate("p", range(1), other(cluster), recompute=False) and None)
+    cluster.at(34 * MS, lambda: cluster.tell(Pause("p")))
+    for when in (36, 38, 40):
+        cluster.at(when * MS, lambda: cluster.tell(Resume("p")) or cluster.tell(Pause("p")))
+    cluster.at(60 * MS, lambda: cluster.tell(Resume("p")))
+    cluster.run()
+    cluster.expect()
+    assert cluster.scheduler.handovers.counts().committed == 1
+
+
+def other(cluster: VirtualCluster) -> str:
+    """The device that `p` is not on."""
+    return "d1" if cluster.scheduler.members["p"].path[0].device == "d0" else "d0"
