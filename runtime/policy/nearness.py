@@ -48,7 +48,7 @@ class Ledger:
         self.nbytes = nbytes
         self._pairs: dict[str, dict[tuple[str, str], float]] = {}
         for pair, rows in pairs.items():
-            for block in set(pair) if pair[0] != pair[1] else ():
+            for block in pair if pair[0] != pair[1] else ():
                 self._pairs.setdefault(block, {})[pair] = rows
         self._on: dict[str, dict[str, None]] = {}  # block -> its devices, in the order in which they came
         self._near: dict[str, Counter[str]] = {}  # block -> server -> instances there

@@ -78,13 +78,14 @@ class Fleet:
                 state.ask_for(chain, device, stage)
 
     def refused(self, refused: Refused, now: int) -> None:
-        """A stage cannot be loaded there: its blocks run elsewhere where they can; admission ends whoever has no other path."""
+        """A stage cannot be loaded there: its blocks run where else they are to be, if need be once that device is back; admission ends
+        whoever has no other path."""
         device = self._state.devices[refused.device]
         device.loading.discard(refused.stage.id)
         device.refused[refused.stage.id] = refused.reason
         self._state.tell.fault(now, 0, f"{refused.device} refuses {refused.stage.id}: {refused.reason}")
         for block in device.wanted[refused.stage.id][1] if refused.stage.id in device.wanted else ():
-            if block in device.blocks and self._state.provision.spare(block, device.name):
+            if block in device.blocks and len(self._state.provision.instances[block]) > 1:
                 self._state.provision.remove(block, device.name)
         self._state.changed = True
 

@@ -106,26 +106,21 @@ class Handovers:
         `copy`, `recompute`: from which ends. What does not begin with the chain's first block cannot be recomputed there: it has no inputs.
         Returns why that cannot be (now), or None once it has begun.
         """
-        devices, chain = self._state.devices, member.chain
-        if chain is None or not member.path or member.move or member.doomed or not blocks or blocks.stop > len(chain.uses):
+        chain = member.chain
+        if not member.path or member.move or member.doomed or not blocks or blocks.stop > len(chain.uses):
             return "the sequence does not run, or is about to go elsewhere"
         before = devices_of(chain, member.path)
-        device = devices.get(target)
-        if device is None or not device.alive or {before[at] for at in blocks} != {before[blocks.start]} or before[blocks.start] == target:
+        if not self._state.devices.alive(target) or {before[at] for at in blocks} != {before[blocks.start]} - {target}:
             return f"{target} is not another living device, or the blocks are not on one"
         recompute = recompute and blocks.start == 0 and not member.spec.virtual_tokens
         if not (copy or recompute):
             return "only what begins a chain can be recomputed where it goes"
-        after = tuple(target if at in blocks else name for at, name in enumerate(before))
-        path = self._state.provision.hops(chain, after)
+        path = self._state.provision.hops(chain, tuple(target if at in blocks else name for at, name in enumerate(before)))
+        if self._seating.shortens(member, path):
+            return "its answer would have to end sooner there"
         part = _part(chain, blocks, before[blocks.start])
-        needed = self._state.provision.missing(chain, path)
-        if recompute and not device.has(stage := chain.stage(part.lo, part.hi)):
-            needed.append((target, stage))
-        for name, stage in needed:
-            self._state.ask_for(chain, name, stage)
-        if needed:
-            return f"{needed[0][1].id} is not loaded on {needed[0][0]} yet"
+        if (lacking := self._lacking(chain, path, part if recompute else None, target)) is not None:
+            return lacking
         self._number += 1
         move = Handover(self._number, member, chain, part, target, path, copy, recompute)
         if not self._take(move, member.computed):
@@ -209,6 +204,15 @@ class Handovers:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def _lacking(self, chain: Chain, path: Path, recomputed: Hop | None, target: str) -> str | None:
+        """What is not loaded yet for a path, and for what is recomputed at the target meanwhile; it is asked for."""
+        needed = self._state.provision.missing(chain, path)
+        if recomputed is not None and not self._state.devices[target].has(stage := chain.stage(recomputed.lo, recomputed.hi)):
+            needed.append((target, stage))
+        for name, stage in needed:
+            self._state.ask_for(chain, name, stage)
+        return f"{needed[0][1].id} is not loaded on {needed[0][0]} yet" if needed else None
+
     def _ask(self, move: Handover, upto: int) -> None:
         member = move.member
         tokens = member.first(upto) if move.recompute else ()
@@ -237,11 +241,13 @@ class Handovers:
             self._abort(move, now, f"no room for what has grown on {move.target}")
 
     def _finish(self, move: Handover, now: int) -> None:
-        """The sequence is at rest: bring the rest, or commit if there is none."""
+        """The sequence is at rest: bring the rest, or commit if there is none and there is room for all that it holds."""
         if move.member.computed > move.upto:
             self._ask_more(move, now)
-        else:
+        elif self._take(move, move.upto):  # of a row that was lost with its device it may hold a group more
             self._commit(move, now)
+        else:
+            self._abort(move, now, f"no room for what it holds on {move.target}")
 
     def _commit(self, move: Handover, now: int) -> None:
         """From now on the sequence runs on the new path. Its pages are there before those it leaves are free."""

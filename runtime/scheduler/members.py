@@ -117,10 +117,14 @@ class Member(LiveSequence):
         self.tries.clear()
         self.passes, self.path, self.spec = passes, passes.path, spec
         sampling = self.request.sampling
-        self.most = min(sampling.max_tokens, spec.max_model_len - len(self.request.prompt))
+        self.most = self.most_on(spec)
         self.ends = frozenset(sampling.stop_token_ids + (() if sampling.ignore_eos else spec.eos_token_ids))
         self.weights = weights
         self.devices = frozenset(hop.device for hop in self.path)
+
+    def most_on(self, spec: ModelSpec) -> int:
+        """Tokens that it gets at most where its model has this context."""
+        return min(self.request.sampling.max_tokens, spec.max_model_len - len(self.request.prompt))
 
     def holds(self, groups: int) -> None:
         """So many page groups are taken for it on each device."""

@@ -57,7 +57,7 @@ class Pauses:
                 self._foresee(member, waiting, now)
 
     def _foresee(self, member: Member, waiting: Waiting, now: int) -> None:
-        short = max((self._state.devices[name] for name in member.devices), key=lambda device: device.share)
+        short = max((self._state.devices[hop.device] for hop in member.path), key=lambda device: device.share)
         part = next(runs(member, short.name, {use.block for use in member.chain.uses}), None)
         if part is None or short.share <= self._low or member.move or member.flying:
             return

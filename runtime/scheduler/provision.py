@@ -23,6 +23,9 @@ from runtime.stages import Block, Chain, Path, Stage, devices_of, path_of
 #: Devices that are weighed for a block: more of them cost time and gain little (power of a few choices).
 _MOST = 8
 
+#: Paths that are remembered as they were made.
+_REMEMBERED = 1 << 14
+
 #: So many devices hold everything each, where it fits (`auto`); more of them share it out. With everything on each of 12 simulated A100s
 #: every step read a whole family's weights for a twelfth of its rows, and p95 was 1.7 times that of one model per device.
 _FEW = 4
@@ -200,9 +203,11 @@ class Provision:
         return self._turn
 
     def hops(self, chain: Chain, devices: tuple[str, ...]) -> Path:
-        """Devices of a chain's blocks as a path, made once."""
+        """Devices of a chain's blocks as a path, mostly made once."""
         path = self._paths.get((chain.version, devices))
         if path is None:
+            if len(self._paths) >= _REMEMBERED:  # of very many devices there are more paths than anybody could keep
+                self._paths.clear()
             path = self._paths[chain.version, devices] = path_of(chain, devices)
         return path
 

@@ -226,7 +226,7 @@ class Rows:
         stride = self._state.config.stride
         if stride == 1 or len(member.path) > 1:
             return 1
-        return max(1, min(stride, member.request.sampling.max_tokens - len(member.output)))
+        return max(1, min(stride, member.most - len(member.output)))
 
     def _room(self, member: Member, groups: int, now: int) -> bool:
         """Whether its devices have these pages, perhaps because whoever is last in rank gives way."""

@@ -98,6 +98,11 @@ class Seating:
             self._state.prefixes.leave(member.beginning)
             member.beginning = None
 
+    def shortens(self, member: Member, path: Path) -> bool:
+        """Whether a running sequence's answer could not become as long along another path as it may on its own."""
+        spec = self._capped(member.chain.spec, self._state.provision.weights(path))
+        return member.most_on(spec) < member.most
+
     def grow(self, member: Member, groups: int) -> None:
         """So many page groups more on each device of its path."""
         self._state.ledger.grow(member.holding, groups)

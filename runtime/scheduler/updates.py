@@ -225,5 +225,6 @@ class Updates:
         if waits:
             return
         del state.leaving[name]
+        state.users.pop(name, None)
         state.provision.forget(chain, [*state.in_use(), *state.leaving.values()])
         state.tell.version(now, "model.drop", chain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 
 import pytest
 
@@ -163,3 +164,27 @@ def test_whoever_has_no_pages_on_a_device_does_not_give_way_there() -> None:
     assert starts == [["d0"], ["d0"]]
     preempted = {event.seq for event in cluster.trace.named("batch.preempt")}
     assert preempted and all(seq.startswith("m") for seq in preempted), preempted
+
+
+def test_a_move_does_not_shorten_an_answer() -> None:
+    """Both halves on one device leave room for half the tokens: who may need more stays on two."""
+    cluster = VirtualCluster([counting_model("m", "1 2* 3* 4", max_model_len=64)], [(2,)], devices=2, pages=12)
+    cluster.ask(request("long", range(4), "m", max_tokens=40), request("short", range(4), "m", max_tokens=12))
+    said: dict[str, set[str | None]] = {"long": set(), "short": set()}
+    for when in range(4, 12, 2):
+        for seq, reasons in said.items():
+            cluster.at(when * MS, lambda seq=seq, reasons=reasons: reasons.add(cluster.migrate(seq, range(1, 2), "d0")))
+    cluster.run()
+    cluster.expect()
+    assert None not in said["long"] and any("sooner" in (why or "") for why in said["long"])
+    assert None in said["short"]
+
+
+def test_what_is_remembered_of_paths_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runtime.scheduler.provision._REMEMBERED", 8)
+    cluster = VirtualCluster([M], [(1, 3, 4)], devices=3)
+    cluster.run()
+    chain, provision = M.chain(1, 3, 4), cluster.scheduler.provision
+    seen = [provision.hops(chain, devices) for devices in product(("d0", "d1", "d2"), repeat=4)]
+    assert len(set(seen)) == 81 and len(provision._paths) <= 8
+    assert provision.hops(chain, ("d0",) * 4) == seen[0]

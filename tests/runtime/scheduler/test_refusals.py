@@ -1,0 +1,57 @@
+"""A device that cannot load what it is asked for: its blocks run elsewhere, now or when the others are back; no request ends for it."""
+
+from __future__ import annotations
+
+from runtime.config import ClusterConfig
+from runtime.engine.counted import counting_model
+from runtime.engine.counting import CountingEngine
+from runtime.stages import Stage
+from runtime.types import ModelSpec
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+from zoo.errors import NotServable
+
+M = counting_model("m", "1 2* 3* 4")
+
+
+class Small(CountingEngine):
+    """Has no room for anything."""
+
+    def load(self, stage: Stage) -> ModelSpec:
+        raise NotServable("no room")
+
+
+def one_small(*small: str) -> VirtualCluster:
+    """Two devices that are to hold everything, some of which cannot."""
+
+    def made(name: str) -> CountingEngine:
+        return (Small if name in small else CountingEngine)([M], 256, device=name)
+
+    return VirtualCluster([M], devices=2, config=ClusterConfig(devices=2, placing="copies"), make_engine=made)
+
+
+def test_what_a_device_refuses_runs_on_the_others() -> None:
+    cluster = one_small("d1")
+    cluster.ask(*(request(f"s{at}", (at,), "m", max_tokens=8) for at in range(6)))
+    cluster.run()
+    cluster.expect()
+
+
+def test_while_the_others_are_away_it_waits_for_them() -> None:
+    """d1 is asked only when d0 has died; that it cannot is no reason to end what d0 will run again."""
+    cluster = one_small("d1")
+    cluster.ask(request("a", range(4), "m", max_tokens=40))
+    cluster.at(10 * MS, lambda: cluster.kill("d0"))
+    cluster.ask(request("b", range(4), "m", max_tokens=8), at=20 * MS)
+    for when in range(20):  # newcomers would rather go to whoever has less to do
+        cluster.ask(request(f"c{when}", range(4), "m", max_tokens=8), at=(80 + 2 * when) * MS)
+    cluster.run()
+    cluster.expect()
+
+
+def test_what_every_device_refuses_ends_with_the_reason() -> None:
+    cluster = one_small("d0", "d1")
+    cluster.ask(request("a", range(4), "m"))
+    cluster.run()
+    assert cluster.told["a"].last.finish == "error" and "no room" in (cluster.told["a"].last.error or "")
+    cluster.expect_empty()
