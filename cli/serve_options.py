@@ -58,7 +58,7 @@ class ServeOptions:
 
     @property
     def clustered(self) -> bool:
-        """Whether agents run the models, and not this process alone."""
+        """Whether agents run the models, and not this process alone. (`process` is another word for `processes`.)"""
         return self.agents > 1 or self.backend != "local"
 
     def engine(self) -> EngineConfig:
@@ -158,8 +158,10 @@ def _typed(source: str, key: str, kind: Any, value: Any) -> Any:
 
 
 def _check(options: ServeOptions) -> None:
-    if options.backend not in ("local", "threads", "processes", "ray"):
+    if options.backend not in ("local", "threads", "process", "processes", "ray"):
         raise InputError(f"backend must be local, threads, processes or ray, not {options.backend!r}")
+    if options.otel is not None and not options.otel.startswith(("http://", "https://")):
+        raise InputError(f"otel must be an address such as http://host:4318/v1/traces, not {options.otel!r}")
     if not 1 <= options.agents <= 256:
         raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
     if options.clustered and options.executor == "dense":

@@ -132,6 +132,7 @@ def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--models", "nobody"), "nobody"),
         (("--agents", "0"), "at least 1"),
         (("--backend", "pigeons"), "local, threads, processes or ray"),
+        (("--otel", "collector:4318"), "http://host:4318"),
         (("--agents", "2", "--executor", "dense"), "one device only"),
         (("--agents", "2", "--agent-weights", "much"), "no size"),
         (("--api-key", ""), "empty"),
@@ -158,6 +159,7 @@ def test_file_then_command_line(tmp_path: Path) -> None:
     options = gather(toml, {"port": 9001, "models": None, "host": None})
     assert (options.port, options.models, options.drain_seconds) == (9001, ("a", "b"), 5)
     assert options.engine().kv_bytes == 2 << 30 and options.engine().max_model_len == 512
+    assert not options.clustered and gather(None, {"backend": "process"}).clustered
     same = tmp_path / "serve.json"
     same.write_text(json.dumps({"port": 9000, "models": ["a", "b"]}))
     assert gather(same, {}).models == ("a", "b")
