@@ -14,14 +14,17 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
+
+import zmq
 
 from runtime.agent.commands import SCHEDULER, Serve, Updated, Withdraw
 from runtime.agent.state import AgentState
 from runtime.cluster.company import Company
 from runtime.cluster.conductor import TICK, Conductor
-from runtime.cluster.fleet import Fleet
+from runtime.cluster.fleet import Fleet, Seat
 from runtime.cluster.lives import AgentFacts, LifeConfig
 from runtime.cluster.post import Post
 from runtime.cluster.reception import Reception
@@ -37,6 +40,9 @@ from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
 from zoo.errors import NotFound, NotServable, Unavailable
 
 _log = logging.getLogger(__name__)
+
+#: How long agents may take to end by themselves, in seconds.
+_PATIENCE = 10.0
 
 T = TypeVar("T")
 
@@ -68,17 +74,23 @@ class ClusterDriver(Reception):
         describe: Callable[[str], Serve] | None = None,
         surrogates: Mapping[str, Sequence[Surrogate]] | None = None,
     ) -> None:
-        """Waits until all agents are there, with a path for each model. Raises Unavailable if one cannot be brought up."""
+        """Waits until all agents are there, with a path for each model. Raises Unavailable if one cannot be brought up; the fleet is shut
+        down then, and on Ctrl-C."""
         super().__init__("cluster")
         self._fleet, self._describe = fleet, describe
         config = replace(config or ClusterConfig(), devices=len(devices))
-        self._scheduler = Scheduler(chains, blocks, config, trace, surrogates or {}, adaptation)
-        self._post = Post(SCHEDULER, 0, fleet.seat.bind, fleet.seat.keys, context=fleet.seat.context)
-        self._company = Company(devices, fleet, self._post, lives or LifeConfig(), version or own_version(), clock)
-        self._conductor = Conductor(self._scheduler, self._company, self._changed, self._routes, clock, self._die)
-        self.sight = Sight(self._scheduler, self._company, self._conductor.strandings, self._changed)
-        self._conductor.start()
-        self._await_all()
+        with ExitStack() as undo:
+            undo.callback(fleet.shutdown, _PATIENCE)
+            self._scheduler = Scheduler(chains, blocks, config, trace, surrogates or {}, adaptation)
+            self._post = _listening(fleet.seat)
+            self._company = Company(devices, fleet, self._post, lives or LifeConfig(), version or own_version(), clock)
+            self._conductor = Conductor(self._scheduler, self._company, self._changed, self._routes, clock, self._die)
+            self.sight = Sight(self._scheduler, self._company, self._conductor.strandings, self._changed)
+            undo.pop_all()
+            undo.callback(self.shutdown)
+            self._conductor.start()
+            self._await_all()
+            undo.pop_all()
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -188,7 +200,8 @@ class ClusterDriver(Reception):
         return []
 
     def _busy(self) -> bool:
-        return not self._conductor.idle
+        """(A request that was taken is not told to the scheduler at the same moment.)"""
+        return len(self._routes) > 0 or not self._conductor.idle
 
     def _change(self, event: Serve | Withdraw, timeout: float) -> Updated:
         return self._answer(self._conductor.change(event), timeout)
@@ -212,7 +225,6 @@ class ClusterDriver(Reception):
             if self._complete() and self._death is None:
                 return
             why = self._death or "; ".join(f"the agent of {each.device}: {each.reason}" for each in lives.facts() if each.phase == "failed")
-        self.shutdown()
         raise Unavailable(f"the cluster cannot be brought up: {why}")
 
     def _complete(self) -> bool:
@@ -232,6 +244,14 @@ class ClusterDriver(Reception):
         try:
             self._company.halt()
             self._post.close()
-            self._fleet.shutdown(10.0)
+            self._fleet.shutdown(_PATIENCE)
         except Exception:
             _log.critical("the cluster's agents could not be ended well", exc_info=True)
+
+
+def _listening(seat: Seat) -> Post:
+    """The scheduler's post. Raises Unavailable."""
+    try:
+        return Post(SCHEDULER, 0, seat.bind, seat.keys, context=seat.context)
+    except (ValueError, zmq.ZMQError) as error:
+        raise Unavailable(f"the cluster cannot be brought up: its scheduler cannot listen: {error}") from None

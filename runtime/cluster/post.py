@@ -93,7 +93,7 @@ class Post:
         purpose: str = "main",
         settings: Settings | None = None,
     ) -> None:
-        """Raises ValueError for a name or an address that is none, for tcp without keys; OSError (zmq.ZMQError) if it cannot bind."""
+        """Raises ValueError for a name or an address that is none, for tcp without keys; zmq.ZMQError if it cannot bind."""
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a process of a cluster")
         self._who = link(name, incarnation, purpose)

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from runtime.agent.commands import Serve
 from runtime.cluster.driver import ClusterDriver
+from runtime.cluster.fleet import Seat
 from runtime.cluster.lives import LifeConfig
 from runtime.cluster.post import Post
 from runtime.cluster.processes import ProcessConfig, Processes
@@ -247,6 +249,55 @@ def test_an_engine_that_cannot_be_made_is_the_reason_why_there_is_no_cluster() -
     broken = ProcessConfig(counting(MODELS, -1), warm=False)
     with pytest.raises(Unavailable, match="cannot be brought up"):
         ClusterDriver([MODELS[0].chain(*CUTS)], blocks(), ["a"], Processes(broken), ClusterConfig(), LifeConfig(starts=1))
+
+
+class NeverUp:
+    """A fleet of agents that never come up. `bind`: where the scheduler is told to listen."""
+
+    def __init__(self, bind: str) -> None:
+        self.seat, self.ended = Seat(bind, context=zmq.Context()), False
+
+    def attach(self, listener: Any, scheduler: str) -> None: ...
+
+    def start(self, device: str, incarnation: int) -> None: ...
+
+    def kill(self, device: str, incarnation: int) -> None: ...
+
+    def shutdown(self, timeout: float) -> None:
+        self.ended = True
+
+
+@pytest.mark.parametrize("bind", ["nowhere", "ipc:///no/such/folder/scheduler"])
+def test_a_scheduler_that_cannot_listen_is_a_reason_and_its_fleet_ends(bind: str) -> None:
+    fleet = NeverUp(bind)
+    with pytest.raises(Unavailable, match="cannot listen"):
+        ClusterDriver([MODELS[0].chain(*CUTS)], blocks(), ["a"], fleet)
+    assert fleet.ended
+
+
+def test_ctrl_c_while_agents_come_up_ends_the_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(driver: ClusterDriver) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ClusterDriver, "_complete", interrupt)
+    fleet = NeverUp("inproc://interrupted")
+    with pytest.raises(KeyboardInterrupt):
+        ClusterDriver([MODELS[0].chain(*CUTS)], blocks(), ["a"], fleet)
+    assert eventually(lambda: fleet.ended)
+
+
+def test_a_drain_waits_for_a_request_that_is_just_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cluster("threads") as driver:
+        drained, submit = [], driver._conductor.submit
+
+        def late(requests: Any) -> None:
+            drained.append(driver.drain(0.0))
+            submit(requests)
+
+        monkeypatch.setattr(driver._conductor, "submit", late)
+        one = request("late", [1, 2])
+        verify(one, list(driver.run([one])))
+        assert drained == [False] and driver.drain(LIMIT)
 
 
 def test_a_device_that_does_not_come_back_ends_what_needs_it() -> None:
