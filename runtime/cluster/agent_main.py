@@ -11,6 +11,7 @@ SIGTERM ends it after the step under way; the exit code is `ended.Exit`.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import signal
 import sys
@@ -32,6 +33,8 @@ from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.cluster.version import own_version
 from runtime.config import RelayConfig
 from runtime.stages import StageEngine
+
+_log = logging.getLogger(__name__)
 
 #: Makes an engine, once all it needs is imported. Raises zoo.errors.ZooError, EngineLost.
 MakeEngine = Callable[[], StageEngine]
@@ -91,6 +94,9 @@ def _main(engines: Engines, lines: BinaryIO, words: BinaryIO) -> Ended:
         identity = msgspec.json.decode(line, type=Identity)
     except (msgspec.MsgspecError, KeyError) as error:
         return Ended(Exit.DEFECT, f"what it was told cannot be read: {type(error).__name__}")
+    except Exception as error:
+        _log.critical("what the engine needs is not there", exc_info=True)
+        return Ended(Exit.LOST, f"what its engine needs is not there: {public(error)}")
     threading.Thread(target=_watch, args=(lines.fileno(),), name="zoo-parent", daemon=True).start()
     return be(identity, make, begun=_obey_signals)
 
@@ -106,12 +112,16 @@ def be(
     try:
         engine = make()
     except Exception as error:
+        _log.critical("the engine cannot be made", exc_info=True)
         return Ended(Exit.LOST, f"the engine cannot be made: {public(error)}")
     relay = Relay(identity.device, engine.page_capacity, identity.relay, engine.alike)
-    post = Post(identity.device, identity.incarnation, identity.bind, keys, context=context)
-    heart = Post(identity.device, identity.incarnation, keys=keys, context=context, purpose="beat")
-    for each in (post, heart):
-        each.learn(SCHEDULER, 0, identity.scheduler)
+    try:
+        post = Post(identity.device, identity.incarnation, identity.bind, keys, context=context)
+        heart = Post(identity.device, identity.incarnation, keys=keys, context=context, purpose="beat")
+        for each in (post, heart):
+            each.learn(SCHEDULER, 0, identity.scheduler)
+    except (ValueError, zmq.ZMQError) as error:
+        return Ended(Exit.LOST, f"it cannot listen: {error}")
     loop, over = AgentLoop(engine, relay, post, identity.settings, own_version()), threading.Event()
     pulse = threading.Thread(target=beat, args=(heart, loop.stalled_ns, identity.beat_seconds, over.wait), name="zoo-beat", daemon=True)
     begun(loop)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import zmq
 
 from runtime.agent.commands import SCHEDULER, PagesWritten, WritePages
+from runtime.cluster import agent_main
 from runtime.cluster.ended import Exit
 from runtime.cluster.hands import Hands, digest_of
 from runtime.cluster.keys import Keys
@@ -336,6 +338,24 @@ def test_a_process_that_is_told_nonsense_ends(line: bytes) -> None:
     with process(line) as child:
         assert child.wait(LIMIT) == Exit.DEFECT
         assert "cannot be read" in said(child).reason
+
+
+def test_a_process_without_what_its_engine_needs_says_so() -> None:
+    with process(b'{"engine": "counting", "settings": {"models": [], "pages": 1, "pace": "fast"}}') as child:
+        assert child.wait(LIMIT) == Exit.DEFECT
+
+    def missing(settings: Any) -> Any:
+        raise ImportError("no module named torch, looked for in /secret/place")
+
+    lines, words = io.BytesIO(b'{"engine": "gone"}\n'), io.BytesIO()
+    ended = agent_main._main({"gone": missing}, lines, words)
+    assert (ended.code, ended.reason) == (Exit.LOST, "what its engine needs is not there: ImportError")
+
+
+def test_an_agent_that_cannot_listen_says_so() -> None:
+    who = msgspec.structs.replace(identity("a", "ipc:///tmp/nobody", Path("/tmp")), bind="ipc:///no/such/folder/a")
+    ended = agent_main.be(who, lambda: CountingEngine([MODEL], 8))
+    assert ended.code == Exit.LOST and ended.reason.startswith("it cannot listen: No such file")
 
 
 _PARENT = """
