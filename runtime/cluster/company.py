@@ -16,6 +16,7 @@ from runtime.agent.commands import Down
 from runtime.cluster.fleet import Died, Fleet
 from runtime.cluster.lives import LifeConfig, Lives
 from runtime.cluster.post import Cut, Mail, Post
+from runtime.cluster.sockets import ADDRESS
 from runtime.messages import PROTOCOL, Beat, Halt, Message, Peers, Ready, Report, Severed, ToScheduler
 
 _log = logging.getLogger(__name__)
@@ -141,6 +142,8 @@ class Company:
             return f"its pages have {ready.page_bytes} bytes, those of the cluster {self._page_bytes}"
         if ready.page_capacity < 1 or ready.page_bytes < 1 or ready.weights < 0:
             return "it has no room for a page"
+        if not ADDRESS.fullmatch(ready.address):
+            return "it gives no address that others could reach it at"
         return None
 
     def _refuse(self, device: str, incarnation: int, reason: str, *, final: bool = False, kill: bool = False) -> list[Told]:

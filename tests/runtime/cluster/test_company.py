@@ -1,0 +1,75 @@
+"""Who may be an agent of a cluster: what one says of itself is checked before others hear of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from runtime.cluster.company import Company
+from runtime.cluster.fleet import Seat
+from runtime.cluster.lives import LifeConfig
+from runtime.cluster.post import Post
+from runtime.messages import PROTOCOL, Ready
+
+
+class Silent:
+    """A fleet that does nothing."""
+
+    seat = Seat("")
+
+    def attach(self, listener: Any, scheduler: str) -> None: ...
+
+    def start(self, device: str, incarnation: int) -> None: ...
+
+    def kill(self, device: str, incarnation: int) -> None: ...
+
+    def shutdown(self, timeout: float) -> None: ...
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    made: zmq.Context[Any] = zmq.Context()
+    yield made
+    made.term()
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({}, None),
+        ({"address": ""}, "no address"),
+        ({"address": "file:///etc/passwd"}, "no address"),
+        ({"address": "tcp://host:1\n"}, "no address"),
+        ({"device": "b"}, "two names"),
+        ({"protocol": PROTOCOL + 1}, "of version"),
+        ({"version": "other"}, "of version"),
+        ({"page_capacity": 0}, "no room"),
+    ],
+)
+def test_what_an_agent_says_of_itself_is_checked(context: zmq.Context[Any], changed: dict[str, Any], why: str | None) -> None:
+    scheduler = Post("scheduler", bind="inproc://scheduler", context=context)
+    agent = Post("a", 1, bind="inproc://a", context=context)
+    company = Company(["a", "b"], Silent(), scheduler, LifeConfig(), "v", lambda: 0)
+    company.look()
+    fields = {
+        "device": "a",
+        "protocol": PROTOCOL,
+        "version": "v",
+        "page_capacity": 8,
+        "page_bytes": 64,
+        "weights": 0,
+        "address": agent.address,
+    }
+    agent.learn("scheduler", 0, scheduler.address)
+    agent.send("scheduler", Ready(**(fields | changed)))
+    told = company.receive(5.0)
+    (facts, _) = company.lives.facts()
+    if why is None:
+        assert [type(each) for each in told] == [Ready] and facts.phase == "up"
+    else:
+        assert told == [] and facts.phase == "failed" and why in facts.reason
+    for post in (agent, scheduler):
+        post.close()
