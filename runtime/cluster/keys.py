@@ -36,6 +36,7 @@ class Keys:
         socket.curve_server = True
         socket.curve_secretkey = self.secret.encode()
         socket.zap_domain = _DOMAIN.encode()
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without a doorkeeper nobody comes in; else everybody would who knows the public key
 
     def introduce(self, socket: zmq.Socket[bytes]) -> None:
         """Before it connects."""

@@ -37,7 +37,12 @@ class Sockets:
         if address.startswith("tcp:"):
             self._doorkeeper = Doorkeeper(self._context, self._secrets())
             self._secrets().guard(socket)
-        socket.bind(address)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError:
+            socket.close()
+            self.close()
+            raise
         return socket
 
     def connected(self, address: str, who: bytes) -> zmq.Socket[bytes]:

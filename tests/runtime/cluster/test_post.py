@@ -111,6 +111,26 @@ def test_a_stranger_is_not_heard(made: Callable[..., Post]) -> None:
     context.destroy(0)
 
 
+def test_without_a_doorkeeper_nobody_comes_in() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inside, half = context.socket(zmq.ROUTER), context.socket(zmq.DEALER)
+    KEYS.guard(inside)
+    port = inside.bind_to_random_port("tcp://127.0.0.1")
+    half.curve_serverkey = KEYS.public.encode()
+    half.curve_publickey, half.curve_secretkey = zmq.curve_keypair()
+    half.connect(f"tcp://127.0.0.1:{port}")
+    half.send(b"hello")
+    assert not inside.poll(300)
+    context.destroy(0)
+
+
+def test_a_post_that_cannot_listen_leaves_nothing() -> None:
+    before = threading.active_count()
+    with pytest.raises(zmq.ZMQError):
+        Post("a", bind="tcp://192.0.2.1:*", keys=KEYS)
+    assert threading.active_count() == before
+
+
 def test_nothing_goes_over_the_network_without_keys(made: Callable[..., Post]) -> None:
     with pytest.raises(ValueError, match="without the cluster's keys"):
         Post("a", bind="tcp://127.0.0.1:*")
