@@ -51,6 +51,8 @@ def serve(
     backend: flags.Backend = None,
     placing: flags.Placing = None,
     sharing: flags.Sharing = None,
+    balancing: flags.Balancing = None,
+    block_rows: flags.BlockRows = None,
     speculation: flags.Speculation = None,
     agent_weights: flags.AgentWeights = None,
     deltas: flags.Deltas = None,

@@ -58,6 +58,17 @@ Sharing = Annotated[
     str | None,
     typer.Option(help="Agents share pages of prompts that begin alike: off, running, or cached (ended ones too).", show_default="running"),
 ]
+Balancing = Annotated[
+    str | None,
+    typer.Option(
+        help="A sequence whose agent is busier than another: strict, it stays; owner, it moves where that gains more than it costs; "
+        "least-busy or recompute, it always moves, its K and V copied or computed again.",
+        show_default="strict",
+    ),
+]
+BlockRows = Annotated[
+    int | None, typer.Option(help="Rows of an agent's step through one block; 0 for as many as a step takes.", show_default="0")
+]
 Speculation = Annotated[
     str | None,
     typer.Option(

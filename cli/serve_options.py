@@ -15,7 +15,16 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from runtime.config import BatchingConfig, ClusterConfig, DenseConfig, EngineConfig, RelayConfig, ServerConfig, SpeculationConfig
+from runtime.config import (
+    BatchingConfig,
+    ClusterConfig,
+    ControlConfig,
+    DenseConfig,
+    EngineConfig,
+    RelayConfig,
+    ServerConfig,
+    SpeculationConfig,
+)
 from zoo.errors import InputError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -53,6 +62,8 @@ class ServeOptions:
     placing: str = "auto"
     speculation: str = "off"
     sharing: str = "running"
+    balancing: str = "strict"
+    block_rows: int = 0
     agent_weights: int | str = 0
     deltas: bool = False
 
@@ -88,7 +99,7 @@ class ServeOptions:
         return _built(
             ClusterConfig, devices=self.agents, placing=self.placing, max_running=self.max_sequences, chunk=min(self.token_budget, 256),
             speculation=_built(SpeculationConfig, mode=self.speculation),
-            sharing=self.sharing,
+            sharing=self.sharing, block_rows=self.block_rows, control=_built(ControlConfig, balancing=self.balancing),
         )  # fmt: skip
 
     def relay(self) -> RelayConfig:

@@ -132,7 +132,8 @@ class ClusterConfig:
     chosen. `sharing`: see there; a newcomer goes where its beginning lies if that path is at most `owner_margin` sequences dearer than the
     cheapest one, for a prompt that is there whole, and in proportion for less (BL-19; infinite: wherever there is room).
     A migration hands over when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
-    `control`: what happens by the clock. `speculation`: hops that are predicted.
+    `block_rows`: rows of a step that may pass one block instance, of which slots are kept for sequences that are expected back (BL-14,
+    BL-22); 0: as many as a step takes. `control`: what happens by the clock. `speculation`: hops that are predicted.
     """
 
     devices: int = 1
@@ -148,10 +149,11 @@ class ClusterConfig:
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     sharing: Sharing = "running"
     owner_margin: float = 8.0
+    block_rows: int = 0
 
     def __post_init__(self) -> None:
-        if self.sharing not in get_args(Sharing) or not self.owner_margin >= 0:
-            raise ValueError("sharing must be off, running or cached, owner_margin at least 0")
+        if self.sharing not in get_args(Sharing) or not self.owner_margin >= 0 or self.block_rows < 0:
+            raise ValueError("sharing must be off, running or cached, owner_margin and block_rows at least 0")
         whole = (self.devices, self.max_running, self.chunk, self.stride, self.handover_groups, self.handover_stages)
         if min(whole) < 1 or not 0.0 <= self.watermark < 1.0 or self.hop_cost < 0 or self.placing not in get_args(Placing):
             raise ValueError(

@@ -85,6 +85,8 @@ class Seats:
         False, and nothing of it stays, where any are missing, or are being written: by a row that is lost, for a device before it died.
         """
         had = [] if known is None else [(hop.layers, known.keys[hop.lo]) for hop in self._here(known) if hop.lo in known.keys]
+        for _, key in had:
+            self._returns.gone(key)  # what comes next comes under another
         had += self._moves.adopted(guest.seq, guest.epoch)
         new = self._cut(guest, had, computed)
         if new is None:

@@ -47,6 +47,8 @@ class Shelf:
                 for stage in event.stages:
                     self.specs.pop(stage.id, None)
                     self._blocks.pop(stage.id, None)
+                there = {block for blocks in self._blocks.values() for block in blocks}
+                self._limits = {block: limit for block, limit in self._limits.items() if block in there}
                 self._parting.drop(event.stages)
                 return []
             case StageLoaded():

@@ -34,6 +34,7 @@ from runtime.scheduler.fleet import Fleet
 from runtime.scheduler.handover import Handovers
 from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.members import Member
+from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.provision import Provision
 from runtime.scheduler.rows import Rows
 from runtime.scheduler.seating import Seating, SharingCounts
@@ -66,7 +67,8 @@ class Scheduler:
         devices = Devices()
         provision = Provision(blocks, config, devices, estimates)
         served = {chain.model: chain for chain in chains}
-        self._state = ClusterState(config, served, devices, provision, Narrator(trace, "scheduler"), Ledger(devices))
+        tell, out = Narrator(trace, "scheduler"), Outbox(config.block_rows)
+        self._state = ClusterState(config, served, devices, provision, tell, Ledger(devices), out)
         self._donors = Donors(self._state)
         self._updates = Updates(self._state, self._donors)
         self._updates.know(() if adaptation is None else adaptation.variants)

@@ -73,7 +73,10 @@ class _One:
 
 
 class Outbox:
-    def __init__(self) -> None:
+    """`block_rows`: of a step through each block that is loaded; 0 for no limit of its own (BL-14)."""
+
+    def __init__(self, block_rows: int = 0) -> None:
+        self._block_rows = block_rows
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
@@ -81,7 +84,9 @@ class Outbox:
 
     def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
         """Stages, each with its blocks."""
-        self.say(device, Load(tuple(stage for stage, _ in stages), tuple(blocks for _, blocks in stages)))
+        blocks = tuple(blocks for _, blocks in stages)
+        limited = dict.fromkeys(block for some in blocks for block in some) if self._block_rows else ()
+        self.say(device, Load(tuple(stage for stage, _ in stages), blocks, tuple((block, self._block_rows) for block in limited)))
 
     def drop(self, device: str, stages: Sequence[Stage]) -> None:
         self.say(device, Drop(tuple(stages)))
