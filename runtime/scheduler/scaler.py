@@ -162,8 +162,10 @@ class Scaler:
         """What came by load and has had nobody for long goes again, if the others of its kind are not busy."""
         for (blocks, name), since in tuple(self._grown.items()):
             device = self._state.devices[name]
-            if not device.alive or not device.blocks.issuperset(blocks):
+            if not device.blocks.issuperset(blocks):
                 del self._grown[blocks, name]
+            elif not device.alive:
+                self._grown[blocks, name] = None  # it comes again with what it is to hold
             elif any(next(runs(member, name, blocks), None) for member in device.here.values()):
                 self._grown[blocks, name] = None
             elif since is None:

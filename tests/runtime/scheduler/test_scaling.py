@@ -106,3 +106,20 @@ def test_deaths_while_it_scales_lose_and_alter_nothing(seed: int) -> None:
         cluster.at(rng.randrange(150 * MS), lambda: cluster.kill(f"d{rng.randrange(4)}"))
     cluster.run()
     cluster.expect()
+
+
+def test_an_instance_whose_device_died_meanwhile_goes_again_too() -> None:
+    cluster = hot_cluster(QUICK)
+    seen = watched(cluster, 4 * MS, 700 * MS)
+    killed: list[str] = []
+
+    def kill() -> None:
+        for event in cluster.trace.named("scale.up")[: 1 - len(killed)]:
+            killed.append(event.dev or "")
+            cluster.kill(killed[0])
+
+    for when in range(4, 200, 4):
+        cluster.at(when * MS, kill)
+    cluster.run()
+    cluster.expect()
+    assert killed and max(each[HOT] for each in seen) > 1 and seen[-1][HOT] == 1
