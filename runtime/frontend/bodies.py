@@ -67,6 +67,7 @@ class _Generation(_Body):
     stop_token_ids: Annotated[_Ids, Field(max_length=MAX_STOPS)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] | None = None
     return_token_ids: bool | None = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     # Ours.
     slo_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     adaptive: bool | None = None

@@ -13,6 +13,8 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from blake3 import blake3
+
 from runtime.frontend.bodies import ChatBody, CompletionBody, Message
 from runtime.frontend.errors import RequestError, too_long
 from runtime.frontend.served import ServedModel
@@ -230,10 +232,18 @@ def _sequences(
             slo_ms=body.slo_ms,
             adaptive=bool(body.adaptive),
             arrival=receipt.arrival,
+            tenant=_tenant(body.cache_salt),
         )
         for index, (prompt, params) in enumerate(zip(prompts, sampling, strict=True))
         for choice in range(n)
     )
+
+
+def _tenant(salt: str | None) -> str:
+    """On whose behalf a request runs: pages of prompts that begin alike are shared within one salt only, so that nobody learns from how
+    soon an answer begins what others have asked (CVE-2025-46570). A digest: what clients send may be secret, and goes no further.
+    """
+    return "" if salt is None else blake3(salt.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def _seeded(params: SamplingParams, seed: int | None, choice: int) -> SamplingParams:

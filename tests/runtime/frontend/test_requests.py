@@ -50,6 +50,17 @@ def test_extras_reach_the_sequences(tokenizer: Tokenizer) -> None:
     assert one.sampling.prompt_logprobs is None
 
 
+def test_who_shares_pages_with_whom_is_the_clients_to_say_and_no_secret_of_theirs_goes_further(tokenizer: Tokenizer) -> None:
+    plain, one, again, other = (
+        completion(tokenizer, **salt).sequences[0].tenant for salt in ({}, *[{"cache_salt": s} for s in ("a", "a", "bé")])
+    )
+    assert plain == "" and one == again and len({plain, one, other}) == 3
+    assert all(len(tenant) == 32 and tenant.isascii() for tenant in (one, other))
+    for wrong in ("", "x" * 257, 5):
+        with pytest.raises(RequestError, match="cache_salt"):
+            completion(tokenizer, cache_salt=wrong)
+
+
 def test_seeds(tokenizer: Tokenizer) -> None:
     given = completion(tokenizer, prompt=[[5], [6]], n=3, seed=10)
     assert [one.sampling.seed for one in given.sequences] == [10, 11, 12, 10, 11, 12]
