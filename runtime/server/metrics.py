@@ -137,6 +137,7 @@ class _DriverCollector(Collector):
         yield from self._work(state)
         yield from self._blocks(state)
         yield from self._memory()
+        yield from self._agents()
 
     def _queues(self, state: AgentState) -> Iterator[Metric]:
         running = GaugeMetricFamily("vllm:num_requests_running", "Sequences in the running batch.", labels=["model_name"])
@@ -167,6 +168,9 @@ class _DriverCollector(Collector):
             "blockzoo:idle_tokens", "Tokens computed for nobody: padding of dense batches.", value=counters.idle_tokens
         )
         yield CounterMetricFamily("blockzoo:step_seconds", "Time the engine spent in steps.", value=counters.busy / 1e9)
+        yield CounterMetricFamily("blockzoo:speculations", "Rows that might be predicted.", value=counters.speculations)
+        yield CounterMetricFamily("blockzoo:speculation_hits", "Rows that were predicted rightly.", value=counters.speculation_hits)
+        yield CounterMetricFamily("blockzoo:speculation_misses", "Rows that were predicted wrongly.", value=counters.speculation_misses)
 
     def _blocks(self, state: AgentState) -> Iterator[Metric]:
         batch = GaugeMetricFamily("blockzoo:block_batch_size", "Sequences of all models in a block's batch.", labels=["block"])
@@ -175,6 +179,16 @@ class _DriverCollector(Collector):
             batch.add_metric([load.block], load.batch)
             queue.add_metric([load.block], load.queue)
         yield from (batch, queue)
+
+    def _agents(self) -> Iterator[Metric]:
+        """Of a cluster, one value per device."""
+        up = GaugeMetricFamily("blockzoo:agent_up", "Whether a device's agent is there.", labels=["device"])
+        deaths = CounterMetricFamily("blockzoo:agent_deaths", "Agents of a device that died unasked.", labels=["device"])
+        agents = self._driver.health().get("agents", ())
+        for each in agents:
+            up.add_metric([each["device"]], float(each["phase"] == "up"))
+            deaths.add_metric([each["device"]], each["deaths"])
+        yield from (up, deaths) if agents else ()
 
     def _memory(self) -> Iterator[Metric]:
         memory, device = self._driver.memory(), self._driver.device

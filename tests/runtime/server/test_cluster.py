@@ -58,7 +58,10 @@ def test_state_and_metrics_are_there(cluster: tuple[Running, Processes]) -> None
     assert {each["block"] for agent in state["agents"] for each in agent["instances"]} == {block.id for block in blocks(MODELS, CUTS)}
     assert state["counters"]["generated_tokens"] > 0 and state["memory"]["kv_pool"] > 0
     with cluster[0].http() as http:
-        assert "blockzoo:pages" in http.get("/metrics").text
+        metrics = http.get("/metrics").text
+    assert "blockzoo:pages" in metrics
+    assert all(f'blockzoo:agent_up{{device="{name}"}} 1.0' in metrics for name in DEVICES)
+    assert all(f'blockzoo:agent_deaths_total{{device="{name}"}} 0.0' in metrics for name in DEVICES)
 
 
 def test_health_tells_the_truth_while_an_agent_is_replaced_and_no_request_is_lost(cluster: tuple[Running, Processes]) -> None:
