@@ -6,9 +6,12 @@ Standard output gets exactly one line, the address, once requests are answered; 
 from __future__ import annotations
 
 import logging
+import signal
 import sys
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from cli import serve_flags as flags
@@ -70,8 +73,22 @@ def serve(
 
     from zoo.api import Zoo
 
-    with Zoo(store, database, create=False) as zoo:
+    with ended_by_sigterm(), Zoo(store, database, create=False) as zoo:
         _run(zoo, options, database)
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Before requests are answered SIGTERM ends this as Ctrl-C does: what was begun is undone, agents and their sockets go."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:

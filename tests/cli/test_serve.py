@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import openai
 import pytest
 
 import cli.app
+from cli.serve import ended_by_sigterm
 from cli.serve_options import gather, size_of
 from cli.wiring import choose
 from runtime.frontend.served import SamplingDefaults, defaults_from
@@ -146,6 +148,16 @@ def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 )
 def test_what_cannot_be_served_is_one_line(refusal, arguments: tuple[str, ...], word: str) -> None:
     assert word in refusal(*arguments)
+
+
+def test_sigterm_while_models_load_undoes_what_was_begun() -> None:
+    undone, before = [], signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as ended, ended_by_sigterm(), ExitStack() as begun:
+        begun.callback(undone.append, "all")
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(5)
+    assert (ended.value.code, undone) == (143, ["all"])
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_a_taken_port_is_known_before_models_are_loaded(refusal) -> None:
