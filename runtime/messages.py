@@ -231,7 +231,7 @@ class Refused(Message, frozen=True, tag=True, array_like=True):
 class Done(Message, frozen=True, tag=True, array_like=True):
     """Rows that are through their last hop: K and V of `counts` tokens are written on all their path.
 
-    `sampled`: in the order of `seqs`, None where none was asked for; with strides `more[i]` are the tokens before it.
+    `sampled`: in the order of `seqs`, None where none was asked for; behind a stride the last token stands for all of them.
     `turns`: as in Pass; what comes of an odd one is worth something only together with its Verdict.
     """
 
@@ -241,7 +241,6 @@ class Done(Message, frozen=True, tag=True, array_like=True):
     counts: tuple[int, ...]
     sampled: tuple[Sampled | None, ...]
     prompts: tuple[PromptLogprobs, ...] = ()
-    more: tuple[tuple[int, ...], ...] = ()
     turns: tuple[int, ...] = ()
 
 

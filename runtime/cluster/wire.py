@@ -181,7 +181,7 @@ _PERHAPS: dict[type[Message], tuple[str, ...]] = {
     Open: ("ahead",),
     Go: ("turns", "ahead"),
     Pass: ("turns", "ahead"),
-    Done: ("more", "turns"),
+    Done: ("turns",),
 }
 #: Columns of numbers from 0 on.
 _NATURAL = {

@@ -127,7 +127,7 @@ def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: by
         lying(Close(("a", "b"), (1,)), []),
         lying(Go(("a",), (1,), (0,), (2,), (8,), (True,), (0,), (1,)), []),
         lying(Go(("a",), (1,), (-1,), (1,), (8,), (True,), (0,), (1,)), []),
-        lying(Done("x", ("a", "b"), (1, 1), (1, 1), (None, None), (), ((),)), []),
+        lying(Done("x", ("a", "b"), (1, 1), (1, 1), (None, None), (), (2, 4, 6)), []),
         lying(Done("x", ("a", "b"), (1, 1), (1, 1), (None, None), turns=(2,)), []),
         lying(Go(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (-2,), (True,)), []),
         lying(Go(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (2,)), []),
