@@ -1,19 +1,21 @@
 """Baton's tables and its memory plot, in shape: one model, one batch size after the other, four ways of filling a dense batch.
 
-    python -m benchmarks.baton [--table 1] [--table 2] [--batch 2 4 8] [--queries 30] [--rounds 1] [--threads 2]
+    python -m benchmarks.baton [--table 1] [--table 2] [--batch 2 4 8] [--padding computed skipped] [--queries 30] [--rounds 1] [--threads 2]
         [--output FILE] [--plot FILE]
 
 Table 2: queries of short prompts and short answers, run-to-completion against Baton. Table 1: long-in/short-out, short-in/long-out and
 short/short at 1:1:2, all four modes; at batch 4 every length is doubled, as in the paper. All queries are there from the start, lengths of
 answers are fixed beforehand and tokens are greedy, so every mode computes the same answers; how many are token for token the same is
 reported (two modes may round differently). A Llama with random weights. In tokens: a short prompt has 4 to 32, a short answer 12 to 192 in
-table 2 and 4 to 26 in table 1, where long is 160 to 176; all log-uniform. Rounds alternate the modes.
+table 2 and 4 to 26 in table 1, where long is 160 to 176; all log-uniform. Rounds alternate the modes. Everything is run twice: all modes
+compute what is in their windows, padding and finished rows too, as in the paper, and all modes skip it (`DenseConfig.padding`).
 Beside seconds it reports the share of idle computation (BA-18) and the peak of memory; the plot shows memory over time.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import platform
@@ -25,13 +27,14 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from runtime.agent.agent import Agent
-from runtime.config import BatchingConfig, DenseConfig, DenseMode, EngineConfig
+from runtime.config import BatchingConfig, DenseConfig, DenseMode, DensePadding, EngineConfig
 from runtime.engine.dense import DenseEngine
+from runtime.engine.idle import IdleCounts
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.ingest import ingest
 from surgery.sources import open_source
@@ -65,7 +68,7 @@ class Run:
 
     seconds: float
     cpu: float
-    idle: dict[str, int]
+    idle: IdleCounts
     peak_pages: int
     tokens: dict[str, list[int]]
     trace: list[tuple[float, int, int, int]] = field(default_factory=list)
@@ -90,9 +93,9 @@ def _query(rng: random.Random, given: tuple[int, int], wanted: tuple[int, int]) 
     return Query(tuple(rng.randrange(3, SHAPE["vocab_size"]) for _ in range(lengths[0])), lengths[1])
 
 
-def run(store: Store, mode: DenseMode, slots: int, queries: Sequence[Query], kv_bytes: int) -> Run:
+def run(store: Store, mode: DenseMode, slots: int, queries: Sequence[Query], kv_bytes: int, padding: DensePadding) -> Run:
     """All queries, from a cold start."""
-    engine = DenseEngine(store, EngineConfig(kv_bytes=kv_bytes, dense=DenseConfig(mode, slots)), ["model"])
+    engine = DenseEngine(store, EngineConfig(kv_bytes=kv_bytes, dense=DenseConfig(mode, slots, padding=padding)), ["model"])
     config = BatchingConfig(token_budget=1 << 20, max_sequences=len(queries))
     agent = Agent(engine.models(), engine.page_capacity, config)
     for number, query in enumerate(queries):
@@ -109,18 +112,21 @@ def run(store: Store, mode: DenseMode, slots: int, queries: Sequence[Query], kv_
                 put_out += 1
                 tokens[event.seq].append(event.token)
         trace.append((time.perf_counter() - begin, engine.pages_used, done, put_out))
-    return Run(time.perf_counter() - begin, time.process_time() - worked, asdict(engine.idle), engine.peak_pages, tokens, trace)
+    return Run(time.perf_counter() - begin, time.process_time() - worked, engine.idle, engine.peak_pages, tokens, trace)
 
 
-def compare(store: Store, slots: int, queries: Sequence[Query], modes: Sequence[DenseMode], rounds: int, kv_bytes: int) -> dict[str, Any]:
+def compare(
+    store: Store, slots: int, queries: Sequence[Query], modes: Sequence[DenseMode], rounds: int, kv_bytes: int, padding: DensePadding
+) -> dict[str, Any]:
     """The modes in turn, `rounds` times. Ratios are per round, with median and spread; of the clock's seconds and of the processor's."""
     runs: dict[DenseMode, list[Run]] = {mode: [] for mode in modes}
     for _ in range(rounds):
         for mode in modes:
-            runs[mode].append(run(store, mode, slots, queries, kv_bytes))
+            runs[mode].append(run(store, mode, slots, queries, kv_bytes, padding))
     first = runs[modes[0]][0]
     return {
         "batch": slots,
+        "padding": padding,
         "queries": len(queries),
         "modes": {mode: _told(made, first) for mode, made in runs.items()},
         "over_run_to_completion": {mode: _ratios(runs["run-to-completion"], made) for mode, made in runs.items()},
@@ -131,12 +137,12 @@ def compare(store: Store, slots: int, queries: Sequence[Query], modes: Sequence[
 
 def _told(made: Sequence[Run], first: Run) -> dict[str, Any]:
     last = made[-1]
-    computed = sum(last.idle.values())
     return {
         "seconds": [round(each.seconds, 2) for each in made],
         "cpu_seconds": [round(each.cpu, 2) for each in made],
-        "tokens_computed": last.idle,
-        "idle_share": round(1 - last.idle["useful"] / computed, 4),
+        "places": asdict(last.idle),
+        "idle_share": round(last.idle.idle / last.idle.shaped, 4),
+        "computed_in_vain": round(last.idle.wasted / last.idle.computed, 4),
         "peak_pages": last.peak_pages,
         "same_answers": sum(last.tokens[seq] == first.tokens[seq] for seq in first.tokens),
     }
@@ -163,7 +169,7 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> None:
         for mode, trace in report["trace"].items():
             at, pages = [point[0] for point in trace], [point[1] for point in trace]
             axis.plot(at, pages, label=mode, linewidth=1.0, color=f"C{MODES.index(mode)}")
-        axis.set_title(f"table {report['table']}, batch {report['batch']}")
+        axis.set_title(f"table {report['table']}, batch {report['batch']}, padding {report['padding']}", fontsize="small")
         axis.set_xlabel("seconds")
     axes[0].set_ylabel("pages in use, padding included")
     axes[-1].legend(fontsize="small")
@@ -174,6 +180,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--table", type=int, choices=[1, 2], action="append")
     parser.add_argument("--batch", type=int, nargs="+", default=[2, 4, 8, 10], help="batch sizes of table 2; table 1 has 4 and 8")
+    parser.add_argument("--padding", choices=get_args(DensePadding), nargs="+", default=list(get_args(DensePadding)))
     parser.add_argument("--queries", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -184,13 +191,13 @@ def main() -> None:
     reports = []
     with tempfile.TemporaryDirectory() as scratch, Store.open(Path(scratch) / "store") as store:
         _make(store, Path(scratch) / "hf")
-        run(store, "baton-pd", 2, short_queries(2, random.Random(0)), 64 << 20)  # warm
-        for table in args.table or [2, 1]:
+        run(store, "baton-pd", 2, short_queries(2, random.Random(0)), 64 << 20, "skipped")  # warm
+        for table, padding in itertools.product(args.table or [2, 1], args.padding):
             for slots in args.batch if table == 2 else [4, 8]:
                 rng = random.Random(table)
                 queries = short_queries(args.queries, rng) if table == 2 else mixed_queries(args.queries, rng, 2 if slots == 4 else 1)
                 modes: Sequence[DenseMode] = ("run-to-completion", "baton", "baton-pd") if table == 2 else MODES
-                report = {"table": table, **compare(store, slots, queries, modes, args.rounds, 512 << 20)}
+                report = {"table": table, **compare(store, slots, queries, modes, args.rounds, 512 << 20, padding)}
                 reports.append(report)
                 _say(report)
     document = {
@@ -216,7 +223,7 @@ def _make(store: Store, folder: Path) -> None:
 
 
 def _say(report: dict[str, Any]) -> None:
-    print(f"table {report['table']}, batch {report['batch']}, {report['queries']} queries")
+    print(f"table {report['table']}, batch {report['batch']}, {report['queries']} queries, padding {report['padding']}")
     for mode, told in report["modes"].items():
         ratio = report["over_run_to_completion"][mode]
         print(

@@ -168,23 +168,29 @@ class ClusterConfig:
 #: `baton-pd`: prompts run apart, and their K and V are put in the free slot (vector embedding).
 DenseMode = Literal["run-to-completion", "pd", "baton", "baton-pd"]
 
+DensePadding = Literal["computed", "skipped"]
+
 
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
     """The dense executor. `slots`: rows of a model's batch at most. Above `high` of the pool rows are moved out, up to `low` of it they are
-    taken in (BA-15).
+    taken in (BA-15). `padding`: windows are rectangles; what is in them beside tokens is `computed`, as in the paper, or `skipped`, wherever
+    a model's layers do not attend by themselves. Neither changes an answer, or who runs when.
     """
 
     mode: DenseMode = "baton-pd"
     slots: int = 16
     high: float = 0.90
     low: float = 0.75
+    padding: DensePadding = "skipped"
 
     def __post_init__(self) -> None:
         if self.slots < 1 or not 0.0 < self.low <= self.high <= 1.0:
             raise ValueError("slots must be at least 1, and 0 < low <= high <= 1")
         if self.mode not in get_args(DenseMode):
             raise ValueError(f"mode must be one of {', '.join(get_args(DenseMode))}")
+        if self.padding not in get_args(DensePadding):
+            raise ValueError(f"padding must be one of {', '.join(get_args(DensePadding))}")
 
 
 #: How a CPU holds the weights of linear layers: as stored and mapped (`plain`), in the layout that it multiplies fastest (`packed`), or

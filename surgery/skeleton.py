@@ -13,8 +13,10 @@ import torch
 from torch import nn
 
 from surgery.components import AttentionHalf, Embedding, Head, OptFfn, OptPositions, ResidualHalf, WholeLayer
-from surgery.families import DENSE_ONLY, Family, family_of
+from surgery.families import DENSE_ONLY, FAMILIES, Family, family_of
 from surgery.masked import Alibi, alibi_of, masked_part
+from surgery.plain import PlainSettings
+from surgery.plain_modules import PlainModel, PlainRotary
 from zoo.errors import NotServable
 from zoo.manifest import ComponentKind
 
@@ -85,6 +87,16 @@ class Skeleton:
         self.stem = self.model.get_submodule(self.family.prefix.rstrip("."))
         self.rotary = _real_rotary(self.stem, self.config)
         self.alibi: Alibi | None = alibi_of(self.family.name, self.config)
+
+    @classmethod
+    def of_parts(cls, plain: PlainSettings) -> Skeleton:
+        """For whoever takes only the parts of plain halves (`surgery.plain_modules`): transformers is not needed for those."""
+        made = cls.__new__(cls)
+        made.family, made.config, made.alibi = FAMILIES[plain.family], plain, None
+        with torch.device("meta"):
+            made.model = PlainModel(plain).eval()
+        made.stem, made.rotary = made.model.model, PlainRotary(plain)
+        return made
 
     @classmethod
     def around(cls, model: Any) -> Skeleton:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from surgery.chains import Link
+from surgery.plain import plain_settings
 from surgery.skeleton import Skeleton
 
 
@@ -20,12 +21,20 @@ class Skeletons:
         sources: the configs of a plan.
         attention: name of the attention function for a config's layers.
         masked: as a skeleton's.
+        parts: whether the parts of plain halves will do, where a config has no other.
     """
 
-    def __init__(self, sources: Sequence[Mapping[str, Any]], attention: Callable[[Mapping[str, Any]], str], masked: bool = False) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Mapping[str, Any]],
+        attention: Callable[[Mapping[str, Any]], str],
+        masked: bool = False,
+        parts: bool = False,
+    ) -> None:
         self._sources = sources
         self._attention = attention
         self._masked = masked
+        self._parts = parts
         self._made: list[list[Skeleton]] = [[] for _ in sources]
         self._taken: Counter[Link] = Counter()
 
@@ -42,8 +51,8 @@ class Skeletons:
         return self._number(link.source, used)
 
     def _number(self, source: int, at: int) -> Skeleton:
-        made = self._made[source]
+        made, config = self._made[source], self._sources[source]
         while len(made) <= at:
-            config = self._sources[source]
-            made.append(Skeleton(config, self._attention(config), self._masked))
+            plain = plain_settings(config) if self._parts else None
+            made.append(Skeleton(config, self._attention(config), self._masked) if plain is None else Skeleton.of_parts(plain))
         return made[at]

@@ -27,7 +27,7 @@ from zoo.store import Store
 
 
 class DenseEngine:
-    """See the top of the file. Since the engine began: `idle` counts what was computed, useful or not (BA-18); `peak_pages`, the most
+    """See the top of the file. Since the engine began: `idle` counts what windows held, useful or not, computed or not (BA-18); `peak_pages`, the most
     pages that were in use at once.
 
     Args:
@@ -74,7 +74,7 @@ class DenseEngine:
         """Make a model ready; one that is loaded already costs nothing. Raises as the constructor."""
         model = self._residents.load(name, self._sizes)
         if model.spec.name not in self._lanes:
-            self._lanes[model.spec.name] = Lane(model, self._residents.units.device, self._config.dense.slots)
+            self._lanes[model.spec.name] = Lane(model, self._residents.units.device, self._config.dense)
         return model.spec
 
     def unload(self, name: str) -> None:
@@ -97,7 +97,7 @@ class DenseEngine:
         deferred = tuple(row.seq for row in plan.rows if row.seq not in step.ran)
         outcome = step.outcome
         busy = time.perf_counter_ns() - begin
-        return StepResult(plan.step, outcome.sampled, outcome.prompts, tuple(step.segments), busy, deferred, step.idle.idle)
+        return StepResult(plan.step, outcome.sampled, outcome.prompts, tuple(step.segments), busy, deferred, step.idle.wasted)
 
     def decide(self, lane: Lane, rows: Sequence[Row], others: int, must: bool) -> LaneDecision:
         """What a lane does with these rows of the plan."""

@@ -1,6 +1,6 @@
 """Frames over dense batches: one slab per model, its window's tokens row by row, one model after the other.
 
-    tokens of a frame:  model a: row 0's window | row 1's window | …   model b: …
+    tokens of a frame:  model a: row 0's window | row 1's window | …   model b: …      padding in it only where it is computed (`packed`)
 
 Shared layers run once over the tokens of all models; attention runs slab by slab. Knows nothing of who is to run.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from runtime.engine.attention import Tokens
 from runtime.engine.frame import Frame, RowSpan
+from runtime.engine.native.calls import Kernels
 from runtime.engine.rows import Piece, Program, Rows, adapter_spans, virtual_spans
 from runtime.engine.slab import Slab
 from runtime.engine.units import Unit, UnitStore
@@ -23,10 +24,11 @@ from surgery.components import Where
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One model's rows and the slab whose window they are."""
+    """One model's rows and the slab whose window they are. `packed`: they are the window's tokens alone, without its padding."""
 
     rows: Rows
     slab: Slab
+    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class _Seen:
     lo: int
     hi: int
     layer: int
+    packed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +47,14 @@ class _Slabs:
     """`engine.frame.Dense`."""
 
     parts: tuple[_Seen, ...]
+    kernels: Kernels | None
 
     def attend(self, now: Tokens) -> Tensor:
         outs = []
         for part in self.parts:
             mine = slice(part.lo, part.hi)
-            outs.append(part.slab.attend(part.layer, Tokens(now.query[mine], now.key[mine], now.value[mine], now.how)))
+            own = Tokens(now.query[mine], now.key[mine], now.value[mine], now.how)
+            outs.append(part.slab.attend_tokens(part.layer, own, self.kernels) if part.packed else part.slab.attend(part.layer, own))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -92,7 +97,7 @@ class DenseFrames:
 
     def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> Frame:
         frame = self.frame(models, adapters)
-        frame.dense = _Slabs(tuple(self._parts(models, layers)))
+        frame.dense = _Slabs(tuple(self._parts(models, layers)), self._units.kernels)
         return frame
 
     def program(self, key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
@@ -115,8 +120,10 @@ class DenseFrames:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _positions(self, name: str) -> Tensor:
-        """[rows, width]; padding stands at 0, which every table has."""
-        return self._batches[name].slab.window.positions.clamp_min(0)
+        """[rows, width], or [1, tokens] without padding; padding stands at 0, which every table has."""
+        batch = self._batches[name]
+        positions = batch.slab.window.positions
+        return positions.reshape(-1)[batch.slab.window.tokens][None] if batch.packed else positions.clamp_min(0)
 
     def _tables(self, name: str, key: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin) [rows, width, rotary width], made once per model and step."""
@@ -130,5 +137,5 @@ class DenseFrames:
         base = 0
         for name, layer in zip(models, layers, strict=True):
             batch = self._batches[name]
-            yield _Seen(batch.slab, base, base + batch.rows.tokens, layer)
+            yield _Seen(batch.slab, base, base + batch.rows.tokens, layer, batch.packed)
             base += batch.rows.tokens

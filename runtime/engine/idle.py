@@ -1,4 +1,4 @@
-"""Idle computation (BA-18): of all tokens that dense batches compute, how many nobody asked for, and why.
+"""Idle computation (BA-18): of all places in dense batches' windows, in how many nobody asked for a token, and why.
 
 Knows windows; nothing of tensors or of models.
 """
@@ -11,9 +11,12 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True)
 class IdleCounts:
-    """Tokens computed. `useful`: of sequences; all others are idle: `finished`, of slots whose sequence has ended and that run on with the
-    batch; `shaping`, padding of rows that decode, to the width of a newcomer's prompt; `prompts`, padding of prompts to the longest that
+    """Places in windows. `useful`: of sequences; all others are idle: `finished`, of slots whose sequence has ended and that run on with
+    the batch; `shaping`, padding of rows that decode, to the width of a newcomer's prompt; `prompts`, padding of prompts to the longest that
     runs beside them; `waiting`, of rows that had no turn in a step.
+
+    `skipped`: how many of the idle ones were there in shape only. What the paper computes is all of `shaped`, its idle share `idle` of
+    that; what was computed here is `computed`, and what of it was in vain, `wasted`.
     """
 
     useful: int = 0
@@ -21,14 +24,23 @@ class IdleCounts:
     shaping: int = 0
     prompts: int = 0
     waiting: int = 0
+    skipped: int = 0
 
     @property
-    def computed(self) -> int:
-        return sum(getattr(self, each.name) for each in fields(self))
+    def shaped(self) -> int:
+        return self.useful + self.idle
 
     @property
     def idle(self) -> int:
-        return self.computed - self.useful
+        return self.finished + self.shaping + self.prompts + self.waiting
+
+    @property
+    def computed(self) -> int:
+        return self.shaped - self.skipped
+
+    @property
+    def wasted(self) -> int:
+        return self.idle - self.skipped
 
     def plus(self, other: IdleCounts) -> IdleCounts:
         return IdleCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
@@ -44,7 +56,7 @@ class RanRow:
 
 
 def counted(rows: Iterable[RanRow], width: int) -> IdleCounts:
-    """What a window of so many tokens per row computed."""
+    """What a window of so many tokens per row has places for."""
     sums = dict.fromkeys((each.name for each in fields(IdleCounts)), 0)
     for row in rows:
         sums["useful"] += row.tokens

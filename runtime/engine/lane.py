@@ -6,9 +6,11 @@ Carries out what `policy.dense` decides. Knows rows of plans and slabs; nothing 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
+from runtime.config import DenseConfig
 from runtime.engine.dense_frames import Batch
 from runtime.engine.frame import RowSpan
 from runtime.engine.idle import IdleCounts, RanRow, counted
@@ -27,14 +29,16 @@ _WASTE = 4
 class Lane:
     """See the top of the file. `seats[row]`: the sequence in a row of the slab, None where it has ended and is computed on."""
 
-    def __init__(self, model: LoadedModel, device: torch.device, slots: int) -> None:
+    def __init__(self, model: LoadedModel, device: torch.device, config: DenseConfig) -> None:
         self.model = model
+        # Layers that attend by themselves want their rows as a rectangle.
+        self._packs = config.padding == "skipped" and not any(unit.masked for unit in model.units)
         self.slab = Slab(model.spec.kv_layers, device)
         self.seats: list[str | None] = []
         self._kept: dict[str, Kept] = {}
         self._prompts: Slab | None = None
         self._device = device
-        self._slots = slots
+        self._slots = config.slots
 
     @property
     def pages(self) -> int:
@@ -118,7 +122,7 @@ class Lane:
             self.slab.enter(self._kept.pop(seq, None))
             self.seats.append(seq)
         ordered = [None if seq is None else named.get(seq) for seq in self.seats]
-        return _opened(self.model, self.slab, ordered)
+        return self._opened(self.slab, ordered)
 
     def apart(self, rows: Sequence[Row]) -> Batch:
         """Open a window for (chunks of) prompts in a slab of their own (BA-08)."""
@@ -129,7 +133,7 @@ class Lane:
         slab.shape(len(rows), -(-columns // width) * width)
         for one in kept:
             slab.enter(one)
-        return _opened(self.model, slab, rows)
+        return self._opened(slab, rows)
 
     def keep(self, batch: Batch) -> None:
         """A batch of prompts has run: what its sequences have is kept until they take a seat."""
@@ -145,7 +149,8 @@ class Lane:
         window = batch.slab.window
         alive = [True] * len(window.counts) if batch.slab is not self.slab else [seq is not None for seq in self.seats]
         rows = [RanRow(count, at in window.fresh, alive[at]) for at, count in enumerate(window.counts)]
-        return counted(rows, window.width)
+        made = counted(rows, window.width)
+        return replace(made, skipped=made.idle) if batch.packed else made
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -158,6 +163,21 @@ class Lane:
         prompt = len(row.tokens) > 1 or row.start == 0 or not row.sample
         return RowView(seq, row.start, len(row.tokens), span, priority, prompt)
 
+    def _opened(self, slab: Slab, rows: Sequence[Row | None]) -> Batch:
+        """Open a window for the rows of a slab, in its order; None has nothing to run."""
+        counts = [0 if row is None else len(row.tokens) for row in rows]
+        window = slab.begin(counts, [0 if row is None else row.start for row in rows])
+        ids = [0] * (sum(counts) if self._packs else len(rows) * window.width)
+        spans, base = [], 0
+        for at, row in enumerate(rows):
+            if row is not None:
+                lo = base if self._packs else at * window.width + window.real(at).start
+                base += len(row.tokens)
+                ids[lo : lo + len(row.tokens)] = row.tokens
+                spans.append(RowSpan(lo, lo + len(row.tokens), row.start))
+        own = Rows(self.model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids))
+        return Batch(own, slab, self._packs)
+
     def _leave(self, at: int) -> None:
         last = self.slab.leave(at)
         self.seats[at] = self.seats[last]
@@ -168,20 +188,6 @@ class Lane:
 
     def _pages(self, rows: int, columns: int) -> int:
         return rows * -(-columns // self.model.spec.page_tokens) * self.model.spec.kv_layers
-
-
-def _opened(model: LoadedModel, slab: Slab, rows: Sequence[Row | None]) -> Batch:
-    """Open a window for the rows of a slab, in its order; None has nothing to run."""
-    counts = [0 if row is None else len(row.tokens) for row in rows]
-    window = slab.begin(counts, [0 if row is None else row.start for row in rows])
-    ids = [0] * (len(rows) * window.width)
-    spans = []
-    for at, row in enumerate(rows):
-        if row is not None:
-            lo = at * window.width + window.real(at).start
-            ids[lo : lo + len(row.tokens)] = row.tokens
-            spans.append(RowSpan(lo, lo + len(row.tokens), row.start))
-    return Batch(Rows(model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids)), slab)
 
 
 def rows_by_model(rows: Iterable[Row]) -> Mapping[str, list[Row]]:

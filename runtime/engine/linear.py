@@ -7,8 +7,9 @@ and one mask, not a loop over rows (design, section 7; S-LoRA's and Punica's gro
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -225,10 +226,16 @@ def share_linears_(module: nn.Module) -> list[Replaced]:
 
 
 def _shared(name: str, module: nn.Module) -> SharedLinear | SharedEmbedding | None:
-    from transformers.pytorch_utils import Conv1D
-
-    if isinstance(module, nn.Linear | Conv1D):
-        return SharedLinear(module.weight.data, None if module.bias is None else module.bias.data, isinstance(module, Conv1D))
+    turned = _is_conv1d(module)
+    if turned or isinstance(module, nn.Linear):
+        weight: Any = module
+        return SharedLinear(weight.weight.data, None if weight.bias is None else weight.bias.data, turned)
     if name == "table" and isinstance(module, nn.Embedding):
         return SharedEmbedding(module)
     return None
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether it is transformers' Conv1D; where transformers is not there, nothing is, and it is not fetched to find that out."""
+    known = sys.modules.get("transformers.pytorch_utils")
+    return known is not None and isinstance(module, known.Conv1D)

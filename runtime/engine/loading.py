@@ -64,8 +64,7 @@ def load_model(
 
 def _acquire(manifest: ModelManifest, plan: ChainPlan, keys: Sequence[str | None], units: UnitStore, executor: Executor) -> list[Unit]:
     """The chain's units with the model's adapter parts on them; none stays when one fails."""
-    name = register()
-    skeletons = Skeletons(plan.sources, lambda _: name, masked=executor == "dense")
+    skeletons = Skeletons(plan.sources, lambda _: register(), masked=executor == "dense", parts=units.fused)
     held: list[Unit] = []
     try:
         for placed, link, key in zip(manifest.components, plan.links, keys, strict=True):

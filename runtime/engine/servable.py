@@ -16,6 +16,7 @@ import torch
 from runtime.kv.pool import Geometry, Pages
 from surgery.chains import STITCH, ChainPlan, Link, plan_of, stitch_spec
 from surgery.families import DENSE_ONLY, family_of
+from surgery.plain import plain_settings
 from surgery.settings import config_of
 from surgery.tensors import TORCH_DTYPES
 from zoo.errors import MalformedCheckpoint, NotServable
@@ -119,6 +120,9 @@ class _Shape:
 
 
 def _shape_of(config: Mapping[str, Any], name: str) -> _Shape:
+    plain = plain_settings(config)
+    if plain is not None:
+        return _Shape(plain.vocab_size, plain.hidden_size, plain.kv_heads, plain.head_dim)
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     try:

@@ -1,34 +1,40 @@
 """The tensors of a dense batch: K and V of all its rows, layer by layer, in one left-padded store that is a ring of columns.
 
-    k, v of a layer: [rows, kv_heads, columns, head_dim]        places: [rows, columns] -> position of the token there, -1: a placeholder
+    k, v of a layer: [rows, columns, kv_heads, head_dim]        places: [rows, columns] -> position of the token there, -1: a placeholder
 
 Who may look where follows from positions alone (BA-02): a query at position p sees the cells of its row whose position is at most p. So
 columns need no order, rows no common start, and what lies at placeholders is never seen; it is zero, for masked NaN is still NaN (BA-04).
 Where columns lie is `kv.columns`'s affair. It does not know sequences, models, or who is to run.
+
+A window is a rectangle, and what a layer is given of it is all of it (`attend`), or its tokens alone (`attend_tokens`): its padding is then
+there in the shapes, and nobody computes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from runtime.engine.attention import How, Tokens, softmax_attention
+from runtime.engine.native.calls import Kernels
+from runtime.engine.native.window import NativeWindow, takes
 from runtime.kv.columns import Columns
 
 
 @dataclass(slots=True)
 class Kept:
-    """K and V of one sequence outside of any batch: per layer [kv_heads, tokens, head_dim]."""
+    """K and V of one sequence outside of any batch: per layer [tokens, kv_heads, head_dim]."""
 
     tokens: int
     k: list[Tensor]
     v: list[Tensor]
 
 
-@dataclass(slots=True)
+@dataclass
 class Window:
     """The tokens that run now: `columns` of the store, and positions [rows, width], -1 where a row has nothing there.
 
@@ -40,11 +46,25 @@ class Window:
     counts: tuple[int, ...]
     fresh: frozenset[int]
     padding: Tensor | None
+    starts: tuple[int, ...]
+    capacity: int
     _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     @property
     def width(self) -> int:
         return int(self.positions.shape[1])
+
+    @cached_property
+    def tokens(self) -> Tensor:
+        """Which of the places [rows * width] hold tokens, row by row."""
+        return (self.positions.reshape(-1) >= 0).nonzero()[:, 0]
+
+    @cached_property
+    def cells(self) -> Tensor:
+        """Where those are kept, among all cells [rows * columns] of a layer's store."""
+        rows = torch.arange(len(self.counts), device=self.positions.device)[:, None] * self.capacity
+        columns = torch.arange(self.capacity, device=self.positions.device)[self.columns]
+        return (rows + columns).reshape(-1)[self.tokens]
 
     def real(self, row: int) -> range:
         """Which of the window's places hold tokens of a row."""
@@ -63,6 +83,7 @@ class Slab:
         self._places = torch.empty((0, 0), dtype=torch.int64, device=device)
         self._window: Window | None = None
         self._keys: Tensor | None = None
+        self._native: NativeWindow | None = None
 
     @property
     def stored_rows(self) -> int:
@@ -97,8 +118,8 @@ class Slab:
         for store in (self._k, self._v):
             for layer, x in enumerate(store):
                 if x is not None:
-                    store[layer] = x.new_zeros((rows, x.shape[1], columns, x.shape[3]))
-                    _given(store[layer])[:held, :, :length] = x[:held].index_select(2, old)
+                    store[layer] = x.new_zeros((rows, columns, *x.shape[2:]))
+                    _given(store[layer])[:held, :length] = x[:held].index_select(1, old)
         places = torch.full((rows, columns), -1, dtype=torch.int64, device=self._device)
         places[:held, :length] = self._places[:held].index_select(1, old)
         self._places = places
@@ -111,8 +132,8 @@ class Slab:
             at = self._index(self.columns.physical(kept.tokens))
             for layer in range(len(self._k)):
                 for store, given in ((self._k, kept.k), (self._v, kept.v)):
-                    self._of(store, layer, given[layer].shape[0], given[layer])[row][:, at] = given[layer].to(self._device)
-                    given[layer] = given[layer][:, :0]
+                    self._of(store, layer, given[layer])[row, at] = given[layer].to(self._device)
+                    given[layer] = given[layer][:0]
             self._places[row, at] = torch.arange(kept.tokens, device=self._device)
         return row
 
@@ -120,7 +141,7 @@ class Slab:
         """A copy of what a row has, without holes."""
         at = torch.tensor(self.columns.physical(self.columns.span(row)), dtype=torch.int64, device=self._device)
         at = at[self._places[row, at] >= 0]
-        k, v = ([_given(x)[row].index_select(1, at) for x in store] if at.numel() else [] for store in (self._k, self._v))
+        k, v = ([_given(x)[row].index_select(0, at) for x in store] if at.numel() else [] for store in (self._k, self._v))
         return Kept(int(at.numel()), k, v)
 
     def drain(self) -> list[Kept]:
@@ -132,8 +153,8 @@ class Slab:
         kept = [Kept(int(at.numel()), [], []) for at in found]
         for layer in range(len(self._k)):
             for row, at in enumerate(found):
-                kept[row].k.append(_given(self._k[layer])[row].index_select(1, at))
-                kept[row].v.append(_given(self._v[layer])[row].index_select(1, at))
+                kept[row].k.append(_given(self._k[layer])[row].index_select(0, at))
+                kept[row].v.append(_given(self._v[layer])[row].index_select(0, at))
             self._k[layer] = self._v[layer] = None
         return kept
 
@@ -164,19 +185,20 @@ class Slab:
         padding = None if all(count == width for count in counts) else made < 0
         self._places[: len(counts), at] = made
         self._keys = None
-        self._window = Window(at, made, tuple(counts), fresh, padding)
+        self._window = Window(at, made, tuple(counts), fresh, padding, tuple(starts), self.columns.capacity)
+        self._native = None
         return self._window
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keep K and V of the window [rows, kv_heads, width, head_dim]; returns all that the layer has, as [.., columns, ..]."""
         window, rows = self.window, self.columns.rows
         out = []
-        for store, given in ((self._k, key), (self._v, value)):
+        for store, given in ((self._k, key.transpose(1, 2)), (self._v, value.transpose(1, 2))):
             if window.padding is not None:
-                given = given.masked_fill(window.padding[:, None, :, None], 0)
-            kept = self._of(store, layer, given.shape[1], given)[:rows]
-            kept[:, :, window.columns] = given
-            out.append(kept)
+                given = given.masked_fill(window.padding[:, :, None, None], 0)
+            kept = self._of(store, layer, given)[:rows]
+            kept[:, window.columns] = given
+            out.append(kept.transpose(1, 2))
         return out[0], out[1]
 
     def mask(self, sliding: int | None, dtype: torch.dtype) -> Tensor:
@@ -203,12 +225,27 @@ class Slab:
         k, v = self.write(layer, key, value)
         return _grouped(now.query, k, v, self.mask(now.how.window, now.query.dtype), now.how)
 
+    def attend_tokens(self, layer: int, now: Tokens, kernels: Kernels | None) -> Tensor:
+        """Likewise of the window's tokens without its padding: [tokens, heads, head_dim] -> the same."""
+        k, v = (self._of(store, layer, given) for store, given in ((self._k, now.key), (self._v, now.value)))
+        window, rows = self.window, self.columns.rows
+        if kernels is not None and takes(now):
+            if self._native is None:
+                self._native = NativeWindow(kernels, window, self._places[:rows])
+            return self._native.attend(k, v, now)
+        for x, given in ((k, now.key), (v, now.value)):
+            x.view(-1, *given.shape[1:])[window.cells] = given
+        query = now.query.new_zeros((rows * window.width, *now.query.shape[1:]))
+        query[window.tokens] = now.query
+        k, v = (x[:rows].transpose(1, 2) for x in (k, v))
+        return _grouped(query, k, v, self.mask(now.how.window, query.dtype), now.how)[window.tokens]
+
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _of(self, store: list[Tensor | None], layer: int, heads: int, like: Tensor) -> Tensor:
-        """A layer's K or V, made when first written: layers of one model may differ in heads."""
+    def _of(self, store: list[Tensor | None], layer: int, like: Tensor) -> Tensor:
+        """A layer's K or V, made when first written: layers of one model may differ in heads. `like`: [.., kv_heads, head_dim]."""
         if store[layer] is None:
-            shape = (self.stored_rows, heads, self.columns.capacity, like.shape[-1])
+            shape = (self.stored_rows, self.columns.capacity, *like.shape[-2:])
             store[layer] = torch.zeros(shape, dtype=like.dtype, device=self._device)
         return _given(store[layer])
 

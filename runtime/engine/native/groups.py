@@ -9,6 +9,7 @@ per group, whichever segments it runs in. Where one does more than add (IA3, DoR
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -167,7 +168,6 @@ def parts_of(layers: Sequence[SharedLinear]) -> Parts | None:
 
 
 def is_silu(act: nn.Module) -> bool:
-    """Whether this is the gate that the kernels know."""
-    from transformers.activations import ACT2FN
-
-    return isinstance(act, nn.SiLU | type(ACT2FN["silu"]))
+    """Whether this is the gate that the kernels know: torch's, or transformers' where that is there at all."""
+    known = sys.modules.get("transformers.activations")
+    return isinstance(act, nn.SiLU) or (known is not None and isinstance(act, type(known.ACT2FN["silu"])))

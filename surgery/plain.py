@@ -1,0 +1,95 @@
+"""Configs of the plain gated shape (llama, mistral, qwen2, qwen3) read without transformers, whose import takes longer than loading a model.
+
+    plain_settings({…config.json…}) -> what its modules depend on, or None: something is missing, of another type, or not of this shape
+
+Nothing is guessed: a config that leaves to a default what the family's versions disagree about, or that transformers would refuse, is not
+plain, and whoever asks goes on with transformers. Pure: no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+PLAIN_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+#: What changes modules in ways that are not the plain shape's.
+_FOREIGN = ("quantization_config", "rope_scaling", "partial_rotary_factor", "rotary_pct", "use_sliding_window", "auto_map")
+
+
+@dataclass(frozen=True, slots=True)
+class PlainSettings:
+    """`qkv_bias`, `o_bias`, `ffn_bias`: which products have one. `head_norms`: norms of each head of q and k (qwen3)."""
+
+    family: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    theta: float
+    qkv_bias: bool
+    o_bias: bool
+    ffn_bias: bool
+    sliding_window: int | None
+
+    @property
+    def head_norms(self) -> bool:
+        return self.family == "qwen3"
+
+
+def plain_settings(config: Mapping[str, Any]) -> PlainSettings | None:
+    """See the top of the file."""
+    family = config.get("model_type")
+    sizes = [config.get(name) for name in _SIZES]
+    theta, eps = _theta(config), config.get("rms_norm_eps")
+    if family not in PLAIN_FAMILIES or not all(_is_size(size) for size in sizes) or any(config.get(name) for name in _FOREIGN):
+        return None
+    if theta is None or not isinstance(eps, float) or config.get("hidden_act") != "silu" or not _is_size(config.get("max_position_embeddings")):
+        return None
+    vocabulary, width, inner, layers, heads, kv_heads = (int(size or 0) for size in sizes)
+    head_dim, sliding = _head_dim(config, family, width, heads), config.get("sliding_window")
+    if head_dim is None or head_dim % 2 or width % heads or heads % kv_heads or not _windows(config, family):
+        return None
+    bias, ffn_bias = config.get("attention_bias", False), config.get("mlp_bias", False)
+    if not isinstance(bias, bool) or not isinstance(ffn_bias, bool):
+        return None
+    bias, ffn_bias = bias and family in ("llama", "qwen3"), ffn_bias and family == "llama"
+    return PlainSettings(
+        str(family), vocabulary, width, inner, layers, heads, kv_heads, head_dim, eps, theta, bias or family == "qwen2", bias, ffn_bias,
+        sliding if family == "mistral" else None,
+    )  # fmt: skip
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _theta(config: Mapping[str, Any]) -> float | None:
+    """The base of rotary angles that are not scaled, in either spelling; None where it is not said so, or said twice."""
+    given, plain = config.get("rope_parameters"), config.get("rope_theta")
+    if given is None:
+        return float(plain) if isinstance(plain, int | float) and not isinstance(plain, bool) and plain > 0 else None
+    if plain is not None or not isinstance(given, Mapping) or set(given) != {"rope_type", "rope_theta"} or given["rope_type"] != "default":
+        return None
+    return _theta({"rope_theta": given["rope_theta"]})
+
+
+def _head_dim(config: Mapping[str, Any], family: object, width: int, heads: int) -> int | None:
+    given = config.get("head_dim")
+    if given is None and family != "qwen3":
+        return width // heads
+    return given if _is_size(given) else None
+
+
+def _windows(config: Mapping[str, Any], family: object) -> bool:
+    """Whether all layers see all tokens, or (mistral) as many as the config says itself."""
+    if family == "mistral":
+        return "sliding_window" in config and (config["sliding_window"] is None or _is_size(config["sliding_window"]))
+    kinds = config.get("layer_types")
+    return kinds is None or (isinstance(kinds, list) and len(kinds) == config["num_hidden_layers"] and set(kinds) <= {"full_attention"})
