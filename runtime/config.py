@@ -174,8 +174,8 @@ DensePadding = Literal["computed", "skipped"]
 @dataclass(frozen=True, slots=True)
 class DenseConfig:
     """The dense executor. `slots`: rows of a model's batch at most. Above `high` of the pool rows are moved out, up to `low` of it they are
-    taken in (BA-15). `padding`: windows are rectangles; what is in them beside tokens is `computed`, as in the paper, or `skipped`, wherever
-    a model's layers do not attend by themselves. Neither changes an answer, or who runs when.
+    taken in (BA-15). `padding`: windows are rectangles; what rows that run have in them beside tokens is `computed`, as in the paper, or
+    `skipped`, wherever a model's layers do not attend by themselves. Neither changes an answer, or who runs when.
     """
 
     mode: DenseMode = "baton-pd"

@@ -1,6 +1,6 @@
 """Frames over dense batches: one slab per model, its window's tokens row by row, one model after the other.
 
-    tokens of a frame:  model a: row 0's window | row 1's window | …   model b: …      padding in it only where it is computed (`packed`)
+    tokens of a frame:  model a: row 0's window | row 1's window | …   model b: …      padding in it only where it is computed
 
 Shared layers run once over the tokens of all models; attention runs slab by slab. Knows nothing of who is to run.
 """
@@ -24,11 +24,10 @@ from surgery.components import Where
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One model's rows and the slab whose window they are. `packed`: they are the window's tokens alone, without its padding."""
+    """One model's rows and the slab whose window they are, in what is computed of it."""
 
     rows: Rows
     slab: Slab
-    packed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,6 @@ class _Seen:
     lo: int
     hi: int
     layer: int
-    packed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +52,7 @@ class _Slabs:
         for part in self.parts:
             mine = slice(part.lo, part.hi)
             own = Tokens(now.query[mine], now.key[mine], now.value[mine], now.how)
-            outs.append(part.slab.attend_tokens(part.layer, own, self.kernels) if part.packed else part.slab.attend(part.layer, own))
+            outs.append(part.slab.attend(part.layer, own, self.kernels))
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
 
@@ -120,10 +118,10 @@ class DenseFrames:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _positions(self, name: str) -> Tensor:
-        """[rows, width], or [1, tokens] without padding; padding stands at 0, which every table has."""
-        batch = self._batches[name]
-        positions = batch.slab.window.positions
-        return positions.reshape(-1)[batch.slab.window.tokens][None] if batch.packed else positions.clamp_min(0)
+        """[rows, width], or [1, computed] where not all of the window is; padding stands at 0, which every table has."""
+        window = self._batches[name].slab.window
+        positions = window.positions.clamp_min(0)
+        return positions if window.computed is None else positions.reshape(-1)[window.computed][None]
 
     def _tables(self, name: str, key: str, like: Tensor) -> tuple[Tensor, Tensor]:
         """(cos, sin) [rows, width, rotary width], made once per model and step."""
@@ -137,5 +135,5 @@ class DenseFrames:
         base = 0
         for name, layer in zip(models, layers, strict=True):
             batch = self._batches[name]
-            yield _Seen(batch.slab, base, base + batch.rows.tokens, layer, batch.packed)
+            yield _Seen(batch.slab, base, base + batch.rows.tokens, layer)
             base += batch.rows.tokens

@@ -32,7 +32,7 @@ class Lane:
     def __init__(self, model: LoadedModel, device: torch.device, config: DenseConfig) -> None:
         self.model = model
         # Layers that attend by themselves want their rows as a rectangle.
-        self._packs = config.padding == "skipped" and not any(unit.masked for unit in model.units)
+        self._skips = config.padding == "skipped" and not any(unit.masked for unit in model.units)
         self.slab = Slab(model.spec.kv_layers, device)
         self.seats: list[str | None] = []
         self._kept: dict[str, Kept] = {}
@@ -150,7 +150,7 @@ class Lane:
         alive = [True] * len(window.counts) if batch.slab is not self.slab else [seq is not None for seq in self.seats]
         rows = [RanRow(count, at in window.fresh, alive[at]) for at, count in enumerate(window.counts)]
         made = counted(rows, window.width)
-        return replace(made, skipped=made.idle) if batch.packed else made
+        return replace(made, skipped=made.shaped - batch.rows.tokens)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
@@ -164,19 +164,20 @@ class Lane:
         return RowView(seq, row.start, len(row.tokens), span, priority, prompt)
 
     def _opened(self, slab: Slab, rows: Sequence[Row | None]) -> Batch:
-        """Open a window for the rows of a slab, in its order; None has nothing to run."""
+        """Open a window for the rows of a slab, in its order; None has nothing to run. Rows of the lane whose sequence has ended are
+        computed on, that is what their modes are.
+        """
         counts = [0 if row is None else len(row.tokens) for row in rows]
-        window = slab.begin(counts, [0 if row is None else row.start for row in rows])
-        ids = [0] * (sum(counts) if self._packs else len(rows) * window.width)
-        spans, base = [], 0
-        for at, row in enumerate(rows):
+        ended = [at for at, seq in enumerate(self.seats) if seq is None] if slab is self.slab else []
+        window = slab.begin(counts, [0 if row is None else row.start for row in rows], ended if self._skips else None)
+        ids: list[int] = []
+        spans = []
+        for place, row in zip(window.places, rows, strict=True):
             if row is not None:
-                lo = base if self._packs else at * window.width + window.real(at).start
-                base += len(row.tokens)
-                ids[lo : lo + len(row.tokens)] = row.tokens
-                spans.append(RowSpan(lo, lo + len(row.tokens), row.start))
-        own = Rows(self.model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids))
-        return Batch(own, slab, self._packs)
+                spans.append(RowSpan(place.at, place.at + place.count, row.start))
+            own = () if row is None else row.tokens
+            ids.extend([*own, *[0] * place.empty] if place.at <= place.empty_at else [*[0] * place.empty, *own])
+        return Batch(Rows(self.model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids)), slab)
 
     def _leave(self, at: int) -> None:
         last = self.slab.leave(at)

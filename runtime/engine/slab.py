@@ -6,15 +6,16 @@ Who may look where follows from positions alone (BA-02): a query at position p s
 columns need no order, rows no common start, and what lies at placeholders is never seen; it is zero, for masked NaN is still NaN (BA-04).
 Where columns lie is `kv.columns`'s affair. It does not know sequences, models, or who is to run.
 
-A window is a rectangle, and what a layer is given of it is all of it (`attend`), or its tokens alone (`attend_tokens`): its padding is then
-there in the shapes, and nobody computes it.
+A window is a rectangle. Which of its places are computed is for whoever opens it to say: all of them, or its tokens, padding then being
+there in shape only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,11 +35,25 @@ class Kept:
     v: list[Tensor]
 
 
+class Place(NamedTuple):
+    """Of a row of a window, among what is computed: its `count` tokens, from number `at` on and from position `start`, and `empty` places
+    beside them, from number `empty_at` on.
+    """
+
+    row: int
+    at: int
+    count: int
+    start: int
+    empty_at: int
+    empty: int
+
+
 @dataclass
 class Window:
     """The tokens that run now: `columns` of the store, and positions [rows, width], -1 where a row has nothing there.
 
-    `fresh`: rows whose first tokens these are; theirs stand at the window's end, others' at its beginning.
+    `fresh`: rows whose first tokens these are; theirs stand at the window's end, others' at its beginning. `filled`: rows that have nothing
+    to run, and one place of which is computed; None where every place of the window is.
     """
 
     columns: slice | Tensor
@@ -48,6 +63,7 @@ class Window:
     padding: Tensor | None
     starts: tuple[int, ...]
     capacity: int
+    filled: frozenset[int] | None = None
     _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     @property
@@ -55,21 +71,39 @@ class Window:
         return int(self.positions.shape[1])
 
     @cached_property
-    def tokens(self) -> Tensor:
-        """Which of the places [rows * width] hold tokens, row by row."""
-        return (self.positions.reshape(-1) >= 0).nonzero()[:, 0]
+    def places(self) -> tuple[Place, ...]:
+        """What is computed, row by row."""
+        found, at = [], 0
+        for row, (count, start) in enumerate(zip(self.counts, self.starts, strict=True)):
+            empty = self.width - count if self.filled is None else int(row in self.filled)
+            front = empty if row in self.fresh else 0
+            found.append(Place(row, at + front, count, start, at if front else at + count, empty))
+            at += count + empty
+        return tuple(found)
+
+    @cached_property
+    def computed(self) -> Tensor | None:
+        """Which of the places [rows * width] are computed; None for all."""
+        if self.filled is None or self.padding is None:
+            return None
+        wanted = ~self.padding
+        wanted[sorted(self.filled), 0] = True
+        return wanted.reshape(-1).nonzero()[:, 0]
+
+    @cached_property
+    def tokens(self) -> Tensor | None:
+        """Which of what is computed are tokens; None for all."""
+        if not any(place.empty for place in self.places):
+            return None
+        return torch.tensor([at for one in self.places for at in range(one.at, one.at + one.count)], device=self.positions.device)
 
     @cached_property
     def cells(self) -> Tensor:
-        """Where those are kept, among all cells [rows * columns] of a layer's store."""
+        """Where tokens are kept, among all cells [rows * columns] of a layer's store."""
         rows = torch.arange(len(self.counts), device=self.positions.device)[:, None] * self.capacity
         columns = torch.arange(self.capacity, device=self.positions.device)[self.columns]
-        return (rows + columns).reshape(-1)[self.tokens]
-
-    def real(self, row: int) -> range:
-        """Which of the window's places hold tokens of a row."""
-        count = self.counts[row]
-        return range(self.width - count, self.width) if row in self.fresh else range(count)
+        cells = (rows + columns).reshape(-1)
+        return cells if self.padding is None else cells[~self.padding.reshape(-1)]
 
 
 class Slab:
@@ -170,8 +204,15 @@ class Slab:
 
     # -- a window ------------------------------------------------------------------------------------------------------
 
-    def begin(self, counts: Sequence[int], starts: Sequence[int]) -> Window:
-        """Open a window: `counts[row]` tokens at positions `starts[row]`, …; 0 for rows that have nothing to run. Raises NoRoom."""
+    def begin(self, counts: Sequence[int], starts: Sequence[int], filled: Iterable[int] | None = None) -> Window:
+        """Open a window: `counts[row]` tokens at positions `starts[row]`, …; 0 for rows that have nothing to run.
+
+        Args:
+            filled: of those, whose first place is computed, beside the tokens; None has every place of the window computed.
+
+        Raises:
+            NoRoom.
+        """
         fresh = frozenset(row for row in range(self.columns.rows) if not self.columns.span(row))
         width = self.columns.advance(counts)
         at = self._index(self.columns.physical(width))
@@ -185,7 +226,8 @@ class Slab:
         padding = None if all(count == width for count in counts) else made < 0
         self._places[: len(counts), at] = made
         self._keys = None
-        self._window = Window(at, made, tuple(counts), fresh, padding, tuple(starts), self.columns.capacity)
+        filled = None if filled is None else frozenset(filled)
+        self._window = Window(at, made, tuple(counts), fresh, padding, tuple(starts), self.columns.capacity, filled)
         self._native = None
         return self._window
 
@@ -218,27 +260,25 @@ class Slab:
             window._masks[sliding, dtype] = made
         return made
 
-    def attend(self, layer: int, now: Tokens) -> Tensor:
-        """Attention of the window's tokens, laid out row by row: [rows * width, heads, head_dim] -> the same."""
-        rows, width = self.window.positions.shape
-        key, value = (x.view(rows, width, *x.shape[1:]).transpose(1, 2) for x in (now.key, now.value))
-        k, v = self.write(layer, key, value)
-        return _grouped(now.query, k, v, self.mask(now.how.window, now.query.dtype), now.how)
-
-    def attend_tokens(self, layer: int, now: Tokens, kernels: Kernels | None) -> Tensor:
-        """Likewise of the window's tokens without its padding: [tokens, heads, head_dim] -> the same."""
+    def attend(self, layer: int, now: Tokens, kernels: Kernels | None = None) -> Tensor:
+        """Keep K and V of the window's tokens, then attend with all that is computed of it, row by row: [computed, heads, head_dim] -> as
+        given. What comes of empty places is finite and means nothing.
+        """
         k, v = (self._of(store, layer, given) for store, given in ((self._k, now.key), (self._v, now.value)))
         window, rows = self.window, self.columns.rows
         if kernels is not None and takes(now):
             if self._native is None:
-                self._native = NativeWindow(kernels, window, self._places[:rows])
+                self._native = NativeWindow(kernels, window.places, window.tokens, window.cells, self._places[:rows])
             return self._native.attend(k, v, now)
         for x, given in ((k, now.key), (v, now.value)):
-            x.view(-1, *given.shape[1:])[window.cells] = given
-        query = now.query.new_zeros((rows * window.width, *now.query.shape[1:]))
-        query[window.tokens] = now.query
+            x.view(-1, *given.shape[1:])[window.cells] = given if window.tokens is None else given[window.tokens]
+        query = now.query
+        if window.computed is not None:
+            query = query.new_zeros((rows * window.width, *query.shape[1:]))
+            query[window.computed] = now.query
         k, v = (x[:rows].transpose(1, 2) for x in (k, v))
-        return _grouped(query, k, v, self.mask(now.how.window, query.dtype), now.how)[window.tokens]
+        out = _grouped(query, k, v, self.mask(now.how.window, query.dtype), now.how)
+        return out if window.computed is None else out[window.computed]
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -1,11 +1,12 @@
-"""Attention over a dense batch's store with the kernels: a window's tokens alone, each against the cells of its row that hold its sequence.
+"""Attention over a dense batch's store with the kernels: what is computed of a window, each against the cells of its row that hold tokens.
 
-To the kernels a cell is a page of one token, and a row's table says in which column each position stands: neither placeholders nor the
-window's padding is read or computed. A row's result does not depend on how wide the window is, or who else is in it.
+To the kernels a cell is a page of one token, and a row's table says in which cell each position stands, so placeholders are not read. A
+row's result does not depend on how wide the window is, or who else is in it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -15,44 +16,53 @@ from runtime.engine.attention import Tokens
 from runtime.engine.native.calls import MOST_HEADS, MOST_WIDTH, Chunk, Chunks, Kernels, Pool, back_to_back
 
 
-class Windowed(Protocol):
-    """What is read of a window (`engine.slab`): by row how many tokens it has there and the position of the first, and all their cells."""
+class Placed(Protocol):
+    """`engine.slab.Place`."""
 
     @property
-    def counts(self) -> tuple[int, ...]: ...
+    def row(self) -> int: ...
 
     @property
-    def starts(self) -> tuple[int, ...]: ...
+    def at(self) -> int: ...
 
     @property
-    def cells(self) -> Tensor: ...
+    def count(self) -> int: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def empty_at(self) -> int: ...
+
+    @property
+    def empty(self) -> int: ...
 
 
 class NativeWindow:
     """One window, for all layers.
 
     Args:
+        rows: what is computed. Empty places see all that their row has.
+        tokens: which of it are tokens, None for all; cells: where these are kept.
         places: [rows, columns], the position of the token in each cell, -1 for placeholders; the window included.
     """
 
-    def __init__(self, kernels: Kernels, window: Windowed, places: Tensor) -> None:
+    def __init__(self, kernels: Kernels, rows: Sequence[Placed], tokens: Tensor | None, cells: Tensor, places: Tensor) -> None:
         self._kernels = kernels
-        rows, columns = places.shape
-        cells = torch.arange(rows * columns).view(rows, columns)
+        count, columns = places.shape
         # Position p of a row goes to p + 1, and all placeholders to 0, which nobody reads.
-        table = torch.empty((rows, columns + 1), dtype=torch.int64)
-        self._tables = table.scatter_(1, places + 1, cells)[:, 1:]
-        self._cells = window.cells
-        self._offsets = torch.zeros_like(self._cells)
+        table = torch.empty((count, columns + 1), dtype=torch.int64)
+        self._tables = table.scatter_(1, places + 1, torch.arange(count * columns).view(count, columns))[:, 1:]
+        self._kept, self._cells, self._offsets = tokens, cells, torch.zeros_like(cells)
+        lengths = [] if tokens is None else (places.amax(1) + 1).tolist()
         decodes: list[tuple[int, int, int]] = []
         prompts: list[Chunk] = []
-        at = 0
-        for row, (count, start) in enumerate(zip(window.counts, window.starts, strict=True)):
-            if count == 1:
-                decodes.append((at, row, start + 1))
-            elif count:
-                prompts.append(Chunk(at, count, start, row))
-            at += count
+        for one in rows:
+            if one.count == 1:
+                decodes.append((one.at, one.row, one.start + 1))
+            elif one.count:
+                prompts.append(Chunk(one.at, one.count, one.start, one.row))
+            decodes.extend((one.empty_at + i, one.row, lengths[one.row]) for i in range(one.empty))
         self._prompts = Chunks(prompts)
         self._tokens, self._rows, self._lengths = torch.tensor(decodes, dtype=torch.int64).reshape(-1, 3).t().contiguous()
 
@@ -60,10 +70,11 @@ class NativeWindow:
         """Keep K and V of the window's tokens in a layer's store [rows, columns, kv_heads, head_dim], then attend.
 
         Returns:
-            [tokens, heads, head_dim].
+            [computed, heads, head_dim].
         """
         pool = Pool(k.view(-1, 1, *k.shape[2:]), v.view(-1, 1, *v.shape[2:]), self._tables)
-        self._kernels.keep(pool, self._cells, self._offsets, now.key, now.value)
+        key, value = (x if self._kept is None else x[self._kept] for x in (now.key, now.value))
+        self._kernels.keep(pool, self._cells, self._offsets, key, value)
         out = torch.empty(now.query.shape)
         terms = (now.how.factor(now.query.shape[2]), now.how.window or 0, now.how.softcap or 0.0)
         if self._lengths.numel():

@@ -27,22 +27,32 @@ def tokens(count: int, chance: torch.Generator, how: How) -> Tokens:
     return Tokens(query, key, value, how)
 
 
-def padded(slab: Slab, now: Tokens) -> Tokens:
-    """The window's rectangle around its tokens; what stands beside them must not matter."""
-    rows, width = slab.window.positions.shape
+def computed(slab: Slab, now: Tokens) -> Tokens:
+    """A window's tokens among all that is computed of it; what stands beside them must not matter."""
+    window = slab.window
+    count = sum(place.count + place.empty for place in window.places)
+    at = slice(None) if window.tokens is None else window.tokens
     out = []
     for x in now[:3]:
-        wide = torch.full((rows * width, *x.shape[1:]), 1e3)
-        wide[slab.window.tokens] = x
+        wide = torch.full((count, *x.shape[1:]), 1e3)
+        wide[at] = x
         out.append(wide)
     return Tokens(*out, now.how)
 
 
+def attended(slab: Slab, now: Tokens, by: Kernels | None) -> torch.Tensor:
+    out = slab.attend(0, computed(slab, now), by)
+    assert torch.isfinite(out).all()
+    return out if slab.window.tokens is None else out[slab.window.tokens]
+
+
 @pytest.mark.parametrize("how", [How(), How(scaling=0.3), How(window=5), How(softcap=2.0)])
 def test_as_over_the_rectangle(how):
-    """Three stores of one content live through the same random windows, rows that come and go, and growth."""
+    """Four stores of one content live through the same random windows, rows that come and go, and growth: all of a window is computed, or
+    its tokens and some empty rows, with the kernels and without.
+    """
     chance, rng = torch.Generator().manual_seed(0), random.Random(0)
-    slabs = [Slab(1, torch.device("cpu")) for _ in range(3)]
+    slabs = [Slab(1, torch.device("cpu")) for _ in range(4)]
     lengths: list[int] = []
     for turn in range(40):
         for slab in slabs:
@@ -60,18 +70,17 @@ def test_as_over_the_rectangle(how):
             lengths.append(0)
         counts = [rng.choice((0, 1, 1, 1, 3)) if length else rng.randint(1, 9) for length in lengths]
         counts[rng.randrange(len(counts))] = 2
-        for slab in slabs:
-            slab.begin(counts, lengths)
+        filled = [row for row, count in enumerate(counts) if not count][:2]
+        for number, slab in enumerate(slabs):
+            slab.begin(counts, lengths, filled if number % 2 else None)
         lengths = [length + count for length, count in zip(lengths, counts, strict=True)]
         now = tokens(sum(counts), chance, how)
-        mine = slabs[0].attend_tokens(0, now, kernels())
-        plain = slabs[1].attend_tokens(0, now, None)
-        whole = slabs[2].attend(0, padded(slabs[2], now))[slabs[2].window.tokens]
-        torch.testing.assert_close(mine, whole, atol=2e-5, rtol=2e-5, msg=lambda text, turn=turn: f"turn {turn}: {text}")
-        torch.testing.assert_close(plain, whole, atol=2e-5, rtol=2e-5)
-    for one, other, third in zip(*(slab.drain() for slab in slabs), strict=True):
-        assert one.tokens == other.tokens == third.tokens
-        assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(one.k, other.k, third.k, strict=True))
+        whole, *others = (attended(slab, now, kernels() if number > 1 else None) for number, slab in enumerate(slabs))
+        for other in others:
+            torch.testing.assert_close(other, whole, atol=2e-5, rtol=2e-5, msg=lambda text, turn=turn: f"turn {turn}: {text}")
+    for first, *rest in zip(*(slab.drain() for slab in slabs), strict=True):
+        for other in rest:
+            assert other.tokens == first.tokens and all(torch.equal(a, b) for a, b in zip(first.k, other.k, strict=True))
 
 
 def test_a_rows_result_does_not_depend_on_the_window():
@@ -82,13 +91,14 @@ def test_a_rows_result_does_not_depend_on_the_window():
         slab.shape(3, 40)
         slab.enter(None)
     beside.enter(None)
-    length = 0
+    length = reached = 0
     for count, other in ((4, 9), (1, 3), (1, 1), (1, 6)):
         mine = tokens(count, own, How())
-        alone.begin([count], [length])
-        beside.begin([count, other], [length, 0 if not length else beside.columns.span(1)])
+        alone.begin([count], [length], ())
+        beside.begin([count, other], [length, reached], ())
+        reached += other
         theirs = tokens(other, foreign, How())
         both = Tokens(*(torch.cat((a, b)) for a, b in zip(mine[:3], theirs[:3], strict=True)), How())
-        expected = alone.attend_tokens(0, mine, kernels())
-        assert torch.equal(beside.attend_tokens(0, both, kernels())[:count], expected)
+        expected = alone.attend(0, mine, kernels())
+        assert torch.equal(beside.attend(0, both, kernels())[:count], expected)
         length += count
