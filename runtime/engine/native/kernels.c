@@ -100,7 +100,7 @@ void zoo_unpack(const float *packed, int64_t n, int64_t k, float *out, int threa
 /* m rows times one panel. Element p of row i is x[i * step + p * next]: rows as they are (k, 1) or laid out (1, MR). Meanwhile memory is
  * asked for what comes: `pace` floats from `fetch` on for every element of k. */
 INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_t next, const float *restrict w, const float *fetch, int64_t pace,
-                 float *restrict out)
+                 float *restrict out, int64_t across)
 {
     vec acc[MR][NV];
     for (int i = 0; i < m; i++)
@@ -115,12 +115,18 @@ INLINE void tile(int m, int64_t k, const float *restrict x, int64_t step, int64_
         }
     }
     for (int i = 0; i < m; i++)
-        for (int j = 0; j < NV; j++) *(vec *)(out + i * NR + j * VL) = acc[i][j];
+        for (int j = 0; j < NV; j++) *(vec *)(out + i * across + j * VL) = acc[i][j];
 }
 
-#define ROWS(m) case m: if (fetch == NULL) tile(m, k, x, step, 1, w, w + AHEAD, NR, out); else tile(m, k, x, step, 1, w, fetch, NR / 2, out); break;
-/* m rows, `step` apart. */
-static void rows_tile(int64_t m, int64_t k, int64_t step, const float *x, const float *w, const float *fetch, float *out)
+#define ROWS(m) \
+    case m: \
+        if (fetch == NULL) \
+            tile(m, k, x, step, 1, w, w + AHEAD, NR, out, across); \
+        else \
+            tile(m, k, x, step, 1, w, fetch, NR / 2, out, across); \
+        break;
+/* m rows, `step` apart, to rows `across` apart. */
+static void rows_tile(int64_t m, int64_t k, int64_t step, const float *x, const float *w, const float *fetch, float *out, int64_t across)
 {
     switch (m) {
         ROWS(1) ROWS(2) ROWS(3) ROWS(4)
@@ -133,17 +139,35 @@ static void rows_tile(int64_t m, int64_t k, int64_t step, const float *x, const 
     }
 }
 
-static void laid_tile(int64_t k, const float *x, const float *w, float *out) { tile(MR, k, x, 1, MR, w, w + AHEAD, NR, out); }
+static void laid_tile(int64_t k, const float *x, const float *w, float *out) { tile(MR, k, x, 1, MR, w, w + AHEAD, NR, out, NR); }
 
-/* x [rows, k] as [blocks][k][MR], zeros behind the last row; in a parallel region. */
-static void lay_out(const float *x, int64_t rows, int64_t k, int64_t blocks, float *out)
+typedef float four __attribute__((vector_size(16), aligned(4)));
+
+/* Four values each of four rows as four columns, `stride` apart. */
+INLINE void turn(const float *a, const float *b, const float *c, const float *d, float *out, int64_t stride)
+{
+    four ra = *(const four *)a, rb = *(const four *)b, rc = *(const four *)c, rd = *(const four *)d;
+    four low_ab = __builtin_shufflevector(ra, rb, 0, 4, 1, 5), low_cd = __builtin_shufflevector(rc, rd, 0, 4, 1, 5);
+    four high_ab = __builtin_shufflevector(ra, rb, 2, 6, 3, 7), high_cd = __builtin_shufflevector(rc, rd, 2, 6, 3, 7);
+    *(four *)out = __builtin_shufflevector(low_ab, low_cd, 0, 1, 4, 5);
+    *(four *)(out + stride) = __builtin_shufflevector(low_ab, low_cd, 2, 3, 6, 7);
+    *(four *)(out + 2 * stride) = __builtin_shufflevector(high_ab, high_cd, 0, 1, 4, 5);
+    *(four *)(out + 3 * stride) = __builtin_shufflevector(high_ab, high_cd, 2, 3, 6, 7);
+}
+
+/* Blocks [from, end) of x [rows, k] as [blocks][k][MR], zeros behind the last row; in a parallel region, all of which waits for it. */
+static void lay_out(const float *x, int64_t rows, int64_t k, int64_t from, int64_t end, float *out)
 {
 #pragma omp for schedule(static)
-    for (int64_t b = 0; b < blocks; b++)
-        for (int64_t i = 0; i < MR; i++) { /* row by row: side by side, rows would take each other's place in the cache */
+    for (int64_t b = from; b < end; b++)
+        for (int64_t i = 0; i < MR;) { /* few rows at a time: side by side, more would take each other's place in the cache */
             const float *row = x + (b * MR + i) * k;
-            float *o = out + b * k * MR + i;
-            for (int64_t p = 0; p < k; p++) o[p * MR] = b * MR + i < rows ? row[p] : 0.0f;
+            float *o = out + (b - from) * k * MR + i;
+            int64_t p = 0, quick = i + 4 <= MR && b * MR + i + 4 <= rows;
+            for (; quick && p + 4 <= k; p += 4) turn(row + p, row + k + p, row + 2 * k + p, row + 3 * k + p, o + p * MR, MR);
+            for (; p < k; p++)
+                for (int64_t j = 0; j < (quick ? 4 : 1); j++) o[p * MR + j] = b * MR + i + j < rows ? row[j * k + p] : 0.0f;
+            i += quick ? 4 : 1;
         }
 }
 
@@ -192,14 +216,17 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
         total += parts[c].n;
         panels += (parts[c].n + NR - 1) / NR;
     }
-    float *laid = NULL;
-    if (rows >= PACK_ROWS) laid = aligned_alloc(64, (size_t)((blocks * MR * k * 4 + 63) / 64 * 64));
-    int64_t chunk = laid == NULL ? blocks : PACK_BYTES / (MR * k * 4) + 1;
+    float *laid = NULL; /* two chunks of blocks: one is laid out while another thread may still read the one before */
+    int64_t chunk = PACK_BYTES / (MR * k * 4) + 1;
+    if (rows >= PACK_ROWS) laid = aligned_alloc(64, (size_t)((2 * chunk * MR * k * 4 + 63) / 64 * 64));
+    if (laid == NULL) chunk = blocks;
 #pragma omp parallel num_threads(threads)
     {
         float buffer[2][MR * NR] ALIGNED;
-        if (laid != NULL) lay_out(x, rows, k, blocks, laid);
-        for (int64_t from = 0; from < blocks; from += chunk)
+        for (int64_t from = 0; from < blocks; from += chunk) {
+            int64_t end = from + chunk < blocks ? from + chunk : blocks;
+            float *here = laid == NULL ? NULL : laid + from / chunk % 2 * chunk * MR * k;
+            if (here != NULL) lay_out(x, rows, k, from, end, here);
 #pragma omp for schedule(static) nowait
             for (int64_t panel = 0; panel < panels; panel++) {
                 int which = 0;
@@ -211,16 +238,20 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
                 }
                 const struct part *part = &parts[which];
                 int64_t width = part->n - p * NR < NR ? part->n - p * NR : NR;
-                int64_t end = from + chunk < blocks ? from + chunk : blocks;
                 for (int64_t b = from; b < end; b++) {
                     int64_t lo = laid != NULL ? b * MR : rows * b / blocks;
                     int64_t hi = laid == NULL ? rows * (b + 1) / blocks : (lo + MR < rows ? lo + MR : rows);
+                    for (int64_t i = lo; i < hi; i++) /* what is written in the end comes from afar */
+                        for (int64_t j = 0; j < width; j += 16) {
+                            __builtin_prefetch(out + i * total + left + p * NR + j, 1);
+                            if (add != NULL) __builtin_prefetch(add + i * total + left + p * NR + j);
+                        }
                     for (int g = 0; g < (how == GATED_SILU ? 2 : 1); g++) {
                         const float *w = parts[which + g].weight + p * k * NR;
                         if (laid != NULL)
-                            laid_tile(k, laid + b * k * MR, w, buffer[g]);
+                            laid_tile(k, here + (b - from) * k * MR, w, buffer[g]);
                         else
-                            rows_tile(hi - lo, k, k, x + lo * k, w, b == from ? NULL : w + k * NR, buffer[g]);
+                            rows_tile(hi - lo, k, k, x + lo * k, w, b == from ? NULL : w + k * NR, buffer[g], NR);
                         const float *bias = parts[which + g].bias;
                         if (bias != NULL)
                             for (int64_t i = 0; i < hi - lo; i++)
@@ -238,6 +269,7 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
                     }
                 }
             }
+        }
     }
     free(laid);
 }
@@ -306,7 +338,7 @@ int zoo_adapt(const float *x, int64_t k, const struct low *lows, const int64_t *
             int64_t m = bounds[2 * s + 1] - lo < MR ? bounds[2 * s + 1] - lo : MR;
             for (int64_t p = 0; p * NR < ranks; p++) {
                 int64_t width = ranks - p * NR < NR ? ranks - p * NR : NR;
-                rows_tile(m, k, k, x + lo * k, which->a + p * k * NR, NULL, buffer);
+                rows_tile(m, k, k, x + lo * k, which->a + p * k * NR, NULL, buffer, NR);
                 for (int64_t i = 0; i < m; i++) memcpy(low + i * ranks + p * NR, buffer + i * NR, (size_t)width * 4);
             }
             int64_t left = 0, from = 0;
@@ -314,7 +346,7 @@ int zoo_adapt(const float *x, int64_t k, const struct low *lows, const int64_t *
                 if (which->rank[c] == 0) continue;
                 for (int64_t p = 0; p * NR < n[c]; p++) {
                     int64_t width = n[c] - p * NR < NR ? n[c] - p * NR : NR;
-                    rows_tile(m, which->rank[c], ranks, low + from, which->b[c] + p * which->rank[c] * NR, NULL, buffer);
+                    rows_tile(m, which->rank[c], ranks, low + from, which->b[c] + p * which->rank[c] * NR, NULL, buffer, NR);
                     const float *bias = which->bias[c];
                     for (int64_t i = 0; i < m; i++) {
                         float *o = out + (lo + i) * total + left + p * NR;
@@ -556,31 +588,43 @@ static void lay_out_head(const struct pages *pages, const int64_t *table, int64_
 {
     int64_t slabs = (dim + NR - 1) / NR;
     memset(v_out, 0, (size_t)(slabs * padded * NR) * 4);
+    const float *ks[4];
     for (int64_t t = 0; t < padded; t++) {
         float *k = k_out + t / NR * dim * NR + t % NR;
         if (t >= length) {
             for (int64_t i = 0; i < dim; i++) k[i * NR] = 0.0f;
             continue;
         }
-        int64_t place = table[t / pages->page_tokens] * pages->page_stride + (t % pages->page_tokens * kv_heads + head) * dim;
-        for (int64_t i = 0; i < dim; i++) k[i * NR] = pages->k[place + i];
+        int64_t place = table[t / pages->page_tokens] * pages->page_stride + (t % pages->page_tokens * kv_heads + head) * dim, i = 0;
+        ks[t % 4] = pages->k + place;
+        if (t % 4 == 3) { /* four tokens at once, the panel's width is a multiple of that */
+            for (; i + 4 <= dim; i += 4) turn(ks[0] + i, ks[1] + i, ks[2] + i, ks[3] + i, k - 3 + i * NR, NR);
+            for (; i < dim; i++)
+                for (int64_t j = 0; j < 4; j++) k[i * NR + j - 3] = ks[j][i];
+        } else if (t >= length / 4 * 4) {
+            for (; i < dim; i++) k[i * NR] = ks[t % 4][i];
+        }
         for (int64_t s = 0; s < slabs; s++)
             memcpy(v_out + (s * padded + t) * NR, pages->v + place + s * NR, (size_t)(dim - s * NR < NR ? dim - s * NR : NR) * 4);
     }
 }
 
-/* Softmax of a panel of scores [m, NR] for keys [from, from + NR), row i at position first + i, on top of what came before. */
-static void soften(int64_t m, int64_t from, int64_t first, int64_t window, float scale, float cap, float *scores, float *maxima, float *sums,
-                   float *acc, int64_t width)
+/* Keys that are softened together: panels at fixed places, so that how a prompt is cut does not matter. */
+#define PANELS 4
+#define KEYS (PANELS * NR)
+
+/* Softmax of scores [m, keys], `KEYS` apart, for keys [from, from + keys), row i at position first + i, on top of what came before. */
+static void soften(int64_t m, int64_t keys, int64_t from, int64_t first, int64_t window, float scale, float cap, float *scores, float *maxima,
+                   float *sums, float *acc, int64_t width)
 {
-    int32_t lanes[NR] ALIGNED;
-    for (int t = 0; t < NR; t++) lanes[t] = t;
+    int32_t lanes[KEYS] ALIGNED;
+    for (int t = 0; t < KEYS; t++) lanes[t] = t;
     for (int64_t i = 0; i < m; i++) {
-        float *mine = scores + i * NR;
+        float *mine = scores + i * KEYS;
         int64_t after = first + i + 1 - from, before = window > 0 ? after - window : 0;
-        int32_t end = after < NR ? (int32_t)after : NR, begin = before > 0 ? (int32_t)before : 0;
+        int32_t end = after < keys ? (int32_t)after : (int32_t)keys, begin = before > 0 ? (int32_t)(before < keys ? before : keys) : 0;
         vec high = (vec){0} - INFINITY;
-        for (int t = 0; t < NR; t += VL) {
+        for (int64_t t = 0; t < keys; t += VL) {
             vec s = *(vec *)(mine + t) * scale;
             if (cap > 0.0f)
                 for (int j = 0; j < VL; j++) s[j] = tanhf(s[j] / cap) * cap;
@@ -598,7 +642,7 @@ static void soften(int64_t m, int64_t from, int64_t first, int64_t window, float
             maxima[i] = most;
         }
         vec total = {0}, base = (vec){0} + (maxima[i] == -INFINITY ? 0.0f : maxima[i]);
-        for (int64_t t = 0; t < NR; t += VL) {
+        for (int64_t t = 0; t < keys; t += VL) {
             vec p = exp_of(*(vec *)(mine + t) - base);
             *(vec *)(mine + t) = p;
             total += p;
@@ -612,20 +656,21 @@ static void soften(int64_t m, int64_t from, int64_t first, int64_t window, float
 static void attend_block(int64_t m, int64_t dim, const float *q, int64_t q_stride, const float *k, const float *v, int64_t padded,
                          int64_t first, int64_t window, float scale, float cap, float *acc, float *out, int64_t out_stride)
 {
-    float scores[MR * NR] ALIGNED, made[MR * NR] ALIGNED, maxima[MR], sums[MR];
-    int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR;
+    float scores[MR * KEYS] ALIGNED, made[MR * NR] ALIGNED, maxima[MR], sums[MR];
+    int64_t slabs = (dim + NR - 1) / NR, width = slabs * NR, end = (first + m + NR - 1) / NR;
     float *mine = acc + MR * width; /* rows that lie a page apart would take each other's place in the cache */
     for (int64_t i = 0; i < m; i++) {
         maxima[i] = -INFINITY, sums[i] = 0.0f;
         memcpy(mine + i * dim, q + i * q_stride, (size_t)dim * 4);
     }
     memset(acc, 0, (size_t)(m * width) * 4);
-    int64_t lo = window > 0 && first + 1 > window ? (first + 1 - window) / NR : 0;
-    for (int64_t panel = lo; panel * NR < first + m; panel++) {
-        rows_tile(m, dim, dim, mine, k + panel * dim * NR, NULL, scores);
-        soften(m, panel * NR, first, window, scale, cap, scores, maxima, sums, acc, width);
+    int64_t lo = window > 0 && first + 1 > window ? (first + 1 - window) / KEYS * PANELS : 0;
+    for (int64_t panel = lo; panel < end; panel += PANELS) {
+        int64_t count = end - panel < PANELS ? end - panel : PANELS;
+        for (int64_t p = 0; p < count; p++) rows_tile(m, dim, dim, mine, k + (panel + p) * dim * NR, NULL, scores + p * NR, KEYS);
+        soften(m, count * NR, panel * NR, first, window, scale, cap, scores, maxima, sums, acc, width);
         for (int64_t s = 0; s < slabs; s++) {
-            rows_tile(m, NR, NR, scores, v + (s * padded + panel * NR) * NR, NULL, made);
+            rows_tile(m, count * NR, KEYS, scores, v + (s * padded + panel * NR) * NR, NULL, made, NR);
             for (int64_t i = 0; i < m; i++)
                 for (int64_t j = 0; j < NR; j += VL) *(vec *)(acc + i * width + s * NR + j) += *(vec *)(made + i * NR + j);
         }
