@@ -451,15 +451,43 @@ INLINE void score(int64_t heads, int64_t group, int64_t dim, const float *q, con
         for (int64_t g = 0; g < group; g++) scores[(h * group + g) * BLOCK] = dot(q + (h * group + g) * dim, k + h * dim, dim) * scale;
 }
 
-/* Query heads of KV heads [first, first + heads) against tokens [lo, hi) of one row. q, out [heads * group, dim], out unnormalised, with
- * each query head's maximum and sum: softmax(q K^T) V = out / sum. A token's heads lie side by side and are read together, front to back,
- * so that memory is read as a stream. `scores` [heads * group, BLOCK] is room to work in. */
-INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const int64_t *table,
-                        int64_t first, int64_t kv_heads, int64_t lo, int64_t hi, float scale, float cap, float *scores, float *out,
+/* Tokens [lo, hi) of a row. */
+struct reach {
+    const int64_t *table;
+    int64_t lo, hi;
+};
+
+/* Where K and V of a row's tokens [from, from + BLOCK) are, as far as it reaches, for KV heads from `first` on; how many. */
+INLINE int64_t find(const struct pages *pages, const struct reach *row, int64_t from, int64_t first, int64_t kv_heads, int64_t dim,
+                    const float **ks, const float **vs)
+{
+    int64_t count = row->hi - from < BLOCK ? row->hi - from : BLOCK;
+    for (int64_t t = 0; t < count; t++) {
+        int64_t at = from + t;
+        int64_t place = row->table[at / pages->page_tokens] * pages->page_stride + (at % pages->page_tokens * kv_heads + first) * dim;
+        ks[t] = pages->k + place;
+        vs[t] = pages->v + place;
+    }
+    return count;
+}
+
+/* Ask for `n` floats, up to the second-level cache: the first is too small for what waits its turn. */
+INLINE void ask(const float *p, int64_t n)
+{
+    for (int64_t j = 0; j < n; j += 16) __builtin_prefetch(p + j, 0, 2);
+}
+
+/* Query heads of KV heads [first, first + heads) against the tokens of one row. q, out [heads * group, dim], out unnormalised, with
+ * each query head's maximum and sum: softmax(q K^T) V = out / sum. A token's heads lie side by side and are read together, and memory is
+ * asked for V while K is read, and for the next K, at last that of the row which probably comes `next`, while V is read: pieces of a
+ * page's size are too short for the processor to foresee. `scores` [heads * group, BLOCK] is room to work in. */
+INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
+                        const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores, float *out,
                         float *maxima, float *sums)
 {
-    const float *ks[BLOCK], *vs[BLOCK];
-    int64_t all = heads * group;
+    const float *places[2][2][BLOCK];
+    int64_t all = heads * group, lo = row->lo, hi = row->hi, coming = 0;
+    const int64_t *table = row->table;
     for (int64_t g = 0; g < all; g++) {
         maxima[g] = -INFINITY;
         sums[g] = 0.0f;
@@ -471,15 +499,19 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
         __builtin_prefetch(pages->k + place);
         __builtin_prefetch(pages->v + place);
     }
-    for (int64_t from = lo; from < hi; from += BLOCK) {
-        int64_t count = hi - from < BLOCK ? hi - from : BLOCK;
+    coming = find(pages, row, lo, first, kv_heads, dim, places[0][0], places[0][1]);
+    for (int64_t from = lo, turn = 0; from < hi; from += BLOCK, turn ^= 1) {
+        const float **ks = places[turn][0], **vs = places[turn][1], **then = places[turn ^ 1][0];
+        int64_t count = coming;
+        coming = 0;
+        if (from + BLOCK < hi)
+            coming = find(pages, row, from + BLOCK, first, kv_heads, dim, then, places[turn ^ 1][1]);
+        else if (next->lo < next->hi)
+            coming = find(pages, next, next->lo, first, kv_heads, dim, then, places[turn ^ 1][1]);
         for (int64_t t = 0; t < count; t++) {
-            int64_t at = from + t;
-            int64_t place = table[at / pages->page_tokens] * pages->page_stride + (at % pages->page_tokens * kv_heads + first) * dim;
-            ks[t] = pages->k + place;
-            vs[t] = pages->v + place;
+            ask(vs[t], heads * dim);
+            score(heads, group, dim, q, ks[t], scale, scores + t);
         }
-        for (int64_t t = 0; t < count; t++) score(heads, group, dim, q, ks[t], scale, scores + t);
         for (int64_t g = 0; g < all; g++) {
             float *mine = scores + g * BLOCK, most = -INFINITY;
             for (int64_t t = 0; t < count; t++) {
@@ -501,15 +533,17 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
             }
             sums[g] += sum_of(total);
         }
-        for (int64_t t = 0; t < count; t++)
+        for (int64_t t = 0; t < count; t++) {
+            if (t < coming) ask(then[t], heads * dim);
             for (int64_t g = 0; g < all; g++) add_scaled(out + g * dim, vs[t] + g / group * dim, scores[g * BLOCK + t], dim);
+        }
     }
 }
 
-#define ATTEND(D) attend_part(heads, group, D, q, pages, table, first, kv_heads, lo, hi, scale, cap, scores, out, maxima, sums)
+#define ATTEND(D) attend_part(heads, group, D, q, pages, row, next, first, kv_heads, scale, cap, scores, out, maxima, sums)
 /* Known sizes let the compiler unroll. */
-static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const int64_t *table,
-                       int64_t first, int64_t kv_heads, int64_t lo, int64_t hi, float scale, float cap, float *scores, float *out,
+static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q, const struct pages *pages, const struct reach *row,
+                       const struct reach *next, int64_t first, int64_t kv_heads, float scale, float cap, float *scores, float *out,
                        float *maxima, float *sums)
 {
     switch (dim) {
@@ -517,6 +551,16 @@ static void attend_any(int64_t heads, int64_t group, int64_t dim, const float *q
         case 128: ATTEND(128); break;
         default: ATTEND(dim);
     }
+}
+
+/* What part number `split` of row r has to read. */
+static struct reach reach_of(const struct pages *pages, const int64_t *rows_of, const int64_t *lengths, int64_t r, int64_t split,
+                             int64_t window)
+{
+    int64_t first = window > 0 && lengths[r] > window ? lengths[r] - window : 0, lo = split * SPLIT;
+    struct reach row = {pages->tables + (rows_of == NULL ? r : rows_of[r]) * pages->table_stride, lo > first ? lo : first,
+                        lo + SPLIT < lengths[r] ? lo + SPLIT : lengths[r]};
+    return row;
 }
 
 /* One query token per row against its pages.
@@ -541,17 +585,17 @@ int zoo_decode(const float *q, int64_t q_stride, const int64_t *tokens, const in
 #pragma omp for schedule(dynamic, 1)
         for (int64_t each = 0; each < rows * splits * shares; each++) {
             int64_t r = each / shares / splits, split = each / shares % splits, head = each % shares * at_once;
-            int64_t first = window > 0 && lengths[r] > window ? lengths[r] - window : 0;
-            int64_t lo = split * SPLIT, hi = lo + SPLIT < lengths[r] ? lo + SPLIT : lengths[r];
-            if (lo < first) lo = first;
+            int64_t later = each / shares / splits + threads;
+            struct reach row = reach_of(pages, rows_of, lengths, r, split, window), next = row;
+            next.hi = next.lo;
+            if (at_once == kv_heads && splits == 1 && later < rows) next = reach_of(pages, rows_of, lengths, later, 0, window);
             float *o = parts + each / shares * width, *maxima = o + heads * dim + head * group, *sums = maxima + heads;
-            if (lo >= hi) {
+            if (row.lo >= row.hi) {
                 for (int64_t g = 0; g < at_once * group; g++) maxima[g] = -INFINITY;
                 continue;
             }
             const float *mine = q + (tokens == NULL ? r : tokens[r]) * q_stride + head * group * dim;
-            const int64_t *table = pages->tables + (rows_of == NULL ? r : rows_of[r]) * pages->table_stride;
-            attend_any(at_once, group, dim, mine, pages, table, head, kv_heads, lo, hi, scale, cap, scores, o + head * group * dim, maxima, sums);
+            attend_any(at_once, group, dim, mine, pages, &row, &next, head, kv_heads, scale, cap, scores, o + head * group * dim, maxima, sums);
         }
 #pragma omp for schedule(static)
         for (int64_t each = 0; each < rows * heads; each++) {
