@@ -1,15 +1,16 @@
 """Baton's tables and its memory plot, in shape: one model, one batch size after the other, four ways of filling a dense batch.
 
-    python -m benchmarks.baton [--table 1] [--table 2] [--batch 2 4 8] [--padding computed skipped] [--queries 30] [--rounds 1] [--threads 2]
-        [--output FILE] [--plot FILE]
+    python -m benchmarks.baton [--table 1] [--table 2] [--batch 2 4 8] [--padding computed skipped] [--queries 30] [--rounds 1]
+        [--threads 2] [--output FILE] [--plot FILE]
 
 Table 2: queries of short prompts and short answers, run-to-completion against Baton. Table 1: long-in/short-out, short-in/long-out and
 short/short at 1:1:2, all four modes; at batch 4 every length is doubled, as in the paper. All queries are there from the start, lengths of
 answers are fixed beforehand and tokens are greedy, so every mode computes the same answers; how many are token for token the same is
 reported (two modes may round differently). A Llama with random weights. In tokens: a short prompt has 4 to 32, a short answer 12 to 192 in
 table 2 and 4 to 26 in table 1, where long is 160 to 176; all log-uniform. Rounds alternate the modes. Everything is run twice: all modes
-compute what is in their windows, padding and finished rows too, as in the paper, and all modes skip it (`DenseConfig.padding`).
-Beside seconds it reports the share of idle computation (BA-18) and the peak of memory; the plot shows memory over time.
+compute the padding in their windows, as in the paper, or all skip it (`DenseConfig.padding`); finished rows run on in either case.
+Beside seconds it reports the share of idle computation (BA-18), what of it was really computed, and the peak of memory; the plot shows
+memory over time.
 """
 
 from __future__ import annotations
@@ -228,7 +229,8 @@ def _say(report: dict[str, Any]) -> None:
         ratio = report["over_run_to_completion"][mode]
         print(
             f"  {mode:18} {told['seconds'][-1]:7.2f} s {ratio['clock']['median']:5.2f} x   "
-            f"cpu {told['cpu_seconds'][-1]:7.2f} s {ratio['cpu']['median']:5.2f} x   idle {100 * told['idle_share']:5.1f} %  "
+            f"cpu {told['cpu_seconds'][-1]:7.2f} s {ratio['cpu']['median']:5.2f} x   idle {100 * told['idle_share']:5.1f} %, "
+            f"computed in vain {100 * told['computed_in_vain']:5.1f} %  "
             f"peak {told['peak_pages']:6} pages  same answers {told['same_answers']}/{report['queries']}"
         )
     if "baton_pd_over_baton" in report:

@@ -1,4 +1,5 @@
-"""Configs of the plain gated shape (llama, mistral, qwen2, qwen3) read without transformers, whose import takes longer than loading a model.
+"""Configs of the plain gated shape (llama, mistral, qwen2, qwen3) read without transformers, which takes longer to import than a model to
+load.
 
     plain_settings({…config.json…}) -> what its modules depend on, or None: something is missing, of another type, or not of this shape
 
@@ -14,7 +15,10 @@ from typing import Any
 
 PLAIN_FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
-_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+_SIZES = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "max_position_embeddings",
+)  # fmt: skip
 #: What changes modules in ways that are not the plain shape's.
 _FOREIGN = ("quantization_config", "rope_scaling", "partial_rotary_factor", "rotary_pct", "use_sliding_window", "auto_map")
 
@@ -45,24 +49,21 @@ class PlainSettings:
 
 def plain_settings(config: Mapping[str, Any]) -> PlainSettings | None:
     """See the top of the file."""
-    family = config.get("model_type")
-    sizes = [config.get(name) for name in _SIZES]
-    theta, eps = _theta(config), config.get("rms_norm_eps")
-    if family not in PLAIN_FAMILIES or not all(_is_size(size) for size in sizes) or any(config.get(name) for name in _FOREIGN):
+    family, eps = config.get("model_type"), config.get("rms_norm_eps")
+    if family not in PLAIN_FAMILIES or any(config.get(name) for name in _FOREIGN) or not all(_is_size(config.get(name)) for name in _SIZES):
         return None
-    if theta is None or not isinstance(eps, float) or config.get("hidden_act") != "silu" or not _is_size(config.get("max_position_embeddings")):
-        return None
-    vocabulary, width, inner, layers, heads, kv_heads = (int(size or 0) for size in sizes)
-    head_dim, sliding = _head_dim(config, family, width, heads), config.get("sliding_window")
-    if head_dim is None or head_dim % 2 or width % heads or heads % kv_heads or not _windows(config, family):
+    vocabulary, width, inner, layers, heads, kv_heads, _ = (int(config[name]) for name in _SIZES)
+    theta, head_dim = _theta(config), _head_dim(config, family, width, heads)
+    if theta is None or head_dim is None or not isinstance(eps, float) or config.get("hidden_act") != "silu":
         return None
     bias, ffn_bias = config.get("attention_bias", False), config.get("mlp_bias", False)
-    if not isinstance(bias, bool) or not isinstance(ffn_bias, bool):
+    fits = head_dim % 2 == 0 and width % heads == 0 and heads % kv_heads == 0
+    if not (fits and _windows(config, family) and isinstance(bias, bool) and isinstance(ffn_bias, bool)):
         return None
     bias, ffn_bias = bias and family in ("llama", "qwen3"), ffn_bias and family == "llama"
     return PlainSettings(
         str(family), vocabulary, width, inner, layers, heads, kv_heads, head_dim, eps, theta, bias or family == "qwen2", bias, ffn_bias,
-        sliding if family == "mistral" else None,
+        config["sliding_window"] if family == "mistral" else None,
     )  # fmt: skip
 
 

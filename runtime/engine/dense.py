@@ -27,8 +27,8 @@ from zoo.store import Store
 
 
 class DenseEngine:
-    """See the top of the file. Since the engine began: `idle` counts what windows held, useful or not, computed or not (BA-18); `peak_pages`, the most
-    pages that were in use at once.
+    """See the top of the file. Since the engine began: `idle` counts what windows held, useful or not, computed or not (BA-18);
+    `peak_pages`, the most pages that were in use at once.
 
     Args:
         store: where the weights are.

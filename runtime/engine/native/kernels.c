@@ -500,14 +500,14 @@ INLINE void attend_part(int64_t heads, int64_t group, int64_t dim, const float *
         __builtin_prefetch(pages->v + place);
     }
     coming = find(pages, row, lo, first, kv_heads, dim, places[0][0], places[0][1]);
-    for (int64_t from = lo, turn = 0; from < hi; from += BLOCK, turn ^= 1) {
-        const float **ks = places[turn][0], **vs = places[turn][1], **then = places[turn ^ 1][0];
+    for (int64_t from = lo, side = 0; from < hi; from += BLOCK, side ^= 1) {
+        const float **ks = places[side][0], **vs = places[side][1], **then = places[side ^ 1][0];
         int64_t count = coming;
         coming = 0;
         if (from + BLOCK < hi)
-            coming = find(pages, row, from + BLOCK, first, kv_heads, dim, then, places[turn ^ 1][1]);
+            coming = find(pages, row, from + BLOCK, first, kv_heads, dim, then, places[side ^ 1][1]);
         else if (next->lo < next->hi)
-            coming = find(pages, next, next->lo, first, kv_heads, dim, then, places[turn ^ 1][1]);
+            coming = find(pages, next, next->lo, first, kv_heads, dim, then, places[side ^ 1][1]);
         for (int64_t t = 0; t < count; t++) {
             ask(vs[t], heads * dim);
             score(heads, group, dim, q, ks[t], scale, scores + t);

@@ -7,35 +7,13 @@ row's result does not depend on how wide the window is, or who else is in it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from runtime.engine.attention import Tokens
 from runtime.engine.native.calls import MOST_HEADS, MOST_WIDTH, Chunk, Chunks, Kernels, Pool, back_to_back
-
-
-class Placed(Protocol):
-    """`engine.slab.Place`."""
-
-    @property
-    def row(self) -> int: ...
-
-    @property
-    def at(self) -> int: ...
-
-    @property
-    def count(self) -> int: ...
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def empty_at(self) -> int: ...
-
-    @property
-    def empty(self) -> int: ...
+from runtime.engine.window import Place
 
 
 class NativeWindow:
@@ -47,7 +25,7 @@ class NativeWindow:
         places: [rows, columns], the position of the token in each cell, -1 for placeholders; the window included.
     """
 
-    def __init__(self, kernels: Kernels, rows: Sequence[Placed], tokens: Tensor | None, cells: Tensor, places: Tensor) -> None:
+    def __init__(self, kernels: Kernels, rows: Sequence[Place], tokens: Tensor | None, cells: Tensor, places: Tensor) -> None:
         self._kernels = kernels
         count, columns = places.shape
         # Position p of a row goes to p + 1, and all placeholders to 0, which nobody reads.

@@ -28,8 +28,10 @@ MODES = ("run-to-completion", "pd", "baton", "baton-pd")
 MASKED = [*checkpoints.MASKED, *checkpoints.MASKED_VARIANTS]
 
 
-def dense(bench, *names: str, mode: str = "baton-pd", slots: int = 4, pages: int | None = None, **options) -> DenseEngine:
-    config = EngineConfig(kv_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode, slots), **options)
+def dense(
+    bench, *names: str, mode: str = "baton-pd", slots: int = 4, pages: int | None = None, padding: str = "skipped", **options
+) -> DenseEngine:
+    config = EngineConfig(kv_bytes=4 << 20, page_tokens=4, dense=DenseConfig(mode, slots, padding=padding), **options)
     made = DenseEngine(bench.store, config, names)
     if pages is None:
         return made
@@ -66,13 +68,18 @@ def by_seq(*schedules: dict[int, list[SequenceRequest]]) -> dict[str, SequenceRe
 
 
 @pytest.mark.parametrize(
-    ("family", "mode"), [*(("llama", mode) for mode in MODES), *((family, mode) for family in MASKED for mode in ("baton", "baton-pd"))]
+    ("family", "mode", "options"),
+    [
+        *(("llama", mode, options) for mode in MODES for options in ({}, {"padding": "computed"})),
+        *(("llama", mode, {"kernels": "stock"}) for mode in ("run-to-completion", "baton")),
+        *((family, mode, {}) for family in MASKED for mode in ("baton", "baton-pd")),
+    ],
 )
-def test_random_schedules(bench, family, mode):
+def test_random_schedules(bench, family, mode, options):
     """Rows come and go at random, prompts in chunks of at most eleven tokens, three slots for nine sequences."""
     name = known(bench, family)
     arrivals = schedule(MODES.index(mode), name, 9)
-    made = dense(bench, name, mode=mode, slots=3)
+    made = dense(bench, name, mode=mode, slots=3, **options)
     out = drive(made, arrivals, BatchingConfig(token_budget=11))
     check(bench, name, by_seq(arrivals), out)
     assert made.idle.waiting == 0 or mode != "baton-pd"
@@ -130,11 +137,16 @@ def test_existing_rows_pay_for_newcomers_with_shaping_and_not_with_embedding(ben
     arrivals = {0: [ask(name, p, f"{i}", ignore_eos=True) for i, p in enumerate(prompts(1, (5, 5, 5)))]}
     arrivals[4] = [ask(name, prompts(2, (9,))[0], "new", ignore_eos=True)]
     useful = 3 * (5 + 19) + 9 + 19
-    shaped, embedded = dense(bench, name, mode="baton"), dense(bench, name, mode="baton-pd")
-    for made in (shaped, embedded):
-        check(bench, name, by_seq(arrivals), drive(made, arrivals))
+    shaped, embedded = dense(bench, name, mode="baton", padding="computed"), dense(bench, name, mode="baton-pd")
+    skipping = dense(bench, name, mode="baton")
+    for made in (shaped, embedded, skipping):
+        out = drive(made, arrivals)
+        check(bench, name, by_seq(arrivals), out)
         assert made.idle.useful == useful
-    assert shaped.idle.shaping == shaped.idle.idle == 3 * (9 - 1)
+        assert sum(step.idle for step in out.steps) == made.idle.wasted
+    for made in (shaped, skipping):
+        assert made.idle.shaping == made.idle.idle == 3 * (9 - 1), "the shapes are the same"
+    assert (shaped.idle.wasted, skipping.idle.wasted) == (3 * (9 - 1), 0)
     assert embedded.idle.idle == 0
 
 
@@ -148,7 +160,7 @@ def test_batches_run_to_completion_compute_for_those_who_are_done(bench):
     ]
     made = dense(bench, name, mode="run-to-completion", slots=2)
     out = drive(made, {0: requests})
-    assert made.idle.finished == 7 and made.idle.shaping == 0
+    assert made.idle.finished == made.idle.wasted == 7 and made.idle.shaping == 0
     ends = {seq: next(i for i, step in enumerate(out.steps) if [one.seq for one in step.sampled].count(seq)) for seq in lengths}
     assert ends["c"] == 10, "the third has its first token in the step after the last of the batch"
     quick = drive(dense(bench, name, mode="baton-pd", slots=2), {0: requests})
