@@ -1,4 +1,5 @@
-"""Skinny products on this CPU: `F.linear` beside `W @ X.T`, for the linear layers of one decode step, by rows.
+"""Skinny products on this CPU: `F.linear` beside `W @ X.T` and, in float32, our kernels over the same weights as they are stored, for the
+linear layers of one decode step, by rows.
 
     python -m benchmarks.skinny [--threads N] [--output FILE]
 
@@ -21,8 +22,11 @@ import torch.nn.functional as F
 
 from benchmarks.reports import deliver
 from benchmarks.shared_family import SHAPES
+from runtime.config import EngineConfig
+from runtime.engine.native.calls import Kernels
+from runtime.engine.residents import kernels_for
 
-ROWS = (1, 2, 4, 8, 12, 16, 32, 48, 64)
+ROWS = (1, 2, 4, 8, 12, 16, 32, 48, 64, 96)
 
 
 def weights(shape: dict[str, int], dtype: torch.dtype) -> list[torch.Tensor]:
@@ -43,14 +47,17 @@ def timed(run: Callable[[], object], rounds: int = 8) -> dict[str, float]:
     return {"best_ms": 1e3 * min(seconds), "median_ms": 1e3 * statistics.median(seconds)}
 
 
-def measure(size: str, dtype: torch.dtype) -> list[dict[str, Any]]:
+def measure(size: str, dtype: torch.dtype, kernels: Kernels | None) -> list[dict[str, Any]]:
     matrices = weights(SHAPES[size], dtype)
     rows = []
     for count in ROWS:
         inputs = {matrix.shape[1]: torch.randn(count, matrix.shape[1]).to(dtype) for matrix in matrices}
         plain = timed(lambda inputs=inputs: [F.linear(inputs[w.shape[1]], w) for w in matrices])
         turned = timed(lambda inputs=inputs: [torch.mm(w, inputs[w.shape[1]].t()).t() for w in matrices])
-        rows.append({"rows": count, "linear": plain, "turned": turned, "ratio": plain["median_ms"] / turned["median_ms"]})
+        row = {"rows": count, "linear": plain, "turned": turned, "ratio": plain["median_ms"] / turned["median_ms"]}
+        if kernels is not None and dtype == torch.float32:
+            row["stored"] = timed(lambda inputs=inputs: [kernels.stored(inputs[w.shape[1]], w, None) for w in matrices])
+        rows.append(row)
     return rows
 
 
@@ -60,7 +67,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    products = {f"{size} {name}": measure(size, getattr(torch, name)) for size in SHAPES for name in ("float32", "bfloat16")}
+    kernels = kernels_for(EngineConfig(kv_bytes=1))
+    products = {f"{size} {name}": measure(size, getattr(torch, name), kernels) for size in SHAPES for name in ("float32", "bfloat16")}
     report = {"benchmark": "skinny", "threads": args.threads, "torch": version("torch"), "products": products}
     deliver(report, args.output)
 

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from runtime.engine.frame import Frame, current
 from runtime.engine.joined import Joined
+from runtime.engine.native.calls import Kernels
 from runtime.engine.packing import Packed
-from runtime.engine.products import Product, plain_product
+from runtime.engine.products import Product, StoredProduct, plain_product, takes_stored
 from runtime.engine.scaling import Scales
 
 
@@ -96,6 +97,11 @@ class SharedLinear(nn.Module):
         """Read this packed form of the weight [out, in] from now on; the plain one is let go."""
         self.weight = nn.Parameter(packed.data, requires_grad=False)
         self.product = packed.layout.product(packed.data, self.product.outputs, self.product.bias)
+
+    def stay(self, kernels: Kernels) -> None:
+        """The weight stays as it is stored; have it multiplied by the kernels, where they can."""
+        if takes_stored(self.product):
+            self.product = StoredProduct(kernels, self.product)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._plain:

@@ -156,6 +156,42 @@ class NativeProduct:
         return self._kernels.linear(x, self._parts)
 
 
+#: Rows up to which the kernels multiply a weight as it is stored faster than torch does; measured by `benchmarks/skinny.py`.
+STORED_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProduct:
+    """Over a weight [out, in] that stays as it is stored, for others read it too (a tied head's table): by kernels while rows are few."""
+
+    kernels: Kernels
+    plain: Product
+
+    @property
+    def weight(self) -> Tensor:
+        return self.plain.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.plain.bias
+
+    @property
+    def outputs(self) -> int:
+        return self.plain.outputs
+
+    def of(self, x: Tensor) -> Tensor:
+        few = x.dtype == torch.float32 and x.numel() <= STORED_ROWS * x.shape[-1]
+        return self.kernels.stored(x, self.plain.weight, self.plain.bias) if few else self.plain.of(x)
+
+
+def takes_stored(product: Product) -> bool:
+    """Whether the kernels can read a product's weight where it lies."""
+    if not isinstance(product, PlainProduct):
+        return False
+    held = [x for x in (product.weight, product.bias) if x is not None]
+    return all(x.dtype == torch.float32 and x.is_contiguous() and x.device.type == "cpu" for x in held)
+
+
 @dataclass(frozen=True, slots=True)
 class Panels:
     """As the kernels read it, front to back (`native/kernels.c`)."""

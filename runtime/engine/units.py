@@ -171,6 +171,8 @@ class UnitStore:
             digest = digests.get(linear.weight.data_ptr())
             # One copy of each: what another unit reads as it is, such as the table of a tied head, stays as it is.
             if digest is None or self.pool.users(digest) > own[digest]:
+                if self.kernels is not None and self.weights != "plain":
+                    linear.stay(self.kernels)
                 continue
             weight = linear.product.weight
             key = digest if weight.is_contiguous() else digest + _TURNED

@@ -47,6 +47,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "zoo_pack": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_int),
     "zoo_unpack": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_linear": (c_void_p, c_int64, c_int64, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int),
+    "zoo_stored": (c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int),
     "zoo_gate": (c_void_p, c_int64, c_int64, c_void_p, c_int),
     "zoo_adapt": (c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_int, c_void_p, c_int),
     "zoo_norm": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int64, c_int),
@@ -212,7 +213,7 @@ class Kernels:
             function.argtypes, function.restype = arguments, _RETURNS.get(name)
         self._lib = found
         self._threads = threads
-        self._adapt, self._gate = found.zoo_adapt, found.zoo_gate
+        self._adapt, self._gate, self._stored = found.zoo_adapt, found.zoo_gate, found.zoo_stored
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
         self._keep, self._decode, self._chunks, self._argmax = found.zoo_keep, found.zoo_decode, found.zoo_chunks, found.zoo_argmax
         self._layers = found.zoo_layers
@@ -247,6 +248,19 @@ class Kernels:
         self._linear(
             x.data_ptr(), x.numel() // parts.inputs, parts.inputs, parts.address, parts.count, _PLAIN,
             None if extra is None else extra.data_ptr(), out.data_ptr(), self.threads,
+        )  # fmt: skip
+        return out
+
+    def stored(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x [.., in] -> [.., out] with a weight [out, in] as it is stored, contiguous: for few rows."""
+        outputs, inputs = weight.shape
+        x = _rows_of(x, inputs)
+        if _rows_of(weight, inputs).data_ptr() != weight.data_ptr() or (bias is not None and _rows_of(bias, outputs).numel() != outputs):
+            raise ValueError("a weight is read where it lies, and a bias has a value per output")
+        out = torch.empty((*x.shape[:-1], outputs))
+        self._stored(
+            x.data_ptr(), x.numel() // inputs, inputs, weight.data_ptr(), None if bias is None else bias.data_ptr(), outputs,
+            out.data_ptr(), self.threads,
         )  # fmt: skip
         return out
 

@@ -274,6 +274,68 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
     free(laid);
 }
 
+/* So many rows of x and of a weight meet at once: LEFT * RIGHT accumulators, RIGHT values of the weight and one of x fill the registers. */
+#define RIGHT 4
+#define LEFT (VL == 16 ? 6 : 2)
+
+/* m rows of x, k apart, against c rows of a weight, k apart -> out [m, c], `across` apart: as many sums over k, each in one order. */
+INLINE void dots(int m, int c, int64_t k, const float *restrict x, const float *restrict w, const float *restrict bias, float *restrict out,
+                 int64_t across)
+{
+    vec acc[LEFT][RIGHT];
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < c; j++) acc[i][j] = (vec){0};
+    int64_t p = 0;
+    for (; p + VL <= k; p += VL) {
+        vec b[RIGHT];
+        for (int j = 0; j < c; j++) b[j] = *(const vec *)(w + j * k + p);
+        for (int i = 0; i < m; i++) {
+            vec a = *(const vec *)(x + i * k + p);
+            for (int j = 0; j < c; j++) acc[i][j] += a * b[j];
+        }
+    }
+    for (int i = 0; i < m; i++)
+        for (int j = 0; j < c; j++) {
+            float sum = bias == NULL ? 0.0f : bias[j];
+            for (int64_t rest = p; rest < k; rest++) sum += x[i * k + rest] * w[j * k + rest];
+            out[i * across + j] = sum + sum_of(acc[i][j]);
+        }
+}
+
+#define DOTS(m) \
+    case m: \
+        if (c == RIGHT) \
+            dots(m, RIGHT, k, x, w, bias, out, across); \
+        else \
+            dots(m, 1, k, x, w, bias, out, across); \
+        break;
+static void rows_dots(int64_t m, int64_t c, int64_t k, const float *x, const float *w, const float *bias, float *out, int64_t across)
+{
+    switch (m) {
+        DOTS(1) DOTS(2)
+#if VL == 16
+        DOTS(3) DOTS(4) DOTS(5) DOTS(6)
+#endif
+    }
+}
+
+/* x [rows, k] times a weight [n, k] as it is stored -> out [rows, n]; bias [n] or NULL. For few rows: a weight that must stay as it is. */
+void zoo_stored(const float *x, int64_t rows, int64_t k, const float *w, const float *bias, int64_t n, float *out, int threads)
+{
+    int64_t groups = (n + RIGHT - 1) / RIGHT, blocks = (rows + LEFT - 1) / LEFT;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t g = 0; g < groups; g++) {
+        int64_t from = g * RIGHT, end = from + RIGHT < n ? from + RIGHT : n, c = end - from == RIGHT ? RIGHT : 1;
+        if (g + 2 < groups) /* memory is asked for what the group after the next one reads */
+            for (int64_t j = 0; j < RIGHT * k && (from + 2 * RIGHT) * k + j < n * k; j += 16) __builtin_prefetch(w + (from + 2 * RIGHT) * k + j);
+        for (int64_t o = from; o < end; o += c)
+            for (int64_t b = 0; b < blocks; b++) {
+                int64_t lo = rows * b / blocks, hi = rows * (b + 1) / blocks;
+                rows_dots(hi - lo, c, k, x + lo * k, w + o * k, bias == NULL ? NULL : bias + o, out + lo * n + o, n);
+            }
+    }
+}
+
 /* both [rows, 2 n], a gate beside what it lets through -> out [rows, n] = silu(gate) * that: GATED_SILU where something came in between. */
 void zoo_gate(const float *both, int64_t rows, int64_t n, float *out, int threads)
 {

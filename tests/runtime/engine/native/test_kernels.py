@@ -39,6 +39,32 @@ def test_products(kernels: Kernels, out: int, inputs: int) -> None:
 
 
 @THREADS
+def test_rows_are_laid_out_piece_by_piece(kernels: Kernels) -> None:
+    """Inputs so wide that few blocks of rows fit into a piece: several pieces, the last of them not full. Each row as alone, bit by bit."""
+    torch.manual_seed(3)
+    weight, x, add = torch.randn(70, 2001) / 45, torch.randn(1, 211, 2001), torch.randn(1, 211, 70)
+    parts = Parts([kernels.pack(weight)], [70], [None])
+    made = kernels.linear(x, parts, add)
+    close(made, (x.double() @ weight.double().t() + add).float())
+    for row in (0, 35, 36, 143, 210):
+        assert torch.equal(kernels.linear(x[:, row : row + 1], parts, add[:, row : row + 1]), made[:, row : row + 1])
+
+
+@THREADS
+@pytest.mark.parametrize(("out", "inputs"), [(1, 1), (4, 16), (7, 70), (130, 37)])
+def test_products_with_weights_as_they_are_stored(kernels: Kernels, out: int, inputs: int) -> None:
+    torch.manual_seed(out)
+    weight, bias, x = torch.randn(out, inputs), torch.randn(out), torch.randn(1, 37, inputs)
+    whole = kernels.stored(x, weight, bias)
+    for rows in (1, 2, 5, 6, 7, 37):
+        close(kernels.stored(x[:, :rows], weight, None), F.linear(x[:, :rows], weight))
+        assert torch.equal(kernels.stored(x[:, :rows], weight, bias), whole[:, :rows]), "a row does not depend on who is beside it"
+    for wrong in (weight.repeat(1, 2)[:, :inputs], weight.double()) if out > 1 else ():
+        with pytest.raises(ValueError, match="where it lies|float32"):
+            kernels.stored(x, wrong, None)
+
+
+@THREADS
 def test_gated_products(kernels: Kernels) -> None:
     torch.manual_seed(1)
     gate, up = torch.randn(70, 40), torch.randn(70, 40)
