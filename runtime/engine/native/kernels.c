@@ -719,28 +719,48 @@ static void lay_out_head(const struct pages *pages, const int64_t *table, int64_
 #define PANELS 4
 #define KEYS (PANELS * NR)
 
-/* Softmax of scores [m, keys], `KEYS` apart, for keys [from, from + keys), row i at position first + i, on top of what came before. */
+/* The largest element. */
+INLINE float max_of(vec v)
+{
+#if VL >= 16
+    v = pick((ivec)(SWAP(v, 8) > v), SWAP(v, 8), v);
+#endif
+#if VL >= 8
+    v = pick((ivec)(SWAP(v, 4) > v), SWAP(v, 4), v);
+#endif
+    v = pick((ivec)(SWAP(v, 2) > v), SWAP(v, 2), v);
+    v = pick((ivec)(SWAP(v, 1) > v), SWAP(v, 1), v);
+    return v[0];
+}
+
+/* Softmax of `scale` times scores [m, keys], `KEYS` apart, for keys [from, from + keys), row i at position first + i, on top of what came
+ * before. scale is positive. */
 static void soften(int64_t m, int64_t keys, int64_t from, int64_t first, int64_t window, float scale, float cap, float *scores, float *maxima,
                    float *sums, float *acc, int64_t width)
 {
     int32_t lanes[KEYS] ALIGNED;
     for (int t = 0; t < KEYS; t++) lanes[t] = t;
+    if (cap > 0.0f) {
+        for (int64_t i = 0; i < m; i++)
+            for (int64_t t = 0; t < keys; t++) scores[i * KEYS + t] = tanhf(scores[i * KEYS + t] * scale / cap) * cap;
+        scale = 1.0f;
+    }
     for (int64_t i = 0; i < m; i++) {
         float *mine = scores + i * KEYS;
         int64_t after = first + i + 1 - from, before = window > 0 ? after - window : 0;
-        int32_t end = after < keys ? (int32_t)after : (int32_t)keys, begin = before > 0 ? (int32_t)(before < keys ? before : keys) : 0;
         vec high = (vec){0} - INFINITY;
+        if (after < keys || before > 0) {
+            int32_t end = after < keys ? (int32_t)after : (int32_t)keys, begin = before > 0 ? (int32_t)(before < keys ? before : keys) : 0;
+            for (int64_t t = 0; t < keys; t += VL) {
+                ivec at = *(ivec *)(lanes + t);
+                *(vec *)(mine + t) = pick((at < end) & (at >= begin), *(vec *)(mine + t), (vec){0} - INFINITY);
+            }
+        }
         for (int64_t t = 0; t < keys; t += VL) {
-            vec s = *(vec *)(mine + t) * scale;
-            if (cap > 0.0f)
-                for (int j = 0; j < VL; j++) s[j] = tanhf(s[j] / cap) * cap;
-            ivec at = *(ivec *)(lanes + t);
-            s = pick((at < end) & (at >= begin), s, (vec){0} - INFINITY);
-            *(vec *)(mine + t) = s;
+            vec s = *(vec *)(mine + t);
             high = pick((ivec)(s > high), s, high);
         }
-        float most = high[0];
-        for (int j = 1; j < VL; j++) most = high[j] > most ? high[j] : most;
+        float most = max_of(high) * scale;
         if (most > maxima[i]) {
             float shrink = expf(maxima[i] - most);
             sums[i] *= shrink;
@@ -749,7 +769,7 @@ static void soften(int64_t m, int64_t keys, int64_t from, int64_t first, int64_t
         }
         vec total = {0}, base = (vec){0} + (maxima[i] == -INFINITY ? 0.0f : maxima[i]);
         for (int64_t t = 0; t < keys; t += VL) {
-            vec p = exp_of(*(vec *)(mine + t) - base);
+            vec p = exp_of(*(vec *)(mine + t) * scale - base);
             *(vec *)(mine + t) = p;
             total += p;
         }
