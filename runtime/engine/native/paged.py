@@ -75,9 +75,15 @@ def native_attention(kernels: Kernels) -> PagedMaker:
 
 
 def _takes(now: Tokens) -> bool:
-    """Whether heads lie as the kernels read them, and are not too many or too wide for what those keep on the stack."""
+    """Whether heads lie as the kernels read them, are not too many or too wide for what those keep on the stack, and are scaled as usual."""
     _, heads, width = now.query.shape
-    return back_to_back(now.query) and now.key.dtype == torch.float32 and heads <= MOST_HEADS and width <= MOST_WIDTH
+    return (
+        back_to_back(now.query)
+        and now.key.dtype == torch.float32
+        and heads <= MOST_HEADS
+        and width <= MOST_WIDTH
+        and now.how.factor(width) > 0.0
+    )
 
 
 def _terms(now: Tokens) -> tuple[float, int, float]:

@@ -60,7 +60,7 @@ def test_products_with_weights_as_they_are_stored(kernels: Kernels, out: int, in
         close(kernels.stored(x[:, :rows], weight, None), F.linear(x[:, :rows], weight))
         assert torch.equal(kernels.stored(x[:, :rows], weight, bias), whole[:, :rows]), "a row does not depend on who is beside it"
     for wrong in (weight.repeat(1, 2)[:, :inputs], weight.double()) if out > 1 else ():
-        with pytest.raises(ValueError, match="where it lies|float32"):
+        with pytest.raises(ValueError, match=r"where it lies|float32"):
             kernels.stored(x, wrong, None)
 
 
