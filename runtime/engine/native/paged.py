@@ -75,7 +75,7 @@ def native_attention(kernels: Kernels) -> PagedMaker:
 
 
 def _takes(now: Tokens) -> bool:
-    """Whether heads lie as the kernels read them, are not too many or too wide for what those keep on the stack, and are scaled as usual."""
+    """Whether heads lie as the kernels read them, are not too many or too wide for its stack, and scaled as usual."""
     _, heads, width = now.query.shape
     return (
         back_to_back(now.query)

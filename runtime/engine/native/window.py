@@ -63,6 +63,6 @@ class NativeWindow:
 
 
 def takes(now: Tokens) -> bool:
-    """Whether heads lie as the kernels read them, are not too many or too wide for what those keep on the stack, and are scaled as usual."""
+    """Whether heads lie as the kernels read them, are not too many or too wide for its stack, and scaled as usual."""
     _, heads, width = now.query.shape
     return all(back_to_back(x) for x in now[:3]) and heads <= MOST_HEADS and width <= MOST_WIDTH and now.how.factor(width) > 0.0
