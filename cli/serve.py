@@ -44,6 +44,7 @@ def serve(
     executor: flags.Executor = None,
     dense_mode: flags.DenseMode = None,
     dense_slots: flags.DenseSlots = None,
+    dense_padding: flags.DensePadding = None,
     kv_bytes: flags.KvBytes = None,
     max_model_len: flags.MaxModelLen = None,
     token_budget: flags.TokenBudget = None,

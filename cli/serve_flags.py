@@ -33,6 +33,9 @@ DenseMode = Annotated[
     str | None, typer.Option(help="baton-pd, baton, pd or run-to-completion: how dense batches are filled.", show_default="baton-pd")
 ]
 DenseSlots = Annotated[int | None, typer.Option(help="Rows of a dense batch.", show_default="16")]
+DensePadding = Annotated[
+    str | None, typer.Option(help="skipped, or computed as in the paper: the padding of dense batches.", show_default="skipped")
+]
 KvBytes = Annotated[str | None, typer.Option(help="Size of the page pool of all models.", show_default="1GiB")]
 MaxModelLen = Annotated[int | None, typer.Option(help="Cap on every model's context, in tokens.")]
 TokenBudget = Annotated[int | None, typer.Option(help="Tokens per step.", show_default="512")]

@@ -51,6 +51,7 @@ class ServeOptions:
     executor: str = "auto"
     dense_mode: str = "baton-pd"
     dense_slots: int = 16
+    dense_padding: str = "skipped"
     kv_bytes: int | str = 1 << 30
     max_model_len: int | None = None
     token_budget: int = 512
@@ -87,7 +88,7 @@ class ServeOptions:
             kv_bytes=size_of(self.kv_bytes),
             max_model_len=self.max_model_len,
             trace_segments=self.trace is not None,
-            dense=_built(DenseConfig, mode=self.dense_mode, slots=self.dense_slots),
+            dense=_built(DenseConfig, mode=self.dense_mode, slots=self.dense_slots, padding=self.dense_padding),
         )
 
     def batching(self) -> BatchingConfig:

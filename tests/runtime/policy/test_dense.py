@@ -154,6 +154,6 @@ def test_rows_without_a_turn_give_way_when_nobody_there_has_one() -> None:
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
-    for wrong in ({"slots": 0}, {"low": 0.9, "high": 0.8}, {"low": 0.0}, {"high": 1.1}, {"mode": "relay"}):
-        with pytest.raises(ValueError, match=r"slots|mode"):
+    for wrong in ({"slots": 0}, {"low": 0.9, "high": 0.8}, {"low": 0.0}, {"high": 1.1}, {"mode": "relay"}, {"padding": "half"}):
+        with pytest.raises(ValueError, match=r"slots|mode|padding"):
             DenseConfig(**wrong)
