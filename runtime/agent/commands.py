@@ -163,10 +163,11 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """To the scheduler: an agent's process ended, or it has not been heard of for too long."""
+    """To the scheduler: an agent's process ended, or it has not been heard of for too long. `final`: no other takes its place."""
 
     device: str
     reason: str
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)

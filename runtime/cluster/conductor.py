@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
-from runtime.agent.commands import Abort, Arrive, Emit, SchedulerCommand, SchedulerEvent, Send, Serve, Tick, Updated, Withdraw
+from runtime.agent.commands import Abort, Arrive, Down, Emit, SchedulerCommand, SchedulerEvent, Send, Serve, Tick, Updated, Withdraw
 from runtime.agent.events import refusal_event
 from runtime.cluster.changes import Changes
 from runtime.cluster.company import Company
@@ -170,8 +170,13 @@ class Conductor:
         if not failed:
             return
         reasons = {each.device: each.reason for each in self._company.lives.facts()}
+        self._tell([Down(name, reasons[name], final=True) for name in failed if not self._known_final(name)], now)
         chains = self._scheduler.chains()
         for model, why in self.strandings.found(chains, self._scheduler.provision.instances, failed, reasons).items():
             for seq in [seq for seq, member in self._scheduler.members.items() if member.request.model == model]:
                 self._carry_out(ending(self._scheduler.handle(Abort(seq), now), seq, why), now)
         self.strandings.require_hope(chains)
+
+    def _known_final(self, name: str) -> bool:
+        device = self._scheduler.devices.get(name)
+        return device is None or device.final

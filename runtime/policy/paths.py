@@ -60,3 +60,22 @@ def choose_by_cost(costs: Sequence[Mapping[str, float]], hop: float) -> tuple[st
     for before in reversed(came):
         path.append(before[path[-1]])
     return tuple(reversed(path))
+
+
+def choose_roomy(
+    candidates: Sequence[Sequence[str]], pages: Sequence[int], capacity: Mapping[str, int], groups: int
+) -> tuple[str, ...] | None:
+    """For a sequence of so many page groups that the cheapest path does not hold: a device for each block, `pages` of a group there.
+
+    A device is filled before the next one is taken, that with most room (first fit); where none has room for a block, the one that lacks
+    least. None where a block has no candidate.
+    """
+    if not candidates or not all(candidates):
+        return None
+    room = {device: capacity[device] for some in candidates for device in some}
+    path: list[str] = []
+    for some, more in zip(candidates, pages, strict=True):
+        stays = bool(path) and path[-1] in some and room[path[-1]] >= more * groups
+        path.append(path[-1] if stays else max(some, key=room.__getitem__))
+        room[path[-1]] -= more * groups
+    return tuple(path)

@@ -67,7 +67,7 @@ class Admission:
         heads = [(member.rank, member) for member in state.waiting.heads()]
         while heads:
             member = heads[0][1]
-            path = state.provision.path(member.chain, state.devices.loads, context=member.tokens)
+            path = state.provision.path(member.chain, state.devices.loads, context=member.tokens, groups=member.longest)
             if path is None or not (self._joins(member, path, full, now) or self._let_in(member, path, full, now)):
                 heapq.heappop(heads)
                 continue
@@ -102,7 +102,9 @@ class Admission:
         return state.prefixes.matches(member.realm, member.mark(), (member.tokens - 1) // spec.page_tokens)
 
     def _worth_it(self, member: Member, match: Match, cheapest: Path) -> bool:
-        config, loads = self._state.config, self._state.devices.loads
+        config, loads, holds = self._state.config, self._state.devices.loads, self._state.provision.holds
+        if holds(match.path) < min(member.longest, holds(cheapest)):
+            return False  # it would end earlier there
         there, best = (path_cost(devices_of(member.chain, path), loads, config.hop_cost) for path in (match.path, cheapest))
         share = match.groups * member.chain.spec.page_tokens / member.tokens
         return there <= best + config.owner_margin * share
@@ -116,20 +118,22 @@ class Admission:
 
     def _let_in(self, member: Member, path: Path, full: set[str], now: int) -> bool:
         """Seat it, or end what will never run; false where it has to wait."""
-        if any(hop.device in full for hop in path):
+        provision = self._state.provision
+        if any(hop.device in full for hop in path) or provision.comes_to_hold(member.chain, path, member.longest):
             return False
         why = self._hopeless(member, path)
         if why is not None:
             self._seating.end(member, "error", now, why)
             return True
-        provision = self._state.provision
         missing = provision.missing(member.chain, path)
         if missing:
             for device, stage in missing:
                 self._state.ask_for(member.chain, device, stage)
             # Meanwhile it may run where all is loaded already.
-            other = provision.path(member.chain, self._state.devices.loads, True, member.tokens)
+            other = provision.path(member.chain, self._state.devices.loads, True, member.tokens, member.longest)
             if other is None or provision.missing(member.chain, other) or any(hop.device in full for hop in other):
+                return False
+            if provision.holds(other) < min(member.longest, provision.holds(path)):
                 return False
             path = other
         if not self._fits(member, path):

@@ -26,7 +26,7 @@ ANY = 1 << 60
 class Device:
     """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold, `planned` bytes; `wanted`: stages, with
     their blocks, that it has been asked for; `warm`: blocks of those that are loaded. `members`: sequences whose paths pass it, `here`:
-    by name. `server`: the machine that it is on; `pid`: its agent's process there, 0 if it has none.
+    by name. `server`: the machine that it is on; `pid`: its agent's process there, 0 if it has none. `final`: it does not come back.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Device:
     server: str = ""
     pid: int = 0
     alive: bool = True
+    final: bool = False
     used: int = 0
     idle: int = 0
     members: int = 0

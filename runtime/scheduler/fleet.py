@@ -47,6 +47,8 @@ class Fleet:
         """A device is gone. Whoever is saved by a move goes on with that; all others that passed it run again."""
         state = self._state
         device = state.devices.get(down.device)
+        if device is not None and down.final:
+            device.final = state.changed = True
         if device is None or not device.alive:
             return
         state.tell.fault(now, 0, f"{down.device} is gone: {down.reason}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from runtime.agent.sequences import LiveSequence
+from runtime.kv.pages import groups_for
 from runtime.scheduler.ledger import Holding, Places
 from runtime.scheduler.prefixes import Beginning, marks_of
 from runtime.scheduler.tries import Tries
@@ -92,6 +93,12 @@ class Member(LiveSequence):
     def first(self, upto: int) -> tuple[int, ...]:
         """The first tokens of its prompt and output."""
         return (*self.request.prompt, *self.output)[:upto]
+
+    @property
+    def longest(self) -> int:
+        """Page groups that it comes to at most, wherever it runs."""
+        spec = self.chain.spec
+        return groups_for(spec, spec.virtual_tokens + min(len(self.request.prompt) + self.request.sampling.max_tokens, spec.max_model_len))
 
     @property
     def realm(self) -> tuple[str, str]:

@@ -8,12 +8,13 @@ A chain that no placement holds has a reason (`why_not`), and its sequences are 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from runtime.config import ClusterConfig
 from runtime.policy.latency import Latency
 from runtime.policy.packing import pack
-from runtime.policy.paths import choose_by_cost, choose_devices
+from runtime.policy.paths import choose_by_cost, choose_devices, choose_roomy
 from runtime.policy.spread import cells, spread
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.estimates import Estimates
@@ -176,8 +177,9 @@ class Provision:
         staying = (name for name in self._where.get(block, ()) if name != device and (block, name) not in self.leaving)
         return any(self._devices.alive(name) for name in staying)
 
-    def path(self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0) -> Path | None:
+    def path(self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0, groups: int = 0) -> Path | None:
         """The cheapest path now, or None while a block has no living device. `warm`: only over devices that have loaded the blocks.
+        `groups`: that a sequence comes to at most; where the cheapest one never holds them, one that does if there is one.
 
         Cheapest by profiles, for a row at `context` tokens (0: nobody's, which is not told), where all of the chain has been measured;
         else by loads.
@@ -195,7 +197,21 @@ class Provision:
                 self.on_table(chain, table, chosen)
         else:
             chosen = choose_devices(candidates, loads, self._config.hop_cost)
-        return None if chosen is None else self.hops(chain, chosen)
+        if chosen is None:
+            return None
+        path = self.hops(chain, chosen)
+        return self._roomier(chain, candidates, path, groups) if self.holds(path) < groups else path
+
+    def holds(self, path: Path) -> float:
+        """Page groups that one sequence alone can have along a path."""
+        return min((self._devices[name].capacity // pages for name, pages in self.weights(path)), default=math.inf)
+
+    def comes_to_hold(self, chain: Chain, path: Path, groups: int) -> bool:
+        """Whether a path that cannot hold so many is not the last word: one over devices that are away, and come back, holds more."""
+        if self.holds(path) >= groups:
+            return False
+        soon = [[name for name in self._where.get(use.block, ()) if not self._devices[name].final] for use in chain.uses]
+        return self._roomier(chain, soon, path, groups) != path
 
     def turn(self) -> int:
         """Another number each time: where to begin to look among very many."""
@@ -254,6 +270,13 @@ class Provision:
                 if len(some) == _MOST:
                     break
         return some
+
+    def _roomier(self, chain: Chain, candidates: Sequence[Sequence[str]], path: Path, groups: int) -> Path:
+        """A path that holds longer sequences than this one, if one is found."""
+        capacity = {name: self._devices[name].capacity for some in candidates for name in some}
+        chosen = choose_roomy(candidates, [use.kv_layers for use in chain.uses], capacity, groups)
+        other = path if chosen is None else self.hops(chain, chosen)
+        return other if self.holds(other) > self.holds(path) else path
 
     def _order(self, chains: Sequence[Chain]) -> list[str]:
         """Blocks so that each chain's own lie together, behind those that it shares with chains before; where all chains are to be cut

@@ -116,6 +116,8 @@ class Scaler:
         for (sender, receiver), rows in self._flow.pairs.items():
             if sender == part.blocks[-1] or receiver == part.blocks[0]:
                 other = receiver if sender == part.blocks[-1] else sender
+                if not state.provision.knows(other):
+                    continue  # of a version that has gone since
                 pairs[(part.name, other) if other == receiver else (other, part.name)] = rows
                 if other not in nbytes:
                     nbytes[other] = state.provision.block(other).nbytes

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import counting_model
+from runtime.stages import devices_of
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -138,6 +139,24 @@ def test_a_prompt_larger_than_a_device_is_refused_with_a_reason() -> None:
     cluster.run()
     assert "pages" in (cluster.told["a"].last.error or "")
     assert cluster.told["b"].last.finish == "length"
+
+
+def test_a_sequence_that_no_device_holds_alone_runs_over_several_and_is_moved_nowhere_where_it_would_end_earlier() -> None:
+    """Both devices have all blocks, and the cheapest path is on one of them; its pages there are not enough for the answer."""
+    long = counting_model("long", "1 2* 3 4* 5* 6", max_model_len=128)
+    cluster = VirtualCluster([long], [(1, 3, 4)], devices=2, pages=48, config=ClusterConfig(devices=2, placing="copies"))
+    cluster.ask(request("a", range(30), "long", max_tokens=60), request("b", range(9), "long", max_tokens=30))
+    cluster.run(until=12 * MS)
+    a, b = (cluster.scheduler.members[seq] for seq in "ab")
+    assert (len(a.path), len(b.path)) == (2, 1)
+    devices = devices_of(a.chain, a.path)
+    first = range(devices.index(devices[-1]))
+    assert "end sooner" in str(cluster.migrate("a", first, devices[-1]))
+    for at in (60, 200):  # it is let in anew, the second time with more than one device holds
+        cluster.at(at * MS, lambda: cluster.kill(devices[0]))
+    cluster.run()
+    cluster.expect()
+    assert cluster.scheduler.state().counters.preemptions >= 2
 
 
 def test_pages_that_do_not_verify_are_not_used() -> None:

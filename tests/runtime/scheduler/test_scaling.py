@@ -76,6 +76,16 @@ def test_negative_control_switched_off_nothing_is_scaled() -> None:
     assert not cluster.trace.named("scale.up") and cluster.scheduler.handovers.counts().started == 0
 
 
+def test_traffic_with_a_block_that_has_gone_since_is_nothing_to_go_by() -> None:
+    """It was counted before its version was replaced. (Found by random schedules: the scheduler died of it.)"""
+    cluster = hot_cluster(QUICK)
+    cluster.at(3 * MS, lambda: setattr(cluster.scheduler.control.flow, "pairs", {("gone", HOT): 9.0}))
+    cluster.ticks(4 * MS, 200 * MS)
+    cluster.run()
+    cluster.expect()
+    assert cluster.trace.named("scale.up")
+
+
 def test_it_pays_more_sequences_run_at_once() -> None:
     """The point of it: what waited for memory runs on the second instance."""
 

@@ -1,0 +1,128 @@
+"""Random schedules of everything at once: short pages, moves, deaths, aborts, pauses, shared beginnings, predicted hops, new versions,
+scaling, balancing, placement, pages that do not verify, wires of all speeds. One seed, one schedule."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from runtime.agent.commands import Pause, Resume, Serve, Tick
+from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
+from runtime.engine.counted import CountingModel, counting_model, surrogate_of
+from runtime.engine.counting import CountingEngine
+from runtime.stages import Surrogate
+from runtime.types import SequenceRequest
+from tests.runtime.scheduler.changing import Changing, as_version, serve
+from tests.runtime.scheduler.virtual_cluster import MS
+from tests.runtime.virtual import request
+
+#: Few words, so that a wrong prediction often brings the right token. N shares most of M; P and Q are later versions of it.
+M, N, P, Q = (
+    counting_model(name, parts, vocab_size=3, max_model_len=96)
+    for name, parts in (
+        ("m-1", "1* 2 3* 4* 5 6* 7 8"),
+        ("n-1", "1* 2 3* 4* 5 6* 9 10"),
+        ("m-2", "1* 2 3* 14* 5 6* 7 18"),
+        ("m-3", "1* 2 13* 4* 5 6* 7 28"),
+    )
+)
+CUT = (2, 5)
+KNOWN = (M, N, P, Q)
+#: Until when something happens by the clock.
+END = 600 * MS
+
+
+@dataclass
+class Anything(Changing):
+    """A cluster whose schedule is its seed's. `expect` is for those sequences that were not aborted."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rng = random.Random(self.seed)
+        predicted = self.seed % 3 == 0  # nothing that keeps hops from being predicted
+        self.devices = 3 if predicted else rng.choice((2, 3, 4))
+        self.pages, self.latency = rng.choice((70, 90, 150, 400)), rng.choice((MS // 100, MS // 10, MS // 3))
+        self.page_bytes_per_ms = rng.choice((1e9, 1000.0, 200.0, 50.0))
+        self.restart = rng.choice((5, 50)) * MS
+        self.relay_config = RelayConfig(chunk=rng.choice((4, 16, 64)), window=rng.choice((1, 2, 4)), patience_ms=rng.choice((50, 2000)))
+        self.servers = rng.choice(((), tuple("xxyy"[: self.devices])))
+        self.config = _config(rng, self.devices, predicted)
+        self.lanes = rng.choice((("all",), ("all",), ("real", "ahead")))
+        self.costs = lambda plan: rng.choice((MS // 4, MS, 2 * MS))
+        if rng.random() < 0.3:
+            self.damage = lambda pages: rng.random() < 0.2
+        self.known, self.chains = KNOWN, [as_version(M, "m", *CUT), as_version(N, "n", *CUT)]
+        self.blocks = [block for model in KNOWN for block in model.blocks(*CUT)]
+        stand_in = surrogate_of(M, "m~", 4, rng.choice((0, 2, 5)))
+        self.surrogates = {"m": [Surrogate("m~", 4, 5, 1)]}
+        self.make_engine = lambda name: CountingEngine([*KNOWN, stand_in], self.pages, device=name, rewrites=True)
+        super().__post_init__()
+        self.scheduler.speculation.pin([(M.chain(*CUT).uses[1].block, f"d{at}") for at in range(self.devices)])
+        self._plan(rng, () if predicted else rng.choice(((), (P,), (P, Q))))
+
+    def _plan(self, rng: random.Random, versions: Sequence[CountingModel]) -> None:
+        within = rng.choice((20, 60, 150)) * MS
+        self.ask(request("warm", (1,), "m", max_tokens=1))
+        for one in asked(rng, rng.randrange(6, 22)):
+            self.ask(one, at=rng.randrange(within))
+        for _ in range(rng.choice((0, 0, 40))):
+            self.at(rng.randrange(150 * MS), lambda: self.migrate_some(rng) and None)
+        for _ in range(rng.choice((0, 2, 5))):
+            self.at(rng.randrange(150 * MS), lambda: self.kill(f"d{rng.randrange(self.devices)}"))
+        self._interrupt(rng)
+        for model in versions:
+            self.at(rng.randrange(100 * MS), lambda model=model: self.tell(_serve(model)))
+        self.ticks(rng.choice((2, 5)) * MS, END)
+
+    def _interrupt(self, rng: random.Random) -> None:
+        """Some are paused for a while, some are aborted."""
+        paused, gone = rng.choice((0.0, 0.3)), rng.choice((0.0, 0.2))
+        for seq in tuple(self.requests):
+            if rng.random() < paused:
+                begin = rng.randrange(100 * MS)
+                self.at(begin, lambda seq=seq: self.tell(Pause(seq)))
+                self.at(begin + rng.randrange(150 * MS), lambda seq=seq: self.tell(Resume(seq)))
+            elif rng.random() < gone:
+                self.abort(seq, rng.randrange(120 * MS))
+                del self.requests[seq]
+
+    def expect_end(self) -> None:
+        """Everybody has had what was due, and nothing is left, once what is held for others is let go."""
+        self.scheduler.donors.clear()
+        self.carry_out(self.scheduler.handle(Tick(), self.now))
+        self.run()
+        assert all(told.last.finish for told in self.told.values())
+        self.expect()
+
+
+def asked(rng: random.Random, count: int) -> list[SequenceRequest]:
+    """Requests of a few beginnings, for both models, of two tenants."""
+    systems = [[rng.randrange(3) for _ in range(length)] for length in (0, 8, 13)]
+    ones = []
+    for number in range(count):
+        prompt = [*rng.choice(systems), *(rng.randrange(3) for _ in range(rng.randrange(1, 14)))]
+        one = request(f"s{number}", prompt, rng.choice("mmn"), max_tokens=rng.randrange(1, 40), priority=rng.randrange(2))
+        ones.append(replace(one, tenant=rng.choice(("", "", "t"))))
+    return ones
+
+
+def _config(rng: random.Random, devices: int, predicted: bool) -> ClusterConfig:
+    on = [rng.random() < 0.5 for _ in range(3)]
+    control = ControlConfig(
+        scaling=on[0], rearranging=on[1], proactive=on[2], balancing=rng.choice(("strict", "owner", "least-busy", "recompute")),
+        high=rng.choice((0.5, 0.8)), low=0.3, idle_ms=40, calm_ms=20, period_ms=40, every_ms=5, patience_ms=rng.choice((20, 400)), margin=1,
+        moves=rng.choice((1, 4)), bandwidth=1e6, crossing_us=1e5,
+    )  # fmt: skip
+    return ClusterConfig(
+        devices=devices,
+        placing=rng.choice(("split",) if predicted else ("split", "copies", "demand", "auto")), chunk=rng.choice((4, 256)), control=control,
+        sharing=rng.choice(("off",) if predicted else ("off", "running", "cached")),
+        owner_margin=rng.choice((0.0, 8.0)), watermark=rng.choice((0.0, 0.05)),
+        speculation=SpeculationConfig("exact" if predicted else rng.choice(("off", "exact")), top=0.5), handover_groups=rng.choice((1, 2)),
+    )  # fmt: skip
+
+
+def _serve(model: CountingModel) -> Serve:
+    return serve(model, "m", *CUT)

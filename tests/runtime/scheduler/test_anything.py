@@ -1,0 +1,34 @@
+"""Everything at once, at random (`anything`): tokens are the models' own, books agree after every event, nothing hangs, nothing is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runtime.scheduler.anything import Anything
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_together(seed: int) -> None:
+    cluster = Anything(seed=seed)
+    cluster.run()
+    cluster.expect_end()
+
+
+def test_schedules_do_have_all_of_it() -> None:
+    """So that the test before this one proves something: each thing happens in one of these schedules at least."""
+    seen = dict.fromkeys(("moves", "given up", "preempted", "predicted", "shared", "scaled", "placed", "updated", "deaths"), 0)
+    for seed in range(12, 24):
+        cluster = Anything(seed=seed)
+        cluster.run()
+        cluster.expect_end()
+        scheduler, moves = cluster.scheduler, cluster.scheduler.handovers.counts()
+        seen["moves"] += moves.committed
+        seen["given up"] += moves.aborted
+        seen["preempted"] += scheduler.state().counters.preemptions
+        seen["predicted"] += scheduler.speculation.counts().started
+        seen["shared"] += scheduler.sharing().matches
+        seen["scaled"] += len(cluster.trace.named("scale.up"))
+        seen["placed"] += len(cluster.trace.named("placement.move"))
+        seen["updated"] += sum(not each.error for each in cluster.updated)
+        seen["deaths"] += len(cluster.trace.named("fault"))
+    assert min(seen.values()) > 0, seen
