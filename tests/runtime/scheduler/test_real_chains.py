@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -31,20 +32,21 @@ def family(bench: Bench) -> Bench:  # noqa: F811
     bench.family("llama", "llama", num_hidden_layers=3, num_key_value_heads=2, seed=1)
     wide = dict(hidden_size=96, intermediate_size=80, num_attention_heads=6, num_key_value_heads=3, head_dim=32)
     bench.family("llama", "wide", num_hidden_layers=2, seed=2, **wide)
-    bench.family("gpt_neox", "neox", num_hidden_layers=3, seed=4)
+    bench.family("gpt_neox", "neox", num_hidden_layers=6, seed=4)
     bench.lora("llama", "lora", seed=6)
     put_stitch(bench.store, "llama", "wide")
     put_chain(bench.store, "stitched", ("llama", 0, 2), ("wide", 0, 2))
     return bench
 
 
-def cluster_of(bench: Bench, devices: int, **changes) -> VirtualCluster:  # noqa: F811
+def cluster_of(bench: Bench, devices: int, pages: int | None = None, **changes) -> VirtualCluster:  # noqa: F811
     half = half_page(bench.store, CONFIG, [*MODELS, "wide"])
     described = [describe_chain(bench.store, name, CONFIG, half, 1) for name in MODELS]
+    config = CONFIG if pages is None else replace(CONFIG, kv_bytes=2 * half * pages)
+    fields = dict(config=ClusterConfig(devices=devices, placing="split"), relay_config=RelayConfig(chunk=4, window=1)) | changes
     return VirtualCluster(
         chains=[each.chain for each in described], blocks=[block for each in described for block in each.blocks], devices=devices,
-        make_engine=lambda name: StagedEngine(bench.store, CONFIG, half, name),
-        config=ClusterConfig(devices=devices, placing="split"), relay_config=RelayConfig(chunk=4, window=1), **changes,
+        make_engine=lambda name: StagedEngine(bench.store, config, half, name), **fields,
     )  # fmt: skip
 
 
@@ -87,6 +89,8 @@ def test_chains_over_devices(family: Bench, answers: dict[str, list[int]], devic
     cluster.run()
     assert tokens(cluster) == answers
     assert all(device.loaded for device in cluster.scheduler.devices)
+    for chain in cluster.scheduler.chains():  # each of them is spread
+        assert len({name for use in chain.uses for name in cluster.scheduler.provision.instances[use.block]}) >= min(devices, 2)
 
 
 @pytest.mark.parametrize("ends", [{}, {"copy": False}, {"recompute": False}], ids=["both-ends", "recompute", "copy"])
