@@ -211,12 +211,19 @@ class Scheduler:
         alive = [device for device in state.devices if device.alive]
         capacity, used = sum(device.capacity for device in alive), sum(device.used for device in alive)
         pages = PageCounts(capacity, capacity - used, used)
-        predicted = self.speculation.counts()
+        predicted, moved, shared = self.speculation.counts(), self.handovers.counts(), self.sharing()
         counters = replace(
             state.tally.snapshot(),
             speculations=predicted.started,
             speculation_hits=predicted.hits,
             speculation_misses=predicted.misses,
+            moves=moved.committed,
+            moves_aborted=moved.aborted,
+            copied=moved.copied,
+            recomputed=moved.recomputed,
+            moved_bytes=moved.nbytes,
+            shared=shared.matches,
+            shared_tokens=shared.tokens,
         )
         return AgentState(len(state.running), len(state.waiting), pages, models, instances, counters)
 

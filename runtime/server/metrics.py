@@ -135,6 +135,7 @@ class _DriverCollector(Collector):
         yield from self._queues(state)
         yield from self._pages(state)
         yield from self._work(state)
+        yield from self._cluster(state)
         yield from self._blocks(state)
         yield from self._memory()
         yield from self._agents()
@@ -171,6 +172,20 @@ class _DriverCollector(Collector):
         yield CounterMetricFamily("blockzoo:speculations", "Rows that might be predicted.", value=counters.speculations)
         yield CounterMetricFamily("blockzoo:speculation_hits", "Rows that were predicted rightly.", value=counters.speculation_hits)
         yield CounterMetricFamily("blockzoo:speculation_misses", "Rows that were predicted wrongly.", value=counters.speculation_misses)
+
+    def _cluster(self, state: AgentState) -> Iterator[Metric]:
+        """What only several devices do; zero on one."""
+        counters = state.counters
+        for name, documentation, value in (
+            ("blockzoo:moves", "Sequences handed over to another device.", counters.moves),
+            ("blockzoo:moves_aborted", "Moves of sequences that were given up.", counters.moves_aborted),
+            ("blockzoo:moved_copied_tokens", "Tokens whose K and V were copied for moves.", counters.copied),
+            ("blockzoo:moved_recomputed_tokens", "Tokens whose K and V were computed again for moves.", counters.recomputed),
+            ("blockzoo:moved_bytes", "Bytes of K and V that travelled for moves.", counters.moved_bytes),
+            ("blockzoo:shared_sequences", "Sequences that began with pages of others.", counters.shared),
+            ("blockzoo:shared_tokens", "Tokens that were not computed for that.", counters.shared_tokens),
+        ):
+            yield CounterMetricFamily(name, documentation, value=value)
 
     def _blocks(self, state: AgentState) -> Iterator[Metric]:
         batch = GaugeMetricFamily("blockzoo:block_batch_size", "Sequences of all models in a block's batch.", labels=["block"])

@@ -60,6 +60,7 @@ def test_state_and_metrics_are_there(cluster: tuple[Running, Processes]) -> None
     with cluster[0].http() as http:
         metrics = http.get("/metrics").text
     assert "blockzoo:pages" in metrics
+    assert all(f"\nblockzoo:{name}_total " in metrics for name in ("moves", "moved_copied_tokens", "shared_sequences", "speculation_hits"))
     assert all(f'blockzoo:agent_up{{device="{name}"}} 1.0' in metrics for name in DEVICES)
     assert all(f'blockzoo:agent_deaths_total{{device="{name}"}} 0.0' in metrics for name in DEVICES)
 
