@@ -1,6 +1,6 @@
 """A cluster whose agents are killed (`kill -9`) at random moments under load, while sequences are moved at random, too.
 
-    python -m benchmarks.chaos [--kills N] [--agents N] [--clients N] [--seed S] [--output FILE]
+    python -m benchmarks.chaos [--kills N] [--agents N] [--clients N] [--seed S] [--phase NAME|all] [--output FILE]
 
 Real processes, the real scheduler, driver and agents; engines that count (`runtime.engine.counting`), in which every token depends on
 every page and hidden state before it. Every request must get each token of its model once, in order. Clients notice nothing but a wait.
@@ -72,9 +72,21 @@ class Clients:
     wrong: list[str] = field(default_factory=list)
     heard: dict[str, float] = field(default_factory=dict)
     over: threading.Event = field(default_factory=threading.Event)
+    awake: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
+    def rest(self) -> None:
+        """Ask nothing, and wait until all is answered."""
+        self.awake.clear()
+        end = time.monotonic() + PATIENCE
+        while self.heard and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def go_on(self) -> None:
+        self.awake.set()
+
     def __enter__(self) -> Clients:
+        self.awake.set()
         self._threads = [threading.Thread(target=self._run, args=(number,), daemon=True) for number in range(self.count)]
         for thread in self._threads:
             thread.start()
@@ -82,6 +94,7 @@ class Clients:
 
     def __exit__(self, *_: object) -> None:
         self.over.set()
+        self.awake.set()
         end = time.monotonic() + PATIENCE
         for thread in self._threads:
             thread.join(max(0.0, end - time.monotonic()))
@@ -92,6 +105,7 @@ class Clients:
         chance = random.Random(self.seed * 1000 + number)
         count = 0
         while not self.over.is_set():
+            self.awake.wait()
             count += 1
             model = chance.choice(MODELS)
             prompt = tuple(chance.randrange(97) for _ in range(chance.randrange(1, 80)))
@@ -235,17 +249,17 @@ def chaos(kills: int, agents: int = 3, clients: int = 6, seed: int = 0, pace: fl
         with Clients(driver, clients, seed) as load, Mover(driver, load, seed):
             storm = Chaos(driver, fleet, load, seed)
             storm.run(kills)
-        free = _free_pages(driver, agents)
+        free = free_pages(driver, agents)
         counts = asdict(driver.sight.moves())
         health = driver.health()["status"]
     return {
         "kills": len(storm.kills), "phases": _phases(storm.kills), "requests": load.done, "tokens": load.tokens, "wrong": load.wrong,
         "lies": storm.lies, "moves": counts, "free": free, "capacity": PAGES, "health": health,
-        "up_s": _spread([kill.up_s for kill in storm.kills]), "served_s": _spread([kill.served_s for kill in storm.kills]),
+        "up_s": spread([kill.up_s for kill in storm.kills]), "served_s": spread([kill.served_s for kill in storm.kills]),
     }  # fmt: skip
 
 
-def _free_pages(driver: ClusterDriver, agents: int) -> list[int]:
+def free_pages(driver: ClusterDriver, agents: int) -> list[int]:
     """By each agent's own book, once all requests have ended; by the last word they said if that does not come about."""
     end = time.monotonic() + 10.0
     while time.monotonic() < end:
@@ -264,7 +278,7 @@ def _phases(kills: Sequence[Kill]) -> dict[str, int]:
     }
 
 
-def _spread(seconds: Sequence[float | None]) -> dict[str, float]:
+def spread(seconds: Sequence[float | None]) -> dict[str, float]:
     known = sorted(each for each in seconds if each is not None)
     if not known:
         return {}
@@ -277,9 +291,15 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=3)
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--phase", help="kill in this phase of an agent's work instead, or in `all` of them (`benchmarks.phases`)")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    document = chaos(given.kills, given.agents, given.clients, given.seed)
+    if given.phase:
+        from benchmarks.phases import PHASES, phases
+
+        document = phases(list(PHASES) if given.phase == "all" else [given.phase], given.clients, given.seed)
+    else:
+        document = chaos(given.kills, given.agents, given.clients, given.seed)
     deliver(document, given.output)
 
 
