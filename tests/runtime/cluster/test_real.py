@@ -1,0 +1,194 @@
+"""Stored models over agents of their own, as plain processes and as Ray actors: tokens are the model's alone, whatever is done meanwhile.
+
+Two agents as `zoo serve --agents 2` starts them, with nothing switched on; three with all of it on: moves of each kind, instances that
+come, go and change places, predicted hops, `kill -9`. Agents are slow to start, so all tests of a kind share theirs. Ray is an extra: its
+half says loudly when it is not there.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from cli.clusters import start_cluster
+from cli.serve_options import gather
+from runtime.cluster.driver import ClusterDriver
+from runtime.config import ClusterConfig, ControlConfig, SpeculationConfig
+from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.orders import Drain, Wish
+from runtime.stages import devices_of
+from tests.runtime.cluster.clusters import eventually
+from tests.runtime.cluster.real import MODELS, Load, Question, answers_of, asked, cluster, on_scheduler, put_family, tokens
+from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
+from tests.runtime.virtual import ListTrace
+from zoo import Zoo
+
+NO_RAY = pytest.mark.skipif(
+    find_spec("ray") is None, reason="RAY IS NOT INSTALLED: real models on actors are not tested (pip install 'blockzoo[ray]')"
+)
+BACKENDS = ["processes", pytest.param("ray", marks=NO_RAY)]
+DEVICES = ("agent-0", "agent-1", "agent-2")
+SOON = 60.0
+
+
+@pytest.fixture(scope="module")
+def family(bench: Bench) -> Bench:  # noqa: F811
+    put_family(bench)
+    return bench
+
+
+@pytest.fixture(scope="module")
+def answers(family: Bench) -> dict[Question, list[int]]:
+    return answers_of(family)
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def two(request: pytest.FixtureRequest, family: Bench) -> Iterator[ClusterDriver]:
+    """As `zoo serve` puts it together, sharing off, and nothing of what goes by the clock due."""
+    given = {"agents": 2, "backend": request.param, "placing": "split", "sharing": "off", "kv_bytes": "8MiB"}
+    with Zoo(family.store.root) as zoo:
+        driver = start_cluster(zoo, gather(None, given), MODELS, None, None)
+        try:
+            yield driver
+        finally:
+            assert driver.shutdown(SOON)
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def three(request: pytest.FixtureRequest, family: Bench) -> Iterator[tuple[ClusterDriver, Any, ListTrace]]:
+    control = ControlConfig(balancing="owner", margin=1, every_ms=20, period_ms=200, idle_ms=200, calm_ms=100, patience_ms=5000)
+    config = ClusterConfig(
+        placing="split", sharing="off", chunk=8, handover_groups=1, control=control, speculation=SpeculationConfig("exact", top=0.5)
+    )
+    trace = ListTrace()
+    with cluster(family, request.param, 3, config, trace) as (driver, fleet):
+        yield driver, fleet, trace
+
+
+def at_rest(driver: ClusterDriver) -> bool:
+    """Nothing runs; with donors let go every page is free, by the scheduler's book and by each agent's own."""
+
+    def look(scheduler: Scheduler, now: int) -> bool:
+        scheduler.donors.clear()
+        return not scheduler.busy and all(device.alive and device.used == 0 for device in scheduler.devices)
+
+    reports = driver.sight.reports()
+    return bool(on_scheduler(driver, look)) and all(
+        each.pages_free == driver._scheduler.devices[each.device].capacity for each in reports.values()
+    )
+
+
+def test_plain_batches_over_two_agents_give_each_models_own_tokens(two: ClusterDriver, answers: dict[Question, list[int]]) -> None:
+    """All questions at once."""
+    ones = {f"q{number}": question for number, question in enumerate(answers)}
+    got: dict[str, list[Any]] = {seq: [] for seq in ones}
+    for event in two.run([asked(question, seq) for seq, question in ones.items()]):
+        got[event.seq].append(event)
+    assert {question: tokens(got[seq]) for seq, question in ones.items()} == answers
+    for chain in two._scheduler.chains():
+        assert {name for use in chain.uses for name in two._scheduler.provision.instances[use.block]} == {*DEVICES[:2]}  # it is spread
+    counters = two.state().counters
+    assert (two.sight.moves().started, two.sight.speculation().started, two._scheduler.sharing().matches, counters.preemptions) == (
+        0,
+        0,
+        0,
+        0,
+    )
+    assert eventually(lambda: at_rest(two))
+
+
+def test_moves_of_each_kind(three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]) -> None:
+    driver, _, _ = three
+    rng = random.Random(1)
+    before = driver.sight.moves()
+
+    def move(scheduler: Scheduler, now: int, ends: dict[str, bool]) -> None:
+        running = [each for each in scheduler.members.values() if each.path]
+        if running:
+            member = rng.choice(running)
+            devices = devices_of(member.chain, member.path)
+            first = rng.choice((0, rng.randrange(len(devices)))) if ends.get("copy", True) else 0
+            last = first + 1
+            while last < len(devices) and devices[last] == devices[first] and rng.random() < 0.6:
+                last += 1
+            scheduler.handovers.start(member, range(first, last), rng.choice(DEVICES), now, **ends)
+
+    with Load(driver, answers) as load:
+        for ends, part in (({"copy": False}, "recomputed"), ({"recompute": False}, "copied"), ({}, "committed")):
+            start = getattr(driver.sight.moves(), part)
+
+            def moved(ends: dict[str, bool] = ends, part: str = part, start: int = start) -> bool:
+                on_scheduler(driver, lambda scheduler, now: move(scheduler, now, ends))
+                return getattr(driver.sight.moves(), part) > start + (40 if part != "committed" else 5) or bool(load.wrong)
+
+            assert eventually(moved, SOON)
+    assert load.wrong == [] and load.done
+    assert driver.sight.moves().committed > before.committed
+    assert eventually(lambda: at_rest(driver))
+
+
+def test_instances_come_and_go_and_change_places(three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]) -> None:
+    """What `scaler` and `rearranger` order, for every block in turn: one more, with sequences that go there; one less; one elsewhere."""
+    driver, _, trace = three
+    names = list(dict.fromkeys(use.block for chain in driver._scheduler.chains() for use in chain.uses))
+
+    def grow(scheduler: Scheduler, now: int, block: str, target: str) -> None:
+        orders = scheduler.control.orders
+        orders.grow([block], target, "BL-24", now)
+        for seq, member in scheduler.members.items():
+            for use, source in zip(member.chain.uses, devices_of(member.chain, member.path) if member.path else (), strict=False):
+                if use.block == block and source != target:
+                    orders.wish(Wish(seq, frozenset([block]), source, target, now + 5_000_000_000, "BL-24"))
+
+    def where(block: str) -> list[str]:
+        return list(driver._scheduler.provision.instances[block])
+
+    def leave(scheduler: Scheduler, now: int, block: str, source: str, target: str) -> None:
+        grow(scheduler, now, block, target)
+        scheduler.control.orders.drain(Drain(frozenset([block]), source, target, now + 20_000_000_000, "BL-26"))
+
+    with Load(driver, answers, clients=3) as load:
+        for block in names[1:7:2]:
+            source, target = where(block)[0], next(name for name in DEVICES if name not in where(block)[:1])
+
+            def left(block: str = block, source: str = source, target: str = target) -> bool:
+                if source not in where(block) or load.wrong:
+                    return True
+                on_scheduler(driver, lambda scheduler, now: leave(scheduler, now, block, source, target))
+                return False
+
+            assert eventually(left, SOON)
+    assert load.wrong == []
+    counts = driver._scheduler.control.counts
+    assert counts.grown >= 3 and counts.dropped >= 3 and counts.moved > 0
+    assert len(trace.named("instance.add")) >= 3
+    assert eventually(lambda: at_rest(driver))
+
+
+def test_predicted_hops_and_a_death(three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]) -> None:
+    """A hop with all that its stand-in stands for is predicted, exactly; an agent is killed meanwhile, and its place taken."""
+    driver, fleet, _ = three
+
+    def predict(scheduler: Scheduler, now: int) -> None:
+        (chain,) = (each for each in scheduler.chains() if each.model == "llama")
+        blocks = [use.block for use in chain.uses if use.lo < 5 and use.hi > 3]
+        for name in DEVICES:  # one device runs both of its parts, whichever it is
+            scheduler.control.orders.grow(blocks, name, "BL-24", now)
+        scheduler.speculation.pin([(block, name) for block in blocks for name in DEVICES])
+
+    on_scheduler(driver, predict)
+    with Load(driver, {question: answer for question, answer in answers.items() if question[0] == "llama"}) as load:
+        assert eventually(lambda: driver.sight.speculation().hits + driver.sight.speculation().misses > 10 or bool(load.wrong), SOON)
+        victim = fleet.pid("agent-1", driver._company.lives.incarnation("agent-1"))
+        os.kill(victim, signal.SIGKILL)
+        assert eventually(lambda: driver.agents()[1].deaths == 1 and driver.health()["status"] == "ok", SOON)
+        before = load.done
+        assert eventually(lambda: load.done > before + 5 or bool(load.wrong), SOON)
+    assert load.wrong == []
+    assert eventually(lambda: at_rest(driver))
