@@ -1,0 +1,280 @@
+"""What is wrong with a cluster, seen by its clients: refused with a reason, or queued until it can run; never a hang, never a wrong token.
+
+Real processes behind the HTTP server; impostors speak their protocol over their own sockets.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from runtime.cluster.driver import ClusterDriver
+from runtime.cluster.post import Cut, Post
+from runtime.cluster.process import AgentSettings
+from runtime.cluster.processes import ProcessConfig, Processes
+from runtime.cluster.version import own_version
+from runtime.config import ClusterConfig, RelayConfig, ServerConfig
+from runtime.engine.counted import expected
+from runtime.frontend.tokenizer import Tokenizer
+from runtime.messages import PROTOCOL, Close, Done, Message, Pages, Pass, Ready, Settle, Want
+from runtime.stages import Array, devices_of
+from runtime.types import Sampled, SamplingParams
+from tests.runtime.cluster.agents import counting
+from tests.runtime.cluster.clusters import blocks, eventually
+from tests.runtime.server.harness import FakeSource, Running, serving
+from tests.runtime.server.test_cluster import CUTS, MODELS
+
+DEVICES = ("a", "b")
+#: Of one device.
+PAGES = 60
+BASE = MODELS[0]
+#: Incarnations of impostors.
+LIVES = itertools.count(50)
+#: A client that hears nothing for so long was left hanging.
+LIMIT = 20.0
+
+
+@contextmanager
+def served(tokenizer: Tokenizer, pages: int = PAGES, weights: int = 0) -> Iterator[Running]:
+    fleet = Processes(
+        ProcessConfig(
+            counting(MODELS, pages, pace=1.0),
+            RelayConfig(window=1),
+            AgentSettings(weights, report_seconds=0.05),
+            beat_seconds=0.1,
+            warm=False,
+        )
+    )
+    driver = ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(MODELS, CUTS), DEVICES, fleet, ClusterConfig(placing="split"))
+    with driver, serving(driver, FakeSource(tokenizer, known=[model.spec for model in MODELS]), ServerConfig()) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server(tokenizer: Tokenizer) -> Iterator[Running]:
+    with served(tokenizer) as running:
+        yield running
+
+
+def ask(server: Running, prompt: Sequence[int], count: int = 20) -> httpx.Response:
+    body = {
+        "model": "org/base",
+        "prompt": list(prompt),
+        "max_tokens": count,
+        "temperature": 0,
+        "return_token_ids": True,
+        "ignore_eos": True,
+    }
+    with server.http() as http:
+        return http.post("/v1/completions", json=body, timeout=LIMIT)
+
+
+def tokens(answer: httpx.Response) -> list[int]:
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["choices"][0]["token_ids"])
+
+
+def own(prompt: Sequence[int], count: int = 20) -> list[int]:
+    return expected(BASE, prompt, SamplingParams(count, ignore_eos=True))
+
+
+class Asked:
+    """Requests under way, in threads."""
+
+    def __init__(self, server: Running, prompts: Sequence[Sequence[int]], count: int) -> None:
+        self.prompts, self.count = prompts, count
+        self.answers: list[Any] = [None] * len(prompts)
+        self._threads = [threading.Thread(target=self._ask, args=(server, at), daemon=True) for at in range(len(prompts))]
+        for thread in self._threads:
+            thread.start()
+
+    def _ask(self, server: Running, at: int) -> None:
+        self.answers[at] = ask(server, self.prompts[at], self.count)
+
+    def expect(self) -> None:
+        for thread in self._threads:
+            thread.join(LIMIT)
+        assert [tokens(answer) for answer in self.answers] == [own(prompt, self.count) for prompt in self.prompts]
+
+
+def address_of(driver: Any, device: str) -> tuple[int, str]:
+    """Incarnation and address of an agent."""
+    return driver._company._addresses[device]  # type: ignore[no-any-return]
+
+
+@contextmanager
+def impostor(server: Running, name: str, *devices: str, life: int | None = None) -> Iterator[Post]:
+    """Somebody who has got at the sockets, and calls himself that; nobody who has been denied before."""
+    driver: Any = server.driver
+    post = Post(name, next(LIVES) if life is None else life)
+    post.learn("scheduler", 0, driver._post.address)
+    for device in devices:
+        post.learn(device, *address_of(driver, device))
+    yield post
+    post.close()
+
+
+def denied(post: Post) -> str:
+    """Why whoever he speaks to will not have him."""
+    said: list[str] = []
+
+    def heard() -> bool:
+        said.extend(item.reason for item in post.receive(0.05) if isinstance(item, Cut) and item.denied)
+        return bool(said)
+
+    assert eventually(heard, LIMIT)
+    return said[0]
+
+
+# -- agents that cannot be one of us -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("version", "protocol"), [("0.0.other", PROTOCOL), (own_version(), PROTOCOL + 1)])
+def test_an_agent_of_another_version_is_refused_and_the_cluster_goes_on(server: Running, version: str, protocol: int) -> None:
+    asked = Asked(server, [[5, 6, 7]], 40)
+    with impostor(server, "z") as post:
+        post.send("scheduler", Ready("z", protocol, version, PAGES, 64, 0, "ipc:///nowhere"))
+        assert "it is of version" in denied(post)
+    asked.expect()
+    with server.http() as http:
+        assert [each["device"] for each in http.get("/health").json()["agents"]] == [*DEVICES]
+
+
+def test_what_an_earlier_life_of_an_agent_says_is_not_heard(server: Running) -> None:
+    asked = Asked(server, [[5, 6, 7]], 40)
+    one = running(server)
+    with impostor(server, "b", life=0) as post:
+        post.send("scheduler", Ready("b", PROTOCOL, own_version(), PAGES, 64, 0, "ipc:///nowhere"))
+        post.send("scheduler", Done("b", (one.seq,), (one.epoch,), (1,), (Sampled(one.seq, 7),)))
+        post.receive(0.2)
+    asked.expect()
+    driver: Any = server.driver
+    assert [(each.phase, each.incarnation, each.deaths) for each in driver.agents()] == [("up", 1, 0)] * 2
+
+
+# -- handles that are forged or stale ----------------------------------------------------------------------------------
+
+
+def running(server: Running) -> Any:
+    """The first sequence that runs."""
+    driver: Any = server.driver
+    assert eventually(lambda: any(each.path and each.output for each in list(driver._scheduler.members.values())), LIMIT)
+    return next(each for each in list(driver._scheduler.members.values()) if each.path)
+
+
+def test_forged_and_stale_handles_do_nothing(server: Running) -> None:
+    """Rows and pages of a sequence that runs, under epochs that are over or to come, of moves that are not, for hops that are not its."""
+    asked = Asked(server, [[5, 6, 7, 8, 9], [1, 2, 3]], 60)
+    one = running(server)
+    seq, epoch = one.seq, one.epoch
+    row = Array("int64", (1, 1), (7).to_bytes(8, "little"))
+    page = Array("uint8", (1, 64), bytes(64))
+    digest = "0" * 64
+    with impostor(server, "z", *DEVICES) as post:
+        for device in DEVICES:
+            for stale in (0, epoch - 1, epoch + 7):
+                post.send(device, Pass((seq,), (stale,), (1,), (3,), (1,), (True,), (1,)), (row,))
+                post.send(device, Want(9, seq, stale, (0, 1), 0, 4, "z"))
+                post.send(device, Pages(9, seq, stale, 0, 4, digest), (page,))
+            post.send(device, Pass((seq,), (epoch,), (7,), (3,), (1,), (True,), (1,)), (row,))
+            post.send(device, Want(9, seq, epoch, (5, 9), 0, 4, "z"))
+            post.send(device, Want(9, "nobody", epoch, (0, 1), 0, 4, "z"))
+        answers: list[Any] = []
+
+        def heard() -> bool:
+            answers.extend(item.message for item in post.receive(0.05) if not isinstance(item, Cut))
+            return len(answers) >= 2
+
+        assert eventually(heard, LIMIT)
+        assert all(isinstance(each, Pages) and each.error for each in answers)
+    asked.expect()
+
+
+@pytest.mark.parametrize(
+    "order", [Close(("s",), (9,)), Settle(1, "s", 1, True), Done("a", ("s",), (1,), (1,), (None,))], ids=lambda o: type(o).__name__
+)
+def test_orders_of_whoever_is_not_the_scheduler_are_denied(server: Running, order: Message) -> None:
+    asked = Asked(server, [[5, 6, 7, 8, 9]], 60)
+    one = running(server)
+    if not isinstance(order, Done):
+        names = {"seqs": (one.seq,)} if isinstance(order, Close) else {"seq": one.seq}
+        order = msgspec.structs.replace(order, **names)  # type: ignore[arg-type]
+    with impostor(server, "z", "a") as post:
+        post.send("a", order)
+        assert "the scheduler's to send" in denied(post)
+    asked.expect()
+
+
+# -- pages that do not verify ------------------------------------------------------------------------------------------
+
+
+def test_pages_that_do_not_verify_are_not_used(server: Running) -> None:
+    """A sequence moves, and forged pages come before the real ones do: they are not written, the answer is the model's."""
+    driver: Any = server.driver
+    prompt = list(range(40))
+    asked = Asked(server, [prompt], 60)
+    one = running(server)
+    devices = devices_of(one.chain, one.path)
+    last = [at for at, name in enumerate(devices) if name == devices[-1]]
+    target = next(name for name in DEVICES if name != devices[-1])
+    with impostor(server, "z", target) as post:
+        assert eventually(lambda: driver.move(one.seq, range(last[0], last[-1] + 1), target) is None, LIMIT)
+        move = next(iter(driver._scheduler.handovers), None)
+        number, layers = (1, 1) if move is None else (move.number, move.pages)
+        forged = Array("uint8", (layers, 64), bytes(64 * layers))
+        for _ in range(20):
+            for lo in range(0, 60, 4):
+                post.send(target, Pages(number, one.seq, one.epoch, lo, lo + 4, "0" * 64), (forged,))
+            post.receive(0.001)
+    asked.expect()
+    assert driver.sight.moves().started >= 1
+    assert eventually(lambda: not len(driver._scheduler.handovers), LIMIT)
+
+
+# -- without room ------------------------------------------------------------------------------------------------------
+
+
+def test_a_prompt_that_no_device_has_room_for_is_refused_with_the_reason(server: Running) -> None:
+    answer = ask(server, [at % 90 for at in range(180)])
+    assert answer.status_code >= 400
+    assert f"which has {PAGES}" in answer.json()["error"]["message"]
+
+
+def test_more_than_there_is_room_for_is_queued(server: Running) -> None:
+    """Twelve requests, of which two or three fit at once."""
+    driver: Any = server.driver
+    asked = Asked(server, [[at + 1, at + 2, at + 3] * 4 for at in range(12)], 40)
+    assert eventually(lambda: driver.state().waiting > 0, LIMIT)
+    asked.expect()
+
+
+def test_a_device_without_room_takes_no_move(server: Running) -> None:
+    driver: Any = server.driver
+    asked = Asked(server, [[at + 1, at + 2, at + 3] * 4 for at in range(6)], 40)
+    said: set[str] = set()
+
+    def refused() -> bool:
+        for seq in [seq for seq, each in list(driver._scheduler.members.items()) if each.path]:
+            for device in DEVICES:
+                said.add(str(driver.move(seq, range(2), device)))
+        return any("no room" in why for why in said)
+
+    assert eventually(refused, LIMIT), said
+    asked.expect()
+
+
+def test_a_chain_that_the_cluster_cannot_hold_is_refused_with_the_reason(tokenizer: Tokenizer) -> None:
+    """Agents that take 3 of its 8 components each: no placement holds them all."""
+    with served(tokenizer, weights=3000) as server:
+        answer = ask(server, [1, 2, 3])
+        assert answer.status_code >= 400
+        assert "cannot hold org/base" in answer.json()["error"]["message"]
+        with server.http() as http:
+            assert http.get("/health").json()["status"] == "ok"
