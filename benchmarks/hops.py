@@ -1,14 +1,15 @@
 """What a hop costs: one decode step of 32 sequences along a chain on one agent, and along the same chain cut over two.
 
-    python -m benchmarks.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--tcp] [--output FILE]
+    python -m benchmarks.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--turn 10] [--tcp] [--output FILE]
 
 Real agents: processes, sockets, relays, and the staged engine with a Llama of random weights. `--rows 32 --width 512` in float32 are 64 KB
 of hidden states per hop. The program speaks to the agents as the scheduler does, so that a step is the way of the rows and nothing else:
 Go -> (stage -> Pass ->) stage -> Done. Four paths take turns: the whole chain on `a` (`one`), cut in two but both on `a` (`cut`), the
 second half on `b` (`two`), and `a`, `b`, `a` (`three`). Printed: milliseconds per step of each, and what a hop adds: to the whole chain,
 with a second step of an engine (`two - one`, and `three - one` by its two hops), and to the same two steps in one process (`two - cut`):
-encoding, the socket, another process that wakes up. Differences are of neighbouring steps, their median, for what else the machine does
-changes from second to second. `bare`: the same bytes from one process to another over the post without engines, one way.
+encoding, the socket, another process that wakes up. A path takes `--turn` steps in a row, as it does in serving, of which the first two
+do not count. Differences are of steps of neighbouring turns, their median, for what else the machine does changes from second to second.
+`bare`: the same bytes from one process to another over the post without engines, one way.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from runtime.types import SamplingParams, SequenceRequest
 MODEL = "hops"
 PROMPT = 8
 LIMIT = 60.0
+#: Steps of a turn that do not count.
+_SKIPPED = 2
 _WANTED = (Ready, Loaded, Done, Lost)
 
 
@@ -140,20 +143,27 @@ class Run:
         self.seconds.append(seconds)
         self._generated += 1
 
+    def take(self, turn: int, skipped: int) -> None:
+        """So many steps in a row, of which the first ones do not count."""
+        for _ in range(turn):
+            self.step()
+        del self.seconds[len(self.seconds) - turn : len(self.seconds) - turn + skipped]
 
-def measure(rows: int, width: int, layers: int, steps: int, tcp: bool) -> dict[str, Any]:
+
+def measure(rows: int, width: int, layers: int, steps: int, turn: int, tcp: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         store = make_store(Path(scratch), width, layers)
         cluster = Cluster(_settings(store), tcp)
         try:
-            runs = _run(cluster, rows, layers, steps)
+            runs = _run(cluster, rows, layers, steps, turn)
         finally:
             cluster.close()
     if any(run.tokens != runs["one"].tokens for run in runs.values()):
         raise RuntimeError("the paths give different tokens")
     times = {name: _spread(run.seconds) for name, run in runs.items()}
     return {
-        "rows": rows, "bytes_per_hop": rows * width * 4, "steps": steps, "over": "tcp, encrypted" if tcp else "ipc", "step": times,
+        "rows": rows, "bytes_per_hop": rows * width * 4, "steps": steps, "turn": turn,
+        "over": "tcp, encrypted" if tcp else "ipc", "step": times,
         "hop_adds_ms": _hops(runs), "bare": bare(rows * width * 4, tcp),
     }  # fmt: skip
 
@@ -168,8 +178,8 @@ def _settings(store: Path) -> dict[str, Any]:
     return {"store": str(store), "database": None, "config": msgspec.to_builtins(config), "half_page": half, "threads": 1}
 
 
-def _run(cluster: Cluster, rows: int, layers: int, steps: int) -> dict[str, Run]:
-    """Components: the embedding, two for each layer, the head. Cuts are before a layer's attention."""
+def _run(cluster: Cluster, rows: int, layers: int, steps: int, turn: int) -> dict[str, Run]:
+    """`steps` of each path that count. Components: the embedding, two for each layer, the head. Cuts are before a layer's attention."""
     end, half, third = 2 * layers + 2, layers // 2, layers // 3 or 1
     paths = {
         "one": (Hop("a", 0, end, (0, layers)),),
@@ -182,12 +192,12 @@ def _run(cluster: Cluster, rows: int, layers: int, steps: int) -> dict[str, Run]
         ),
     }
     runs = {name: Run(cluster, name, path, rows) for name, path in paths.items()}
-    for number in range(steps + 20):
-        if number == 20:  # warm by now
-            for run in runs.values():
-                run.seconds.clear()
+    skipped = min(_SKIPPED, turn - 1)
+    for number in range(1 + -(-steps // (turn - skipped))):
         for run in runs.values():
-            run.step()
+            run.take(turn, skipped)
+            if not number:  # warm by now
+                run.seconds.clear()
     return runs
 
 
@@ -255,10 +265,11 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--turn", type=int, default=10)
     parser.add_argument("--tcp", action="store_true")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    deliver(measure(given.rows, given.width, given.layers, given.steps, given.tcp), given.output)
+    deliver(measure(given.rows, given.width, given.layers, given.steps, given.turn, given.tcp), given.output)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from runtime.stages import Hop, RunAhead, Stage
 from runtime.types import ModelSpec, PromptLogprobs, Sampled, SequenceRequest
 
 #: Of these messages; agents and schedulers of different ones refuse each other.
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):

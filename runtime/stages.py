@@ -14,6 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from runtime.types import EngineMemory, ModelSpec, StepPlan, StepResult
 
 
@@ -175,8 +177,7 @@ class RunAhead:
     threshold: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Array:
+class Array(msgspec.Struct, frozen=True, gc=False):
     """Numbers on their way between devices. `data` is bytes-like, in the machine's order; only engines and transports look into it."""
 
     dtype: str

@@ -15,6 +15,10 @@ from runtime.cluster.wire import MAX_FRAME_BYTES, Frame
 ADDRESS = re.compile(r"(?:ipc:///[^\0]{1,100}|tcp://[A-Za-z0-9_.:\[\]-]{3,255}|inproc://[A-Za-z0-9_.-]{1,100})")
 
 
+#: Frames of fewer bytes are copied into the transport: what is not wakes a thread of ours when it has gone.
+_COPIED_BYTES = 1 << 18
+
+
 class Sockets:
     """Makes sockets. `keys`: the cluster's; needed, and used, for tcp only. `context`: shared; else one is made.
 
@@ -66,6 +70,7 @@ class Sockets:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.set_hwm(self._high_water)
+        socket.copy_threshold = _COPIED_BYTES
         socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
         return socket

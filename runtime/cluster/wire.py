@@ -3,6 +3,8 @@
     frame 0     preamble: magic, protocol, number of the message on its link; then msgpack of (what the arrays are, the message)
     frame 1 …   an array each, or all of them back to back in one where they are small
 
+What arrays are is said once for all that are alike and neighbours: rows of one step mostly are.
+
 Contract: nothing that comes in is trusted. Types, lengths of columns, number, kinds and sizes of arrays are checked before anything is
 taken for what it says it is; whatever is wrong is a WireError and nothing else. Arrays go out without a copy unless they are small and
 many, and come in as views of the frames, which may begin at any byte. No pickle (see CVE-2025-32444 and its kin). Knows no sockets.
@@ -13,8 +15,10 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import groupby, repeat
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -43,6 +47,8 @@ MAX_FRAME_BYTES = 1 << 30
 #: Frame 0 at most.
 MAX_MESSAGE_BYTES = 256 << 20
 _MAX_DIMENSIONS = 4
+#: Beside one message.
+_MAX_ARRAYS = 1 << 20
 #: Several arrays of so many bytes together are copied into one frame: a frame costs more than a copy of a few kilobytes.
 _JOINED_BYTES = 1 << 20
 
@@ -74,7 +80,7 @@ class Parcel:
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    arrays: tuple[tuple[str, tuple[int, ...]], ...]
+    arrays: tuple[tuple[str, tuple[int, ...], int], ...]
     message: ToAgent | ToScheduler | ToDriver
 
 
@@ -88,25 +94,40 @@ _decoder = msgspec.msgpack.Decoder(_Envelope)
 def encode(number: int, message: Message, arrays: Sequence[Array] = ()) -> list[Frame]:
     """Frames of a message. What arrays hold must not change any more. Raises WireError for what the other side would refuse."""
     _check(message, arrays)
-    parts = [_bytes_of(array) for array in arrays]
+    kinds = _kinds(arrays)
+    parts = _parts(arrays, kinds)
     body = bytearray(_PREAMBLE.size)
     _PREAMBLE.pack_into(body, 0, _MAGIC, PROTOCOL, number)
-    _encoder.encode_into(_Envelope(tuple((each.dtype, each.shape) for each in arrays), message), body, _PREAMBLE.size)  # type: ignore[arg-type]
+    _encoder.encode_into(_Envelope(kinds, message), body, _PREAMBLE.size)  # type: ignore[arg-type]
     if len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large")
-    if len(parts) > 1 and sum(part.nbytes for part in parts) <= _JOINED_BYTES:
+    if len(parts) > 1 and sum(map(len, parts)) <= _JOINED_BYTES:
         return [body, b"".join(parts)]
     return [body, *parts]
 
 
-def _bytes_of(array: Array) -> memoryview:
+def _kinds(arrays: Sequence[Array]) -> tuple[tuple[str, tuple[int, ...], int], ...]:
+    """(dtype, shape, how many) of arrays that are alike, in their order."""
+    alike = groupby((each.dtype, each.shape) for each in arrays)
+    return tuple((dtype, shape, sum(1 for _ in group)) for (dtype, shape), group in alike)
+
+
+def _parts(arrays: Sequence[Array], kinds: Sequence[tuple[str, tuple[int, ...], int]]) -> list[memoryview]:
+    """Bytes of each array. Raises WireError where they are not what they should be."""
+    sizes = [size for dtype, shape, count in kinds for size in repeat(_nbytes(dtype, shape), count)]
+    return [_bytes_of(array.data, size) for array, size in zip(arrays, sizes, strict=True)]
+
+
+def _bytes_of(data: Any, nbytes: int) -> memoryview:
     try:
-        data = memoryview(array.data).cast("B")
+        view = memoryview(data)
+        if view.format != "B" or view.ndim != 1:
+            view = view.cast("B")
     except (TypeError, BufferError) as error:
         raise WireError(f"an array's data cannot be sent: {error}") from None
-    if data.nbytes != _nbytes(array.dtype, array.shape):
-        raise WireError(f"{data.nbytes} bytes are not {array.dtype} {list(array.shape)}")
-    return data
+    if view.nbytes != nbytes:
+        raise WireError(f"an array has {view.nbytes} bytes, and says {nbytes}")
+    return view
 
 
 # -- in ----------------------------------------------------------------------------------------------------------------
@@ -130,22 +151,41 @@ def decode(frames: Sequence[Frame]) -> Parcel:
     return Parcel(number, envelope.message, arrays)
 
 
-def _arrays(said: Sequence[tuple[str, tuple[int, ...]]], frames: Sequence[Frame]) -> tuple[Array, ...]:
-    sizes = [_nbytes(dtype, shape) for dtype, shape in said]
-    if len(said) > 1 and len(frames) == 1:
-        whole, at, parts = memoryview(frames[0]), 0, []
-        for size in sizes:
-            parts.append(whole[at : at + size])
-            at += size
-        if at != whole.nbytes:
-            raise WireError(f"its arrays are {whole.nbytes} bytes, not {at}")
-    else:
-        parts = [memoryview(frame) for frame in frames]
-    if [part.nbytes for part in parts] != sizes:
+def _arrays(kinds: Sequence[tuple[str, tuple[int, ...], int]], frames: Sequence[Frame]) -> tuple[Array, ...]:
+    total = sum(_counted(count) for _, _, count in kinds)
+    if total > 1 and len(frames) == 1:
+        return _cut(kinds, memoryview(frames[0]))
+    if total != len(frames):
+        raise WireError(f"it says that there are {total} arrays, and there are {len(frames)}")
+    said = [(dtype, shape) for dtype, shape, count in kinds for _ in range(count)]
+    parts = [memoryview(frame) for frame in frames]
+    if [part.nbytes for part in parts] != [_nbytes(dtype, shape) for dtype, shape in said]:
         raise WireError("its arrays are not what it says")
     return tuple(Array(dtype, shape, part) for (dtype, shape), part in zip(said, parts, strict=True))
 
 
+def _cut(kinds: Sequence[tuple[str, tuple[int, ...], int]], whole: memoryview) -> tuple[Array, ...]:
+    """Arrays that lie back to back."""
+    nbytes = sum(_nbytes(dtype, shape) * count for dtype, shape, count in kinds)
+    if nbytes != whole.nbytes:
+        raise WireError(f"its arrays are {whole.nbytes} bytes, not {nbytes}")
+    out: list[Array] = []
+    at = 0
+    for dtype, shape, count in kinds:
+        size = _nbytes(dtype, shape)
+        end = at + size * count
+        out += [Array(dtype, shape, whole[lo : lo + size]) for lo in (range(at, end, size) if size else repeat(at, count))]
+        at = end
+    return tuple(out)
+
+
+def _counted(count: int) -> int:
+    if not 0 < count <= _MAX_ARRAYS:
+        raise WireError("a number of arrays that is none")
+    return count
+
+
+@lru_cache(maxsize=1024)
 def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
     """Bytes of an array. Raises WireError for kinds and shapes that are none."""
     if dtype not in ITEM_BYTES:
@@ -200,7 +240,7 @@ def _check(message: Message, arrays: Sequence[Array]) -> None:
         raise WireError(f"columns of a {kind.__name__} differ in length")
     if any(len(getattr(message, name)) not in (0, len(message.epochs)) for name in _PERHAPS.get(kind, ())):  # type: ignore[attr-defined]
         raise WireError(f"columns of a {kind.__name__} differ in length")
-    if any(number < 0 for name in _NATURAL.get(kind, ()) for number in getattr(message, name)):
+    if any(min(getattr(message, name), default=0) < 0 for name in _NATURAL.get(kind, ())):
         raise WireError(f"a {kind.__name__} with negative numbers")
     check = _CHECKS.get(kind, _no_arrays)
     if not check(message, arrays):
@@ -223,12 +263,10 @@ def _open(message: Open, arrays: Sequence[Array]) -> bool:
 
 def _pass(message: Pass, arrays: Sequence[Array]) -> bool:
     """Hidden states [count, width] for each row, neither of them 0: no row claims tokens that nobody has sent bytes for."""
-    rows = zip(message.counts, arrays, strict=False)
-    return (
-        len(message.turns) == len(message.ahead)
-        and len(arrays) == len(message.seqs)
-        and all(len(each.shape) == 2 and each.shape[0] == count and 0 not in each.shape for count, each in rows)
-    )
+    if len(message.turns) != len(message.ahead) or len(arrays) != len(message.seqs):
+        return False
+    shapes = {(count, each.shape) for count, each in zip(message.counts, arrays, strict=True)}
+    return all(len(shape) == 2 and shape[0] == count and 0 not in shape for count, shape in shapes)
 
 
 def _pages(message: Pages, arrays: Sequence[Array]) -> bool:

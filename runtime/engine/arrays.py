@@ -29,19 +29,15 @@ def array_of(pages: Tensor) -> Array:
 
 def joined(arrays: Sequence[Array], shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """Arrays [some, width] below each other: [rows, width] = `shape`, on the host. Raises ValueError unless all fits, dtypes too."""
-    out = torch.empty(shape, dtype=dtype)
-    into, at = _bytes_of(out), 0
+    out, name = torch.empty(shape, dtype=dtype), _name_of(dtype)
+    into, size, at = _bytes_of(out), shape[1] * dtype.itemsize, 0
     for array in arrays:
-        data = memoryview(array.data).cast("B")
-        count = array.shape[0] * shape[1] * dtype.itemsize if array.shape[1:] == shape[1:] and array.dtype == _name_of(dtype) else -1
-        if data.nbytes != count or at + count > into.nbytes:
-            raise ValueError(
-                f"{array.dtype} {array.shape} in {data.nbytes} bytes is not {_name_of(dtype)} [.., {shape[1]}] as it should be"
-            )
-        into[at : at + count] = data
-        at += count
+        if array.dtype != name or array.shape[1:] != shape[1:] or memoryview(array.data).nbytes != array.shape[0] * size:
+            raise ValueError(f"{array.dtype} {array.shape} is not {name} [.., {shape[1]}] as it should be")
+        at += array.shape[0] * size
     if at != into.nbytes:
         raise ValueError(f"{at} bytes where {into.nbytes} should be")
+    into[:] = b"".join(array.data for array in arrays)
     return out
 
 

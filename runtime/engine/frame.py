@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from runtime.engine.attention import Tokens
 
 
-@dataclass(frozen=True, slots=True)
-class RowSpan:
+class RowSpan(msgspec.Struct, frozen=True, gc=False):
     """One row: tokens [lo, hi) of the frame at positions start, start + 1, …"""
 
     lo: int
@@ -39,7 +39,7 @@ class RowSpan:
 
     def moved(self, by: int) -> RowSpan:
         """The same row in a frame where it stands elsewhere."""
-        return RowSpan(self.lo + by, self.hi + by, self.start)
+        return RowSpan(self.lo + by, self.hi + by, self.start) if by else self
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,11 +94,17 @@ def _layout(names: Sequence[str], batches: Mapping[str, Rows], page_tokens: int,
     tables = [_table(batches[name], groups, filling) for name in names]
     table = tables[0] if len(tables) == 1 else torch.cat(tables)
     ids = torch.tensor([[token for name in names for token in batches[name].ids]], device=device)
-    positions = torch.tensor([p for span in spans for p in range(span.start, span.length)], device=device)
-    row_of = torch.tensor([i for i, span in enumerate(spans) for _ in range(span.hi - span.lo)], device=device)
+    ends = torch.tensor(lengths, device=device)
+    positions, row_of = _where(spans, ends) if token > row else (ends - 1, torch.arange(row, device=device))
     pages = table[row_of, :, positions // page_tokens].t().contiguous()
     offsets = positions % page_tokens
-    return Layout(tuple(names), places, page_tokens, ids, positions[None], table, pages, offsets, torch.tensor(lengths, device=device))
+    return Layout(tuple(names), places, page_tokens, ids, positions[None], table, pages, offsets, ends)
+
+
+def _where(spans: Sequence[RowSpan], ends: Tensor) -> tuple[Tensor, Tensor]:
+    """The position of every token, and its row."""
+    positions = torch.tensor([p for span in spans for p in range(span.start, span.length)], device=ends.device)
+    return positions, torch.tensor([i for i, span in enumerate(spans) for _ in range(span.hi - span.lo)], device=ends.device)
 
 
 def _groups(lengths: Sequence[int], page_tokens: int) -> int:
@@ -208,7 +214,8 @@ class FrameMaker:
         spans: list[tuple[RowSpan, ...]] = []
         base = 0
         for name in models:
-            spans.append(tuple(span.moved(base) for span in self._batches[name].spans))
+            own = self._batches[name].spans
+            spans.append(tuple(span.moved(base) for span in own) if base else own)
             base += self._batches[name].tokens
         return spans
 

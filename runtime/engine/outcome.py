@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -14,8 +15,7 @@ from runtime.engine.sampling import Draw, Largest, sample, stock_largest
 from runtime.types import PromptLogprobs, Row, Sampled
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(msgspec.Struct, frozen=True, gc=False):
     """A row's claim on logits of its model's tokens [lo, hi): the last one to sample, or all of a chunk for prompt log-probabilities."""
 
     row: Row

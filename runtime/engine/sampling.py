@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 from blake3 import blake3
 from torch import Tensor
@@ -28,8 +29,7 @@ def stock_largest(logits: Tensor) -> Tensor:
     return torch.argmax(logits, dim=-1)
 
 
-@dataclass(frozen=True, slots=True)
-class Draw:
+class Draw(msgspec.Struct, frozen=True, gc=False):
     """One row to sample: whose it is, how, and the tokens it has seen. `stops`: ids masked until `min_tokens` are out."""
 
     seq: str

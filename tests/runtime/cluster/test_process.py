@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 import zmq
+from msgspec import structs
 
 from runtime.agent.commands import SCHEDULER, PagesWritten, WritePages
 from runtime.cluster import agent_main
@@ -159,7 +160,7 @@ def test_pages_that_do_not_verify_are_not_written() -> None:
     pages = Array("uint8", (1, 64), bytes(64))
     good = WritePages((3,), pages, digest_of(pages), 1, 0, 4)
     assert hands.do(good) == PagesWritten(1, 0, 4) and engine.written == 1
-    for bad in (replace(good, digest=""), replace(good, data=replace(pages, data=b"\1" + bytes(63)))):
+    for bad in (replace(good, digest=""), replace(good, data=structs.replace(pages, data=b"\1" + bytes(63)))):
         event = hands.do(bad)
         assert isinstance(event, PagesWritten) and "do not verify" in event.error
     assert engine.written == 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import struct
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from runtime.cluster import wire
 from runtime.cluster.wire import Frame, OtherProtocol, WireError, decode, encode
@@ -145,7 +145,7 @@ def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     ("message", "arrays"),
     [
         (ROWS, STATES[:1]),
-        (ROWS, tuple(dataclasses.replace(each, shape=(1, 1)) for each in STATES)),
+        (ROWS, tuple(structs.replace(each, shape=(1, 1)) for each in STATES)),
         (Close(("a",), ()), ()),
         (Beat(1), STATES),
     ],

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from runtime.kv.pages import Group, PageBook
 from runtime.stages import Array, Stage, StageEngine
 from runtime.types import Opened, PromptLogprobs, Row, Sampled, SamplingParams, SequenceRequest, StepPlan
@@ -103,7 +105,7 @@ class Carrier:
         target.book.fill(name, one.computed)
         if copy and spec.kv_layers:
             data = source.engine.read_pages([page for group in before for page in group])
-            target.engine.write_pages([page for group in after for page in group], replace(data, data=bytes(data.data)))
+            target.engine.write_pages([page for group in after for page in group], structs.replace(data, data=bytes(data.data)))
         source.book.release(name)
         source.released.append(name)
         one.hops[hop] = target, stage

@@ -7,6 +7,7 @@ from itertools import combinations, pairwise
 
 import pytest
 import torch
+from msgspec import structs
 
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.paged import PagedEngine
@@ -289,7 +290,7 @@ def test_hidden_states_that_do_not_fit(family, wrong):
     engine, row = started(family)
     right = Array("float32", (2, width_of(family.store, "llama")), bytes(2 * 4 * width_of(family.store, "llama")))
     with pytest.raises(ValueError):
-        engine.run(StepPlan(2, (row,)), {"a@1": replace(right, **wrong)} if wrong else {})
+        engine.run(StepPlan(2, (row,)), {"a@1": structs.replace(right, **wrong)} if wrong else {})
     engine.run(StepPlan(3, (), (Opened(SequenceRequest("a@1", "r", row.model, (1, 2), SAMPLING)),), ("a@1",)), {})
     assert engine.run(StepPlan(4, (row,)), {"a@1": right}).outputs["a@1"].shape == right.shape
 
@@ -307,12 +308,16 @@ def test_pages_are_bytes(family):
     )
     kept = bytes(held.data)
     assert any(kept[: engine.page_bytes // 2]) and any(kept[engine.page_bytes // 2 : engine.page_bytes])
-    engine.write_pages([7, 5], replace(held, data=kept))
-    engine.write_pages(pages, replace(held, data=bytes(len(kept))))
+    engine.write_pages([7, 5], structs.replace(held, data=kept))
+    engine.write_pages(pages, structs.replace(held, data=bytes(len(kept))))
     assert bytes(held.data) == kept, "what was read is a copy"
     assert bytes(engine.read_pages([7, 5]).data) == kept and not any(engine.read_pages(pages).data)
     assert engine.read_pages([]).shape == (0, engine.page_bytes)
-    for wrong in (replace(held, shape=(1, len(kept))), replace(held, dtype="float32"), replace(held, data=kept[1:])):
+    for wrong in (
+        structs.replace(held, shape=(1, len(kept))),
+        structs.replace(held, dtype="float32"),
+        structs.replace(held, data=kept[1:]),
+    ):
         with pytest.raises(ValueError):
             engine.write_pages(pages, wrong)
     for beyond in (-1, engine.page_capacity):
