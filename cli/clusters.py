@@ -19,6 +19,7 @@ from runtime.scheduler.adaptive import Adaptation
 from runtime.trace import TraceSink
 
 if TYPE_CHECKING:
+    from runtime.cluster.alone import Alone
     from runtime.cluster.fleet import Fleet
     from zoo.api import Zoo
 
@@ -63,15 +64,18 @@ def start_cluster(zoo: Zoo, options: ServeOptions, names: Sequence[str], databas
     )  # fmt: skip
 
 
-def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet:
+def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet | Alone:
     from cli.agents import ENGINES
     from runtime.cluster.agent_main import Preparation
+    from runtime.cluster.alone import Alone
     from runtime.cluster.process import AgentSettings
     from runtime.cluster.processes import ProcessConfig, Processes
     from runtime.cluster.threads import Threads
 
     preparation = Preparation("staged", settings)
     agents = AgentSettings(weights=size_of(options.agent_weights))
+    if options.backend == "inline":
+        return Alone(ENGINES["staged"](settings), options.relay(), agents)
     if options.backend == "threads":
         return Threads(lambda device: ENGINES["staged"](settings), options.relay(), agents)
     if options.backend == "ray":

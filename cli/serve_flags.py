@@ -46,7 +46,8 @@ Agents = Annotated[int | None, typer.Option(help="Devices, each with an agent, t
 Backend = Annotated[
     str | None,
     typer.Option(
-        help="Where agents run: processes, threads of this one, or ray (an extra); local is one device without agents.",
+        help="Where agents run: processes, threads of this one, or ray (an extra); inline: one, in the scheduler's thread; local: one "
+        "device without a scheduler.",
         show_default="local",
     ),
 ]

@@ -170,8 +170,10 @@ def _typed(source: str, key: str, kind: Any, value: Any) -> Any:
 
 
 def _check(options: ServeOptions) -> None:
-    if options.backend not in ("local", "threads", "process", "processes", "ray"):
-        raise InputError(f"backend must be local, threads, processes or ray, not {options.backend!r}")
+    if options.backend not in ("local", "inline", "threads", "process", "processes", "ray"):
+        raise InputError(f"backend must be local, inline, threads, processes or ray, not {options.backend!r}")
+    if options.backend == "inline" and options.agents != 1:
+        raise InputError("an inline agent is the only one: leave --agents 1, or take another --backend")
     if options.otel is not None and not options.otel.startswith(("http://", "https://")):
         raise InputError(f"otel must be an address such as http://host:4318/v1/traces, not {options.otel!r}")
     if not 1 <= options.agents <= 256:

@@ -13,6 +13,7 @@ import queue
 from collections.abc import Callable, Iterable
 
 from runtime.agent.commands import Down
+from runtime.cluster.crew import Told
 from runtime.cluster.fleet import Died, Fleet
 from runtime.cluster.lives import LifeConfig, Lives
 from runtime.cluster.post import Cut, Mail, Post
@@ -21,8 +22,6 @@ from runtime.messages import PROTOCOL, Beat, Halt, Message, Peers, Ready, Report
 
 _log = logging.getLogger(__name__)
 
-#: What the scheduler hears.
-Told = Message | Down
 #: How long an agent that was refused may take to end by itself, in nanoseconds.
 _GRACE_NS = 5_000_000_000
 
@@ -97,6 +96,12 @@ class Company:
         """Have an agent end after its step and another take its place."""
         self._planned.add((device, self.lives.incarnation(device)))
         self.send(device, Halt())
+
+    def close(self, patience: float) -> None:
+        """End all agents, those that take longer than so many seconds by force, and let everything go."""
+        self.halt()
+        self._post.close()
+        self._fleet.shutdown(patience)
 
     def halt(self) -> None:
         for device in self._addresses:

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from runtime.agent.commands import Abort, Arrive, Down, Emit, SchedulerCommand, SchedulerEvent, Send, Serve, Tick, Updated, Withdraw
 from runtime.agent.events import refusal_event
 from runtime.cluster.changes import Changes
-from runtime.cluster.company import Company
+from runtime.cluster.crew import Crew
 from runtime.cluster.errors import public
 from runtime.cluster.routes import Routes
 from runtime.cluster.stranded import Hopeless, Strandings, ending
@@ -43,7 +43,7 @@ class Conductor:
     def __init__(
         self,
         scheduler: Scheduler,
-        company: Company,
+        company: Crew,
         changed: threading.Condition,
         routes: Routes,
         clock: Callable[[], int],

@@ -22,8 +22,10 @@ import zmq
 
 from runtime.agent.commands import SCHEDULER, Serve, Updated, Withdraw
 from runtime.agent.state import AgentState
+from runtime.cluster.alone import Alone
 from runtime.cluster.company import Company
 from runtime.cluster.conductor import TICK, Conductor
+from runtime.cluster.crew import Crew
 from runtime.cluster.fleet import Fleet, Seat
 from runtime.cluster.lives import AgentFacts, LifeConfig
 from runtime.cluster.post import Post
@@ -53,7 +55,7 @@ class ClusterDriver(Reception):
     Args:
         chains, blocks: the models that are served, and all blocks of them.
         devices: names of the agents that there are to be.
-        fleet: what brings them up; it is shut down with the driver.
+        fleet: what brings them up, or the only one, which runs on the scheduler's thread; it is shut down with the driver.
         config, lives: of the scheduler; of the agents' restarts.
         adaptation: what adaptive requests may get. describe: how models that are asked for later are served; None: there are none.
         surrogates: by model, cheaper stand-ins of parts of it (BL-25).
@@ -64,7 +66,7 @@ class ClusterDriver(Reception):
         chains: Sequence[Chain],
         blocks: Sequence[Block],
         devices: Sequence[str],
-        fleet: Fleet,
+        fleet: Fleet | Alone,
         config: ClusterConfig | None = None,
         lives: LifeConfig | None = None,
         trace: TraceSink | None = None,
@@ -77,13 +79,12 @@ class ClusterDriver(Reception):
         """Waits until all agents are there, with a path for each model. Raises Unavailable if one cannot be brought up; the fleet is shut
         down then, and on Ctrl-C."""
         super().__init__("cluster")
-        self._fleet, self._describe = fleet, describe
+        self._describe = describe
         config = replace(config or ClusterConfig(), devices=len(devices))
         with ExitStack() as undo:
-            undo.callback(fleet.shutdown, _PATIENCE)
+            undo.callback(_let_go, fleet)
             self._scheduler = Scheduler(chains, blocks, config, trace, surrogates or {}, adaptation)
-            self._post = _listening(fleet.seat)
-            self._company = Company(devices, fleet, self._post, lives or LifeConfig(), version or own_version(), clock)
+            self._company: Crew = fleet if isinstance(fleet, Alone) else _company(devices, fleet, lives or LifeConfig(), version, clock)
             self._conductor = Conductor(self._scheduler, self._company, self._changed, self._routes, clock, self._die)
             self.sight = Sight(self._scheduler, self._company, self._conductor.strandings, self._changed)
             undo.pop_all()
@@ -242,11 +243,21 @@ class ClusterDriver(Reception):
             self._routes.deliver(self._routes.ends(reason))
             self._changed.notify_all()
         try:
-            self._company.halt()
-            self._post.close()
-            self._fleet.shutdown(_PATIENCE)
+            self._company.close(_PATIENCE)
         except Exception:
             _log.critical("the cluster's agents could not be ended well", exc_info=True)
+
+
+def _let_go(fleet: Fleet | Alone) -> None:
+    if isinstance(fleet, Alone):
+        fleet.close(_PATIENCE)
+    else:
+        fleet.shutdown(_PATIENCE)
+
+
+def _company(devices: Sequence[str], fleet: Fleet, lives: LifeConfig, version: str | None, clock: Callable[[], int]) -> Company:
+    """Raises Unavailable."""
+    return Company(devices, fleet, _listening(fleet.seat), lives, version or own_version(), clock)
 
 
 def _listening(seat: Seat) -> Post:

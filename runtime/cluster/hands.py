@@ -24,7 +24,7 @@ from runtime.agent.commands import (
     WritePages,
 )
 from runtime.cluster.errors import public
-from runtime.cluster.post import Post
+from runtime.cluster.link import Link
 from runtime.stages import Array, StageEngine
 from runtime.types import EngineLost
 
@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 class Hands:
-    def __init__(self, engine: StageEngine, post: Post) -> None:
+    def __init__(self, engine: StageEngine, post: Link) -> None:
         self._engine, self._post = engine, post
 
     def do(self, command: RelayCommand) -> RelayEvent | None:

@@ -12,6 +12,7 @@ It knows no processes, no models and no tensors: engine, relay and post are pass
 from __future__ import annotations
 
 import logging
+import math
 import os
 import platform
 import time
@@ -24,7 +25,8 @@ from runtime.agent.commands import SCHEDULER, RelayCommand, RelayEvent, Send, St
 from runtime.cluster.ended import Ended, Exit
 from runtime.cluster.errors import MAX_FAILURES, public
 from runtime.cluster.hands import Hands
-from runtime.cluster.post import Cut, Mail, Post
+from runtime.cluster.link import Link
+from runtime.cluster.post import Cut, Mail
 from runtime.messages import PROTOCOL, Gone, Halt, Message, Pages, Pass, Peers, Ready, Report, Severed, ToAgent, Want
 from runtime.stages import Array, StageEngine, StageResult
 from runtime.types import EngineLost
@@ -90,7 +92,7 @@ class AgentLoop:
         self,
         engine: StageEngine,
         relay: Relay,
-        post: Post,
+        post: Link,
         settings: AgentSettings,
         version: str,
         clock: Callable[[], int] = time.monotonic_ns,
@@ -99,7 +101,8 @@ class AgentLoop:
         self._settings, self._version, self._hands = settings, version, Hands(engine, post)
         self._agents: dict[str, int] = {}
         self._welcome = False
-        self._stopping = False
+        self._stopping = self._ran = False
+        self._began: int | None = None
         self._failures = 0
         self._next_report = 0
         self._busy_since: int | None = None
@@ -116,9 +119,18 @@ class AgentLoop:
 
     def run(self) -> Ended:
         """Work until told to stop, or something ends it."""
+        while (ended := self.turn()) is None:
+            pass
+        return ended
+
+    def turn(self, limit: float = math.inf) -> Ended | None:
+        """Take what came and run a step, if there is one; where there is none, wait for something, up to `limit` seconds. How it ended, if
+        it did."""
         try:
-            self._loop()
-            return Ended(Exit.STOPPED, "it was told to stop")
+            if self._stopping:
+                return Ended(Exit.STOPPED, "it was told to stop")
+            self._turn(limit)
+            return None
         except EngineLost as error:
             _log.error("the engine is lost", exc_info=True)
             return Ended(Exit.LOST, f"the engine is lost: {public(error)}")
@@ -132,8 +144,17 @@ class AgentLoop:
 
     # -- the loop --------------------------------------------------------------------------------------------------------
 
-    def _loop(self) -> None:
+    def _turn(self, limit: float) -> None:
+        if self._began is None:
+            self._say_hello()
+        self._receive(0.0 if self._ran else min(limit, self._patience()))
+        self._require_answer()
+        self._look()
+        self._ran = self._step()
+
+    def _say_hello(self) -> None:
         engine, settings = self._engine, self._settings
+        self._began = self._clock()
         self._post.send(
             SCHEDULER,
             Ready(
@@ -148,13 +169,11 @@ class AgentLoop:
                 pid=os.getpid(),
             ),
         )
-        began, ran = self._clock(), False
-        while not self._stopping:
-            self._receive(0.0 if ran else self._patience())
-            if not self._welcome and self._clock() - began > settings.hello_seconds * 1e9:
-                raise _Unanswered(f"the scheduler did not answer within {settings.hello_seconds:g} s: a wrong address, or another key")
-            self._look()
-            ran = self._step()
+
+    def _require_answer(self) -> None:
+        limit = self._settings.hello_seconds
+        if not self._welcome and self._clock() - (self._began or 0) > limit * 1e9:
+            raise _Unanswered(f"the scheduler did not answer within {limit:g} s: a wrong address, or another key")
 
     def _patience(self) -> float:
         if self._relay.busy:

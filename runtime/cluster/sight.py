@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from runtime.agent.state import AgentState
-from runtime.cluster.company import Company
+from runtime.cluster.crew import Crew
 from runtime.cluster.lives import AgentFacts
 from runtime.cluster.stranded import Strandings
 from runtime.messages import Report
@@ -24,7 +24,7 @@ from runtime.types import EngineMemory, ModelSpec
 class Sight:
     """See the top of the file. Every method may be called from any thread."""
 
-    def __init__(self, scheduler: Scheduler, company: Company, strandings: Strandings, changed: threading.Condition) -> None:
+    def __init__(self, scheduler: Scheduler, company: Crew, strandings: Strandings, changed: threading.Condition) -> None:
         self._scheduler, self._company, self._strandings, self._changed = scheduler, company, strandings, changed
 
     def models(self) -> tuple[ModelSpec, ...]:

@@ -137,6 +137,7 @@ def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--otel", "collector:4318"), "http://host:4318"),
         (("--agents", "2", "--executor", "dense"), "one device only"),
         (("--agents", "2", "--agent-weights", "much"), "no size"),
+        (("--agents", "2", "--backend", "inline"), "the only one"),
         (("--api-key", ""), "empty"),
         (("--device", "abacus"), "abacus"),
         (("--token-budget", "0"), "token_budget"),

@@ -104,7 +104,7 @@ def test_tokens_are_the_models_own_over_three_threads() -> None:
 def test_over_the_network_everything_is_encrypted_and_works() -> None:
     fleet = processes(host="127.0.0.1", warm=False)
     with cluster(fleet) as driver:
-        assert fleet.seat.keys is not None and driver._post.address.startswith("tcp://127.0.0.1:")
+        assert fleet.seat.keys is not None and driver._company._post.address.startswith("tcp://127.0.0.1:")
         ones = requests("n", 2)
         got = answered(driver, ones)
         for one in ones:
@@ -226,7 +226,7 @@ def test_a_rolling_restart_loses_nothing(driver: ClusterDriver) -> None:
 
 def test_whoever_says_what_is_not_its_to_say_is_replaced(driver: ClusterDriver, fleet: Processes) -> None:
     impostor = Post("b", driver._company.lives.incarnation("b"), purpose="main")
-    impostor.learn("scheduler", 0, driver._post.address)
+    impostor.learn("scheduler", 0, driver._company._post.address)
     incarnation = driver._company.lives.incarnation("b")
     impostor.send("scheduler", Done("a", ("s",), (1,), (1,), (None,)))
     assert eventually(lambda: driver._company.lives.incarnation("b") > incarnation)

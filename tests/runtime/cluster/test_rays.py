@@ -36,7 +36,7 @@ def test_tokens_are_the_models_own_over_three_actors(running: tuple[ClusterDrive
     got = answered(driver, ones)
     for one in ones:
         verify(one, got[one.seq])
-    assert fleet.seat.keys is not None and driver._post.address.startswith("tcp://")
+    assert fleet.seat.keys is not None and driver._company._post.address.startswith("tcp://")
     assert os.environ["RAY_AUTH_MODE"] == "token"
 
 

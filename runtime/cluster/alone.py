@@ -1,0 +1,117 @@
+"""A cluster of one device without processes, threads or bytes on the way: its agent's loop takes turns with the scheduler on one thread.
+
+    send -> Inside -> AgentLoop.turn: Relay.handle, a step of the engine -> Inside -> what the scheduler is told
+
+Contract: to the conductor it is what `Company` is. Loading and steps happen in `receive`, where no lock is held. An engine that is lost, or
+cannot be made, is not made again by itself: another one would hardly fare better in this process, so that is the end (`Lives`: failed).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from runtime.agent.commands import Down
+from runtime.agent.relay import Relay
+from runtime.cluster.crew import Told
+from runtime.cluster.errors import public
+from runtime.cluster.link import Inside
+from runtime.cluster.lives import Lives
+from runtime.cluster.process import AgentLoop, AgentSettings
+from runtime.cluster.version import own_version
+from runtime.config import RelayConfig
+from runtime.messages import Message, Peers, Ready, Report
+from runtime.stages import StageEngine
+
+_log = logging.getLogger(__name__)
+
+
+class Alone:
+    """See the top of the file. One thread, but for `wake`.
+
+    Args:
+        make: the engine; called on the thread that will run it.
+        device: its name in paths.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], StageEngine],
+        relay: RelayConfig | None = None,
+        settings: AgentSettings | None = None,
+        device: str = "agent-0",
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._make, self._relay, self._settings, self._clock = make, relay or RelayConfig(), settings or AgentSettings(), clock
+        self.device = device
+        self.lives = Lives([device])
+        self.reports: dict[str, Report] = {}
+        self.page_bytes = 0
+        self._link = Inside()
+        self._loop: AgentLoop | None = None
+        self._incarnation = 0
+        self._again = False
+
+    def wake(self) -> None:
+        """End a `receive` that waits."""
+        self._link.wake()
+
+    def receive(self, timeout: float) -> list[Told]:
+        """A turn of the agent's loop: what it has to say. Waits up to `timeout` seconds where there is nothing to be done."""
+        if self._again:
+            return self._end("it was restarted", planned=True)
+        for _, incarnation in self.lives.due(self._clock()):
+            return self._begin(incarnation)
+        if self._loop is None:  # it has failed, and the conductor is about to see that
+            time.sleep(min(timeout, 0.001))
+            return []
+        ended = self._loop.turn(timeout)
+        told: list[Told] = [*map(self._heard, self._link.told())]
+        return told if ended is None else [*told, *self._end(ended.reason)]
+
+    def look(self) -> list[Told]:
+        """Nothing is due by time: an agent on this thread can neither hang unseen nor be silent."""
+        return []
+
+    def send(self, device: str, message: Message) -> None:
+        if self._loop is not None and device == self.device:
+            self._link.tell(message)
+
+    def restart(self, device: str) -> None:
+        """Have another engine made in the place of this one, behind the step under way."""
+        self._again = True
+
+    def close(self, patience: float) -> None:
+        """Let the engine go."""
+        self._loop = None
+
+    # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _begin(self, incarnation: int) -> list[Told]:
+        self._incarnation = incarnation
+        try:
+            engine = self._make()
+        except Exception as error:
+            _log.error("the engine cannot be made", exc_info=True)
+            return self._end(f"the engine cannot be made: {public(error)}")
+        relay = Relay(self.device, engine.page_capacity, self._relay, engine.alike)
+        self._loop = AgentLoop(engine, relay, self._link, self._settings, own_version(), self._clock)
+        self._link.tell(Peers(((self.device, incarnation, self._link.address),)))
+        return self.receive(0.0)
+
+    def _heard(self, message: Message) -> Message:
+        if isinstance(message, Ready):
+            self.page_bytes = message.page_bytes
+            self.lives.ready(self.device, self._incarnation, self._clock())
+        elif isinstance(message, Report):
+            self.reports[self.device] = message
+        return message
+
+    def _end(self, reason: str, *, planned: bool = False) -> list[Told]:
+        was_up = self.lives.up(self.device, self._incarnation)
+        self.lives.died(self.device, self._incarnation, reason, self._clock(), final=not planned, planned=planned)
+        self._loop, self._again = None, False
+        self._link.receive(0.0)
+        self.reports.clear()
+        return [Down(self.device, reason)] if was_up else []
