@@ -17,6 +17,7 @@ from runtime.types import Logprob, PromptLogprobs, Sampled, SamplingParams, Sequ
 
 ROWS = Pass(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4))
 TURNS = Pass(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4), (4, 5), (True, False))
+PAIR = Pass(("a", "b"), (1, 1), (1, 1), (0, 0), (1, 1), (True, True), (0, 0))
 STATES = (Array("float32", (3, 2), bytes(range(24))), Array("float32", (1, 2), bytes(range(8))))
 REQUEST = SequenceRequest("a", "r", "org/m", (1, 2, 3), SamplingParams(4, logit_bias=((3, -1.5),), stop_token_ids=(7,)), slo_ms=50)
 MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
@@ -101,12 +102,18 @@ def test_what_is_no_message_is_refused(frames: list[Frame]) -> None:
         decode(frames)
 
 
-def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: bytes) -> list[Frame]:
-    """What a sender without our checks could send."""
+def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: bytes, counts: tuple[int, ...] = ()) -> list[Frame]:
+    """What a sender without our checks could send. `counts`: how many arrays of each kind it says there are."""
     body = bytearray(16)
     struct.pack_into("<4sHxxQ", body, 0, b"BZoo", PROTOCOL, 0)
-    wire._encoder.encode_into((tuple(arrays), message), body, 16)
+    kinds = tuple((dtype, shape, count) for (dtype, shape), count in zip(arrays, counts or (1,) * len(arrays), strict=True))
+    wire._encoder.encode_into((kinds, message), body, 16)
     return [bytes(body), *data]
+
+
+def test_arrays_that_are_alike_are_said_once() -> None:
+    assert decode(lying(PAIR, [("float32", (1, 2))], bytes(range(16)), counts=(2,))).arrays[1].data == bytes(range(8, 16))
+    assert decode(lying(PAIR, [("float32", (1, 2))], bytes(8), bytes(range(8)), counts=(2,))).arrays[1].data == bytes(range(8))
 
 
 @pytest.mark.parametrize(
@@ -117,6 +124,12 @@ def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: by
         lying(ROWS, [("float32", (3, 2)), ("float32", (1 << 40, 1 << 40))], bytes(24), bytes(8)),
         lying(ROWS, [("float32", (3, 2)), ("float32", (1, 1, 1, 1, 2))], bytes(24), bytes(8)),
         lying(ROWS, [("float32", (3, 2))], bytes(24)),
+        lying(PAIR, [("float32", (1, 2))], bytes(8), bytes(8), counts=(3,)),
+        lying(PAIR, [("float32", (1, 2))], bytes(24), counts=(2,)),
+        lying(PAIR, [("float32", (1, 2))], bytes(16), counts=(-2,)),
+        lying(PAIR, [("float32", (1, 2)), ("uint8", (1, 2))], bytes(16), counts=(2, 0)),
+        lying(PAIR, [("float32", (1, 2))], bytes(16), counts=(1 << 60,)),
+        lying(PAIR, [("float32", (1, 0))], b"", counts=(1 << 60,)),
         lying(ROWS, [("float32", (2, 2)), ("float32", (1, 2))], bytes(16), bytes(8)),
         lying(Pass(("a",), (1,), (1,), (0,), (1 << 30,), (True,), (0,)), [("float32", (1 << 30, 0))], b""),
         lying(Pass(("a",), (1,), (1,), (0,), (0,), (True,), (0,)), [("float32", (0, 2))], b""),
@@ -134,7 +147,7 @@ def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: by
         lying(Verdict("x", ("a",), (1,), (2, 4), (True,), (1.0,)), []),
         lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (RunAhead(0, Stage("m", 0, 3), None),)), []),
     ],
-    ids=range(21),
+    ids=range(27),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):
