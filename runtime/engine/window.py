@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class Place(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Place:
     """Of a row of a window, among what is computed: its `count` tokens, from number `at` on and from position `start`, and `empty` places
     beside them, from number `empty_at` on.
     """
