@@ -25,7 +25,7 @@ engine. Shadow rows run in steps of their own: on a stream of their own (`relay.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from msgspec.structs import replace
 
 from runtime.agent.commands import SCHEDULER, Send
 from runtime.agent.guests import Guest, Waiting

@@ -6,6 +6,7 @@ Contract: pure but for `early`, which keeps rows whose sequence is not open yet.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
 
 from runtime.agent.early import Early
 from runtime.agent.guests import Guest, Waiting
@@ -13,23 +14,27 @@ from runtime.messages import Go, Pass
 from runtime.stages import Array
 
 
-def rows_of_go(go: Go, guests: Mapping[str, Guest], now: int) -> Iterator[Waiting]:
+def rows_of_go(go: Go, guests: Mapping[str, Guest], now: int) -> list[Waiting]:
     """Rows of tokens, at the first hops of their paths."""
-    at = 0
-    for place, (seq, epoch, start, count, sample, generated, steps) in enumerate(
-        zip(go.seqs, go.epochs, go.starts, go.counts, go.sample, go.generated, go.steps, strict=True)
+    rows: list[Waiting] = []
+    at, all_tokens, count = 0, go.tokens, len(go.seqs)
+    turns, ahead = go.turns or repeat(0, count), go.ahead or repeat(False, count)
+    for seq, epoch, start, count, sample, generated, steps, turn, predicted in zip(
+        go.seqs, go.epochs, go.starts, go.counts, go.sample, go.generated, go.steps, turns, ahead, strict=True
     ):
-        tokens = go.tokens[at : at + count]
+        tokens = all_tokens[at : at + count]
         at += count
         guest = guests.get(seq)
         if guest is None or guest.epoch != epoch:
             continue
-        hop = guest.path[0]
-        stage, name = f"{guest.request.model}[{hop.lo}:{hop.hi}]", guest.keys[hop.lo]
-        row = Waiting(guest, epoch, 0, name, stage, start, count, tokens, None, sample, generated, steps, now, start > 0)
-        if go.turns and go.turns[place]:
-            row.turn, row.ahead = go.turns[place], go.ahead[place]
-        yield row
+        lo = guest.path[0].lo
+        rows.append(
+            Waiting(
+                guest, epoch, 0, guest.keys[lo], guest.stages[lo], start, count, tokens, None, sample, generated, steps, now, start > 0,
+                0, turn, predicted,
+            )
+        )  # fmt: skip
+    return rows
 
 
 def rows_of_pass(
@@ -48,7 +53,7 @@ def rows_of_pass(
         hop, start = guest.path[index], rows.starts[at]
         if hop.device != device or array.shape[:1] != (count,):
             continue
-        stage, name = f"{guest.request.model}[{hop.lo}:{hop.hi}]", guest.keys[hop.lo]
+        stage, name = guest.stages[hop.lo], guest.keys[hop.lo]
         row = Waiting(
             guest, guest.epoch, index, name, stage, start, count, None, array, rows.sample[at], rows.generated[at], 1, now, start > 0
         )  # fmt: skip

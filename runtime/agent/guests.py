@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from runtime.stages import Array, Path, RunAhead
 from runtime.types import SequenceRequest
 
 
 @dataclass(slots=True)
 class Guest:
-    """`keys`: table by the first component of a stage. `output`: tokens it had produced when it was opened.
+    """`keys`: table by the first component of a stage, `stages`: their ids. `output`: tokens it had produced when it was opened. `here`:
+    it has neither been closed nor opened anew.
 
     `ahead`: which of its hops is predicted, `shadow` the table of what predicts it, if that is here, `prediction` its latest: turn and
     hidden states. `latest`: by hop, turn and start of the latest row that came; `again`: of the latest that began where another had been.
@@ -32,10 +35,12 @@ class Guest:
     prediction: tuple[int, Array] | None = None
     latest: dict[int, tuple[int, int]] = field(default_factory=dict)
     again: dict[int, tuple[int, int]] = field(default_factory=dict)
+    stages: dict[int, str] = field(default_factory=dict)
+    here: bool = True
+    seq: str = field(init=False)
 
-    @property
-    def seq(self) -> str:
-        return self.request.seq
+    def __post_init__(self) -> None:
+        self.seq = self.request.seq
 
     def comes(self, hop: int, turn: int, start: int) -> None:
         """A row has come. One that begins where, or before where, another began at this hop supersedes that."""
@@ -51,8 +56,7 @@ class Guest:
         return again is not None and turn < again[0] and start >= again[1]
 
 
-@dataclass(slots=True)
-class Waiting:
+class Waiting(msgspec.Struct, eq=False, gc=False):
     """A row before, or in, a step: `tokens` of a sequence from `start` on. `name`: of its table. `holds`: K and V of it are here already.
 
     `ids`: the tokens where the stage begins with the embedding, else None and `array` has the hidden states. `steps`: tokens to decode.

@@ -183,6 +183,8 @@ class Moves:
 
     def closed(self, seq: str, epoch: int) -> None:
         """A sequence has ended: so have its moves, up to this epoch."""
+        if not self._incoming and not self._adopted:
+            return
         for move in [each for each in self._incoming.values() if each.order.seq == seq and each.order.epoch <= epoch]:
             self._drop(move)
         for name in [name for name in self._adopted if name[0] == seq and name[1] <= epoch]:

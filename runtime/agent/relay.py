@@ -131,7 +131,7 @@ class Relay:
         if not chosen and (lane == "ahead" or not self._tables.released):
             return None
         opened: list[Opened] = []
-        rows = tuple(self._row(each, opened) for each in chosen)
+        rows = tuple([self._row(each, opened) for each in chosen])
         self._steps += 1
         plan = StepPlan(self._steps, rows, tuple(opened), self._tables.take_released())
         self._under_way[lane] = plan, chosen
@@ -147,19 +147,22 @@ class Relay:
         self._tokens += plan.tokens
         told, judged = Told(self.device), Judged(self.device, self._alike)
         out: list[RelayCommand] = []
+        fill = self._tables.fill
         for each in rows:
             if each.move:
                 out += self._moves.ran(each, now)
                 self._queue.extend(self._moves.take_rows())
                 continue
-            self._tables.fill(each.name, each.work)
-            if self._stands(each):
+            fill(each.name, each.tokens + each.steps - 1)
+            if each.guest.here:
                 self._through(each, result.outputs, told, judged, now)
-        self._tables.settle(each.name for each in rows)
+        self._tables.settle([each.name for each in rows])
         return [*out, *told.commands(sampled, result.result.prompt_logprobs), *judged.told(), *self._parted()]
 
     def _through(self, row: Waiting, outputs: Mapping[str, Array], told: Told, judged: Judged, now: int) -> None:
-        """A row has run here: it goes on to its next hop, or it is at the end of its path."""
+        """A row that stands has run here: it goes on to its next hop, or it is at the end of its path."""
+        if row.turn and row.guest.superseded(row.hop, row.turn, row.start):
+            return
         if row.hop + 1 == len(row.guest.path):
             told.ends(row)
         else:
@@ -167,7 +170,7 @@ class Relay:
             going = self._onward(row, output, judged) if row.turn else row
             if going is not None:
                 told.goes_on(going, output)
-        if not row.shadow:
+        if self._returns.matter and not row.shadow:
             self._returns.leaves(row, now)
 
     def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]:
@@ -228,8 +231,12 @@ class Relay:
     # -- inside: rows --------------------------------------------------------------------------------------------------
 
     def _go(self, go: Go, now: int) -> None:
-        for row in rows_of_go(go, self._seats.guests, now):
-            self._comes(row, now)
+        rows = rows_of_go(go, self._seats.guests, now)
+        if go.turns or self._returns.listens:
+            for row in rows:
+                self._comes(row, now)
+        else:
+            self._queue += rows
 
     def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
         for row in rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now):
@@ -252,10 +259,13 @@ class Relay:
                 return chosen
         if lane == "ahead":
             return []
-        waiting = [each for each in self._queue if self._stands(each)]
+        waiting = self._standing(self._queue)
         chosen = self._pick(waiting, now)
-        taken = set(map(id, chosen))
-        self._queue = [each for each in waiting if id(each) not in taken]
+        if len(chosen) == len(waiting):
+            self._queue = []
+        else:
+            taken = set(map(id, chosen))
+            self._queue = [each for each in waiting if id(each) not in taken]
         return chosen
 
     def _undone(self) -> list[Waiting]:
@@ -278,27 +288,30 @@ class Relay:
         for each in rows:
             if each.turn:
                 self._tables.rewind(each.name, each.start)
-        chosen = [each for each in rows if self._tables.grow(each.name, each.work)]
-        for each in chosen:
-            self._tables.write(each.name)
+        grow = self._tables.grow
+        chosen = [each for each in rows if grow(each.name, each.tokens + each.steps - 1)]
+        self._tables.write(each.name for each in chosen)
         return chosen
+
+    def _standing(self, rows: Sequence[Waiting]) -> list[Waiting]:
+        """Those of these rows that stand."""
+        stands = self._stands
+        return [each for each in rows if (each.guest.here if not each.move and not each.turn else stands(each))]
 
     def _stands(self, each: Waiting) -> bool:
         """Whether a row's sequence, or its move, is as it was when the row came."""
         if each.move:
             return self._tables.has(each.name)
         guest = each.guest
-        if self._seats.guests.get(guest.seq) is not guest or guest.epoch != each.epoch:
-            return False
-        return not each.turn or not guest.superseded(each.hop, each.turn, each.start)
+        return guest.here and (not each.turn or not guest.superseded(each.hop, each.turn, each.start))
 
     def _row(self, each: Waiting, opened: list[Opened]) -> Row:
         if self._tables.introduce(each.name):
             opened.append(Opened(replace(each.guest.request, seq=each.name, model=each.stage), each.guest.output))
-        groups = self._tables.tell(each.name, each.start + each.work)
-        tokens = (0,) * each.tokens if each.ids is None else each.ids
-        last = each.move == 0 and each.hop + 1 == len(each.guest.path)
-        return Row(each.name, each.stage, tokens, each.start, groups, each.sample and last, each.generated)
+        name, start, count, ids = each.name, each.start, each.tokens, each.ids
+        groups = self._tables.tell(name, start + count + each.steps - 1)
+        sample = each.sample and each.move == 0 and each.hop + 1 == len(each.guest.path)
+        return Row(name, each.stage, (0,) * count if ids is None else ids, start, groups, sample, each.generated)
 
     def _lost(self, rows: Iterable[Waiting], reason: str, *, retry: bool) -> list[RelayCommand]:
         gone = [each for each in rows if self._stands(each)]

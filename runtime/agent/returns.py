@@ -22,6 +22,11 @@ class Returns:
         self._left: dict[str, tuple[int, Return]] = {}
         self._round = 0.0
 
+    @property
+    def listens(self) -> bool:
+        """Whether it has to hear of rows that come."""
+        return self.matter or bool(self._left)
+
     def leaves(self, row: Waiting, now: int) -> None:
         """A row is through here; its sequence will come again."""
         if self.matter:

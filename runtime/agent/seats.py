@@ -37,6 +37,8 @@ class Seats:
             return None
         guest = Guest(request, epoch, order.paths[at], order.outputs[at], ahead=order.ahead[at] if order.ahead else None)
         self.guests[guest.seq] = guest
+        if known is not None:
+            known.here = False
         if order.keep[at]:
             if known is not None:
                 self._ahead.closed(known)
@@ -69,10 +71,11 @@ class Seats:
         """Give a sequence empty tables, or ones that begin as another's; false where a stage, or what it is to share, is missing."""
         other = self.guests.get(shared[0]) if shared is not None else None
         for hop in self._here(guest):
-            spec = self._spec(guest, hop)
+            stage = Stage(guest.request.model, hop.lo, hop.hi).id
+            spec = self._shelf.specs.get(stage)
             if spec is None:
                 return False
-            guest.keys[hop.lo] = self._tables.open(guest.seq, hop.lo, spec)
+            guest.keys[hop.lo], guest.stages[hop.lo] = self._tables.open(guest.seq, hop.lo, spec), stage
             if shared is None:
                 continue
             if other is None or hop.lo not in other.keys or not self._tables.share(guest.keys[hop.lo], other.keys[hop.lo], shared[1]):
@@ -95,6 +98,7 @@ class Seats:
             return False
         keys = self._tables.recut(guest.seq, new, [key for _, key in had], computed)
         guest.keys.update(zip((lo for lo, _, _ in new), keys, strict=True))
+        guest.stages.update((hop.lo, Stage(guest.request.model, hop.lo, hop.hi).id) for hop in self._here(guest))
         return True
 
     def _cut(
@@ -119,6 +123,7 @@ class Seats:
 
     def _forget(self, guest: Guest) -> None:
         del self.guests[guest.seq]
+        guest.here = False
         self._let_go(guest)
 
     def _let_go(self, guest: Guest) -> None:

@@ -26,6 +26,7 @@ class Tables:
     def __init__(self, capacity: int) -> None:
         self.book = PageBook(capacity)
         self._specs: dict[str, ModelSpec] = {}
+        #: Of those that the engine knows: the tokens that the groups it has heard of can hold.
         self._told: dict[str, int] = {}
         self._writing: set[str] = set()
         self._leaving: set[str] = set()
@@ -85,9 +86,9 @@ class Tables:
         more = groups_for(spec, book.tokens_of(key) + tokens) - book.holds(key)
         return more * spec.kv_layers <= book.free
 
-    def write(self, key: str) -> None:
-        """A step is about to write it."""
-        self._writing.add(key)
+    def write(self, keys: Iterable[str]) -> None:
+        """A step is about to write them."""
+        self._writing.update(keys)
 
     def writes(self, key: str) -> bool:
         """Whether a step that is under way writes it."""
@@ -102,11 +103,13 @@ class Tables:
 
     def tell(self, key: str, tokens: int) -> tuple[Group, ...]:
         """Groups that `tokens` tokens need and the engine has not heard of. Never more: what lies beyond may be on its way here."""
-        told, need = self._told[key], groups_for(self._specs[key], tokens)
-        if need <= told:
+        told = self._told[key]
+        if tokens <= told:
             return ()
-        self._told[key] = need
-        return self.book.groups_of(key, told, need)
+        spec = self._specs[key]
+        need, width = groups_for(spec, tokens), spec.page_tokens
+        self._told[key] = need * width
+        return self.book.groups_of(key, told // width, need)
 
     def pages(self, key: str, lo: int, hi: int, layers: slice = slice(None)) -> tuple[int, ...]:
         """Pages of tokens [lo, hi), whole groups, in the order of tokens and then layers; of some of its layers."""
@@ -131,6 +134,8 @@ class Tables:
     def settle(self, keys: Iterable[str]) -> None:
         """The step that wrote these is over."""
         self._writing.difference_update(keys)
+        if not self._leaving:
+            return
         over = sorted(self._leaving - self._writing)
         for key in over:
             self._free(key)

@@ -21,9 +21,12 @@ class Told:
         self._onward: dict[str, tuple[list[Waiting], list[Array]]] = {}
 
     def goes_on(self, row: Waiting, output: Array) -> None:
-        rows, arrays = self._onward.setdefault(row.guest.path[row.hop + 1].device, ([], []))
-        rows.append(row)
-        arrays.append(output)
+        device = row.guest.path[row.hop + 1].device
+        known = self._onward.get(device)
+        if known is None:
+            known = self._onward[device] = [], []
+        known[0].append(row)
+        known[1].append(output)
 
     def ends(self, row: Waiting) -> None:
         self._ended.append(row)
@@ -41,32 +44,20 @@ class Told:
 
 def pass_of(rows: Sequence[Waiting]) -> Pass:
     """These rows at the next hop of each."""
+    columns = [(each.guest.seq, each.epoch, each.hop + 1, each.start, each.tokens, each.sample, each.generated) for each in rows]
+    seqs, epochs, hops, starts, counts, sample, generated = zip(*columns, strict=True)
     turns = _turns(rows)
-    return Pass(
-        tuple(each.guest.seq for each in rows),
-        tuple(each.epoch for each in rows),
-        tuple(each.hop + 1 for each in rows),
-        tuple(each.start for each in rows),
-        tuple(each.tokens for each in rows),
-        tuple(each.sample for each in rows),
-        tuple(each.generated for each in rows),
-        turns,
-        tuple(each.ahead for each in rows) if turns else (),
-    )
+    return Pass(seqs, epochs, hops, starts, counts, sample, generated, turns, tuple(each.ahead for each in rows) if turns else ())
 
 
 def done_of(device: str, rows: Sequence[Waiting], sampled: Mapping[str, Sampled], prompts: Mapping[str, Sequence[PromptLogprobs]]) -> Done:
     """These rows at the end of their path. `sampled`, `prompts`: by the names of tables, as the engine knows them."""
-    scores = tuple(replace(part, seq=each.guest.seq) for each in rows if each.name in prompts for part in prompts[each.name])
-    return Done(
-        device,
-        tuple(each.guest.seq for each in rows),
-        tuple(each.epoch for each in rows),
-        tuple(each.work for each in rows),
-        tuple(_own(sampled.get(each.name), each.guest.seq) for each in rows),
-        scores,
-        turns=_turns(rows),
-    )
+    scores: tuple[PromptLogprobs, ...] = ()
+    if prompts:
+        scores = tuple(replace(part, seq=each.guest.seq) for each in rows if each.name in prompts for part in prompts[each.name])
+    columns = [(each.guest.seq, each.epoch, each.tokens + each.steps - 1, _own(sampled.get(each.name), each.guest.seq)) for each in rows]
+    seqs, epochs, counts, own = zip(*columns, strict=True)
+    return Done(device, seqs, epochs, counts, own, scores, turns=_turns(rows))
 
 
 def lost_of(device: str, rows: Sequence[Waiting], reason: str, *, retry: bool) -> Lost:
@@ -79,5 +70,5 @@ def _own(sampled: Sampled | None, seq: str) -> Sampled | None:
 
 
 def _turns(rows: Sequence[Waiting]) -> tuple[int, ...]:
-    turns = tuple(each.turn for each in rows)
-    return turns if any(turns) else ()
+    turns = [each.turn for each in rows]
+    return tuple(turns) if any(turns) else ()

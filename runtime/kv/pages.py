@@ -193,7 +193,9 @@ class PageBook:
         Raises OutOfPages, and changes nothing, unless every page that is needed is free. KeyError: no such table.
         """
         table = self._tables[seq]
-        count = max(0, groups_for(table.spec, table.tokens + tokens) - len(table.groups))
+        if table.tokens + tokens <= len(table.groups) * table.spec.page_tokens:
+            return ()
+        count = groups_for(table.spec, table.tokens + tokens) - len(table.groups)
         layers = table.spec.kv_layers
         if count * layers > len(self._free):
             raise OutOfPages(f"{count * layers} pages needed, {len(self._free)} free")
@@ -204,10 +206,13 @@ class PageBook:
     def fill(self, seq: str, tokens: int) -> None:
         """K and V of `tokens` more tokens have been written. Raises ValueError if there is no room for them."""
         table = self._tables[seq]
-        after = table.tokens + tokens
+        width, after = table.spec.page_tokens, table.tokens + tokens
+        within = table.tokens % width
+        if within and 0 <= tokens < width - within:  # of a group that is filling, and is not full yet
+            table.tokens = after
+            return
         if tokens < 0 or after > table.room:
             raise ValueError(f"sequence {seq}: {after} tokens do not fit {table.room}")
-        width = table.spec.page_tokens
         for index in range(table.tokens // width, groups_for(table.spec, after)):
             full = (index + 1) * width <= after
             self._move(table.groups[index], PageState.RESIDENT if full else PageState.FILLING)

@@ -94,8 +94,10 @@ def countdown(now: int, round_trip: int, slack: float) -> int:
 
 def decide(waiting: Sequence[HopRow], returning: Sequence[Return], blocks: Blocks, limits: HopLimits, now: int) -> HopDecision:
     """The next step of a device. Raises KeyError for a row of a stage that is not there."""
-    step = _Step(waiting, blocks, limits)
     first, others, behind = _ranked(waiting, now - limits.patience)
+    if not returning and _all_fit(waiting, blocks, limits):
+        return HopDecision((*first, *others), behind)
+    step = _Step(waiting, blocks, limits)
     step.take(first)
     if others:
         step.keep(returning, now)
@@ -103,24 +105,28 @@ def decide(waiting: Sequence[HopRow], returning: Sequence[Return], blocks: Block
     return HopDecision(tuple(step.chosen), behind, step.full, step.kept, step.budget)
 
 
+def _all_fit(waiting: Sequence[HopRow], blocks: Blocks, limits: HopLimits) -> bool:
+    """Whether all of them could run even if they all went through the tightest block: then nothing has to be counted block by block."""
+    count = len(waiting)
+    if count > limits.rows or any(limit < count for limit in blocks.limits.values()):
+        return False
+    if any(len(set(through := blocks.passes[stage])) < len(through) for stage in {row.stage for row in waiting}):
+        return False  # a block that is passed twice gives two slots to a row
+    return sum([row.tokens for row in waiting]) <= limits.tokens
+
+
 def _ranked(waiting: Sequence[HopRow], overdue: int) -> tuple[list[int], list[int], int]:
     """Places of rows that may take kept slots, in their order; of the others; and how many are behind one of the same name."""
+    first: dict[str, int] = {}
+    for place, row in enumerate(waiting):
+        first.setdefault(row.name, place)
     late: list[int] = []
     holders: list[int] = []
     others: list[int] = []
-    seen: set[str] = set()
-    for place, row in enumerate(waiting):
-        name = row.name
-        if name in seen:
-            continue
-        seen.add(name)
-        if row.since < overdue:
-            late.append(place)
-        elif row.holds:
-            holders.append(place)
-        else:
-            others.append(place)
-    return late + holders, others, len(waiting) - len(seen)
+    for place in first.values():
+        row = waiting[place]
+        (late if row.since < overdue else holders if row.holds else others).append(place)
+    return late + holders, others, len(waiting) - len(first)
 
 
 class _Step:
