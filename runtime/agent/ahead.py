@@ -25,6 +25,7 @@ engine. Shadow rows run in steps of their own: on a stream of their own (`relay.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+
 from msgspec.structs import replace
 
 from runtime.agent.commands import SCHEDULER, Send

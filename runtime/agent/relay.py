@@ -208,6 +208,11 @@ class Relay:
     def check(self) -> None:
         """Verify that tables and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every event."""
         self._tables.check(self._seats.keys() | self._moves.keys())
+        guests = self._seats.guests
+        if not all(guest.here for guest in guests.values()):
+            raise RuntimeError("a sequence that is here is said to have gone")
+        if any(each.guest.here != (guests.get(each.guest.seq) is each.guest) for each in self._queue if not each.move):
+            raise RuntimeError("a row's sequence has gone, and is said to be here")
 
     # -- inside: sequences ---------------------------------------------------------------------------------------------
 

@@ -16,6 +16,8 @@ def choose_devices(candidates: Sequence[Sequence[str]], loads: Mapping[str, floa
     """A device for each block, the cheapest path; of equals the one whose devices come first. None where a block has no candidate."""
     if not candidates or not all(candidates):
         return None
+    if len(candidates) == 1:
+        return (min(candidates[0], key=loads.__getitem__),)
     share = 1.0 / len(candidates)
     costs = {device: loads[device] * share for device in candidates[0]}
     came: list[dict[str, str]] = []

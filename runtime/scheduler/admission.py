@@ -19,9 +19,10 @@ from runtime.policy.paths import path_cost
 from runtime.scheduler.adaptive import Adaptive
 from runtime.scheduler.members import Member
 from runtime.scheduler.prefixes import Match
+from runtime.scheduler.routes import Route
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Chain, Path, devices_of
+from runtime.stages import Chain, Stage, devices_of
 from runtime.types import SequenceRequest
 
 
@@ -67,8 +68,8 @@ class Admission:
         heads = [(member.rank, member) for member in state.waiting.heads()]
         while heads:
             member = heads[0][1]
-            path = state.provision.path(member.chain, state.devices.loads, context=member.tokens, groups=member.longest)
-            if path is None or not (self._joins(member, path, full, now) or self._let_in(member, path, full, now)):
+            route = state.provision.route(member.chain, state.devices.loads, context=member.tokens, groups=member.longest)
+            if route is None or not (self._joins(member, route, full, now) or self._let_in(member, route, full, now)):
                 heapq.heappop(heads)
                 continue
             after = state.waiting.first(member.chain.version)
@@ -84,13 +85,16 @@ class Admission:
             if why is not None:
                 self._seating.end(member, "error", now, why)
 
-    def _joins(self, member: Member, cheapest: Path, full: set[str], now: int) -> bool:
+    def _joins(self, member: Member, cheapest: Route, full: set[str], now: int) -> bool:
         """Seat it where most of its beginning lies, if there is room for the rest and the way there is not too dear (BL-19)."""
         for match in self._matches(member):
             if any(hop.device in full for hop in match.path) or not self._state.provision.allows(member.chain, match.path):
                 continue
-            if self._worth_it(member, match, cheapest) and self._fits(member, match.path, match):
-                self._seating.seat(member, match.path, now, match)
+            route = self._state.provision.along(member.chain, match.path)
+            if not self._worth_it(member, match, route, cheapest):
+                continue
+            if self._fits(member, route, match):
+                self._seating.seat(member, route, now, match)
                 return True
         return False
 
@@ -101,11 +105,11 @@ class Admission:
             return []
         return state.prefixes.matches(member.realm, member.mark(), (member.tokens - 1) // spec.page_tokens)
 
-    def _worth_it(self, member: Member, match: Match, cheapest: Path) -> bool:
+    def _worth_it(self, member: Member, match: Match, route: Route, cheapest: Route) -> bool:
         config, loads, holds = self._state.config, self._state.devices.loads, self._state.provision.holds
-        if holds(match.path) < min(member.longest, holds(cheapest)):
+        if holds(route) < min(member.longest, holds(cheapest)):
             return False  # it would end earlier there
-        there, best = (path_cost(devices_of(member.chain, path), loads, config.hop_cost) for path in (match.path, cheapest))
+        there, best = (path_cost(devices_of(member.chain, path), loads, config.hop_cost) for path in (match.path, cheapest.path))
         share = match.groups * member.chain.spec.page_tokens / member.tokens
         return there <= best + config.owner_margin * share
 
@@ -116,53 +120,54 @@ class Admission:
                 terms = {name: (each.queue, each.compute, each.transfer, each.load) for name, each in row.items()}
                 self._state.tell.control(now, "dispatch.candidates", "BL-21", device, use.block, candidates=terms)
 
-    def _let_in(self, member: Member, path: Path, full: set[str], now: int) -> bool:
+    def _let_in(self, member: Member, route: Route, full: set[str], now: int) -> bool:
         """Seat it, or end what will never run; false where it has to wait."""
         provision = self._state.provision
-        if any(hop.device in full for hop in path) or provision.comes_to_hold(member.chain, path, member.longest):
+        if (full and not full.isdisjoint(route.devices)) or provision.comes_to_hold(member.chain, route, member.longest):
             return False
-        why = self._hopeless(member, path)
+        missing = provision.lacking(route)
+        why = self._hopeless(member, route, missing)
         if why is not None:
             self._seating.end(member, "error", now, why)
             return True
-        missing = provision.missing(member.chain, path)
         if missing:
             for device, stage in missing:
                 self._state.ask_for(member.chain, device, stage)
             # Meanwhile it may run where all is loaded already.
-            other = provision.path(member.chain, self._state.devices.loads, True, member.tokens, member.longest)
-            if other is None or provision.missing(member.chain, other) or any(hop.device in full for hop in other):
+            other = provision.route(member.chain, self._state.devices.loads, True, member.tokens, member.longest)
+            if other is None or provision.lacking(other) or not full.isdisjoint(other.devices):
                 return False
-            if provision.holds(other) < min(member.longest, provision.holds(path)):
+            if provision.holds(other) < min(member.longest, provision.holds(route)):
                 return False
-            path = other
-        if not self._fits(member, path):
-            full.update(hop.device for hop in path)
+            route = other
+        if not self._fits(member, route):
+            full.update(route.devices)
             return False
-        self._seating.seat(member, path, now)
+        self._seating.seat(member, route, now)
         return True
 
-    def _hopeless(self, member: Member, path: Path) -> str | None:
+    def _hopeless(self, member: Member, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
         """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for the sequence."""
         state, chain = self._state, member.chain
-        for device, stage in state.provision.missing(chain, path):
+        for device, stage in missing:
             if (reason := state.devices[device].refused.get(stage.id)) is not None:
                 return f"{chain.model} cannot be loaded: {reason}"
         groups = groups_for(chain.spec, member.tokens + (1 if member.samples else 0))
-        for name, pages in state.provision.weights(path):
+        for name, pages in route.weights:
             if groups * pages > state.devices[name].capacity:
                 return f"its {member.tokens} tokens need {groups * pages} pages on {name}, which has {state.devices[name].capacity}"
         return None
 
-    def _fits(self, member: Member, path: Path, match: Match | None = None) -> bool:
+    def _fits(self, member: Member, route: Route, match: Match | None = None) -> bool:
         """Whether the context it has, but what it can share, fits now beside the watermark; on an idle device that does not count.
 
         Donors have gone for it then.
         """
         devices, config = self._state.devices, self._state.config
-        if not all(devices[hop.device].members < config.max_running for hop in path):
-            return False
+        for name in route.devices:
+            if devices[name].members >= config.max_running:
+                return False
         groups = groups_for(member.chain.spec, member.tokens) - (match.groups if match is not None else 0)
-        needs = {name: pages * groups for name, pages in self._state.provision.weights(path)}
+        needs = {name: pages * groups for name, pages in route.weights}
         slack = {name: int(devices[name].capacity * config.watermark) if devices[name].members else 0 for name in needs}
         return self._seating.donors.make_room(needs, match.beginning if match is not None else None, slack)

@@ -98,11 +98,12 @@ class Device:
 
 
 class Devices:
-    """`loads`: sequences by device, as `policy.paths` wants them."""
+    """`loads`: sequences by device, as `policy.paths` wants them. `living`: devices that are alive, by name."""
 
     def __init__(self) -> None:
         self._devices: dict[str, Device] = {}
         self.loads: dict[str, float] = {}
+        self.living: dict[str, Device] = {}
 
     def __len__(self) -> int:
         return len(self._devices)
@@ -118,8 +119,7 @@ class Devices:
         return self._devices.get(name)
 
     def alive(self, name: str) -> bool:
-        device = self._devices.get(name)
-        return device is not None and device.alive
+        return name in self.living
 
     def up(self, ready: Ready) -> Device:
         """A device is there, for the first time or again; then it is empty, with what it is to hold on its list."""
@@ -127,13 +127,14 @@ class Devices:
         made = Device(ready.device, ready.page_capacity, ready.weights, ready.page_bytes, ready.server, ready.pid)
         if known is not None:
             made.blocks, made.planned, made.wanted = known.blocks, known.planned, known.wanted
-        self._devices[ready.device] = made
+        self._devices[ready.device] = self.living[ready.device] = made
         self.loads[ready.device] = 0.0
         return made
 
     def down(self, name: str) -> None:
         device = self._devices[name]
         device.alive = False
+        self.living.pop(name, None)
         device.used = device.idle = device.members = device.weights = device.queued = 0
         self.loads[name] = 0.0
         device.loading.clear()
@@ -156,7 +157,9 @@ class Devices:
         self.loads[name] -= 1.0
 
     def check(self) -> None:
-        """Raises RuntimeError if more pages are spoken for than there are, or fewer than none."""
+        """Raises RuntimeError if more pages are spoken for than there are, or fewer than none; or if the living are not those alive."""
+        if set(self.living) != {device.name for device in self if device.alive}:
+            raise RuntimeError("the living devices are not those that are alive")
         for device in self:
             if not 0 <= device.idle <= device.used <= device.capacity or device.members != len(device.here):
                 raise RuntimeError(f"{device.name}: {device.used} of {device.capacity} pages, {device.members} sequences")

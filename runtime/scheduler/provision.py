@@ -19,13 +19,11 @@ from runtime.policy.spread import cells, spread
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.estimates import Estimates
 from runtime.scheduler.members import Passes
-from runtime.stages import Block, Chain, Path, Stage, devices_of, path_of
+from runtime.scheduler.routes import Route, Routes
+from runtime.stages import Block, Chain, Path, Stage, devices_of
 
 #: Devices that are weighed for a block: more of them cost time and gain little (power of a few choices).
 _MOST = 8
-
-#: Paths that are remembered as they were made.
-_REMEMBERED = 1 << 14
 
 #: So many devices hold everything each, where it fits (`auto`); more of them share it out. With everything on each of 12 simulated A100s
 #: every step read a whole family's weights for a twelfth of its rows, and p95 was 1.7 times that of one model per device.
@@ -46,7 +44,7 @@ class Provision:
         self.on_table: Callable[[Chain, Sequence[Mapping[str, Latency]], tuple[str, ...] | None], None] = lambda chain, table, chosen: None
         #: (block, device) of instances that take no newcomers, for they are about to go.
         self.leaving: set[tuple[str, str]] = set()
-        self._paths: dict[tuple[str, tuple[str, ...]], Path] = {}
+        self._routes = Routes()
         self._passes: dict[tuple[str, Path], Passes] = {}
 
     @property
@@ -165,7 +163,7 @@ class Provision:
             self._blocks.pop(block, None)
         if all(other.version != chain.version for other in kept):
             self._why.pop(chain.version, None)
-            self._paths = {key: path for key, path in self._paths.items() if key[0] != chain.version}
+            self._routes.forget(chain.version)
             self._passes = {key: passes for key, passes in self._passes.items() if key[0] != chain.version}
         return gone
 
@@ -177,7 +175,12 @@ class Provision:
         staying = (name for name in self._where.get(block, ()) if name != device and (block, name) not in self.leaving)
         return any(self._devices.alive(name) for name in staying)
 
-    def path(self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0, groups: int = 0) -> Path | None:
+    def path(self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0) -> Path | None:
+        """As `route`."""
+        found = self.route(chain, loads, warm, context)
+        return None if found is None else found.path
+
+    def route(self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0, groups: int = 0) -> Route | None:
         """The cheapest path now, or None while a block has no living device. `warm`: only over devices that have loaded the blocks.
         `groups`: that a sequence comes to at most; where the cheapest one never holds them, one that does if there is one.
 
@@ -199,19 +202,19 @@ class Provision:
             chosen = choose_devices(candidates, loads, self._config.hop_cost)
         if chosen is None:
             return None
-        path = self.hops(chain, chosen)
-        return self._roomier(chain, candidates, path, groups) if self.holds(path) < groups else path
+        route = self._routes.over(chain, chosen)
+        return self._roomier(chain, candidates, route, groups) if self.holds(route) < groups else route
 
-    def holds(self, path: Path) -> float:
-        """Page groups that one sequence alone can have along a path."""
-        return min((self._devices[name].capacity // pages for name, pages in self.weights(path)), default=math.inf)
+    def holds(self, route: Route) -> float:
+        """Page groups that one sequence alone can have along a route."""
+        return min((self._devices[name].capacity // pages for name, pages in route.weights), default=math.inf)
 
-    def comes_to_hold(self, chain: Chain, path: Path, groups: int) -> bool:
-        """Whether a path that cannot hold so many is not the last word: one over devices that are away, and come back, holds more."""
-        if self.holds(path) >= groups:
+    def comes_to_hold(self, chain: Chain, route: Route, groups: int) -> bool:
+        """Whether a route that cannot hold so many is not the last word: one over devices that are away, and come back, holds more."""
+        if self.holds(route) >= groups:
             return False
         soon = [[name for name in self._where.get(use.block, ()) if not self._devices[name].final] for use in chain.uses]
-        return self._roomier(chain, soon, path, groups) != path
+        return self._roomier(chain, soon, route, groups).path != route.path
 
     def turn(self) -> int:
         """Another number each time: where to begin to look among very many."""
@@ -220,12 +223,11 @@ class Provision:
 
     def hops(self, chain: Chain, devices: tuple[str, ...]) -> Path:
         """Devices of a chain's blocks as a path, mostly made once."""
-        path = self._paths.get((chain.version, devices))
-        if path is None:
-            if len(self._paths) >= _REMEMBERED:  # of very many devices there are more paths than anybody could keep
-                self._paths.clear()
-            path = self._paths[chain.version, devices] = path_of(chain, devices)
-        return path
+        return self._routes.over(chain, devices).path
+
+    def along(self, chain: Chain, path: Path) -> Route:
+        """What is asked of a path, mostly made once."""
+        return self._routes.along(chain, path)
 
     def allows(self, chain: Chain, path: Path) -> bool:
         """Whether a path could be chosen now, and its stages are loaded."""
@@ -236,17 +238,14 @@ class Provision:
         )
         return there and not self.missing(chain, path)
 
-    def weights(self, path: Path) -> tuple[tuple[str, int], ...]:
-        """Pages that a group of a sequence takes, by device, along a path."""
-        pages: dict[str, int] = {}
-        for hop in path:
-            pages[hop.device] = pages.get(hop.device, 0) + hop.layers[1] - hop.layers[0]
-        return tuple((device, count) for device, count in pages.items() if count)
-
     def missing(self, chain: Chain, path: Path) -> list[tuple[str, Stage]]:
         """Stages of a path that are not loaded, whether or not they are on their way."""
-        stages = ((hop.device, chain.stage(hop.lo, hop.hi)) for hop in path)
-        return [(device, stage) for device, stage in stages if not self._devices[device].has(stage)]
+        return self.lacking(self._routes.along(chain, path))
+
+    def lacking(self, route: Route) -> list[tuple[str, Stage]]:
+        """The same of a route."""
+        devices = self._devices
+        return [(device, stage) for device, stage, name in route.stages if name not in devices[device].loaded]
 
     def blocks_of(self, chain: Chain, stage: Stage) -> tuple[str, ...]:
         return tuple(use.block for use in chain.uses if stage.lo <= use.lo and use.hi <= stage.hi)
@@ -259,24 +258,25 @@ class Provision:
         if self.leaving:
             stay = [name for name in where if (block, name) not in self.leaving]
             where = stay if any(self._devices.alive(name) for name in stay) else where
+        living = self._devices.living
         if len(where) <= _MOST:
-            return [name for name in where if self._devices.alive(name)]
+            return [name for name in where if name in living]
         first = self._turn % len(where)
-        some: list[str] = []
-        for at in range(len(where)):
-            name = where[(first + at) % len(where)]
-            if self._devices.alive(name):
+        at = min(first + _MOST, len(where))
+        some = [name for name in where[first:at] if name in living]
+        while len(some) < _MOST and at < first + len(where):
+            name = where[at % len(where)]
+            at += 1
+            if name in living:
                 some.append(name)
-                if len(some) == _MOST:
-                    break
         return some
 
-    def _roomier(self, chain: Chain, candidates: Sequence[Sequence[str]], path: Path, groups: int) -> Path:
-        """A path that holds longer sequences than this one, if one is found."""
+    def _roomier(self, chain: Chain, candidates: Sequence[Sequence[str]], route: Route, groups: int) -> Route:
+        """A route that holds longer sequences than this one, if one is found."""
         capacity = {name: self._devices[name].capacity for some in candidates for name in some}
         chosen = choose_roomy(candidates, [use.kv_layers for use in chain.uses], capacity, groups)
-        other = path if chosen is None else self.hops(chain, chosen)
-        return other if self.holds(other) > self.holds(path) else path
+        other = route if chosen is None else self._routes.over(chain, chosen)
+        return other if self.holds(other) > self.holds(route) else route
 
     def _order(self, chains: Sequence[Chain]) -> list[str]:
         """Blocks so that each chain's own lie together, behind those that it shares with chains before; where all chains are to be cut

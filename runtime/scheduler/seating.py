@@ -16,6 +16,7 @@ from runtime.kv.pages import groups_for
 from runtime.scheduler.donors import Donors
 from runtime.scheduler.members import Member
 from runtime.scheduler.prefixes import Beginning, Match
+from runtime.scheduler.routes import Route
 from runtime.scheduler.speculation import Planned
 from runtime.scheduler.state import ClusterState
 from runtime.stages import Path
@@ -38,6 +39,7 @@ class Seating:
         self._state = state
         self.donors = donors
         self._matches = self._spared = 0
+        self._shares = state.config.sharing != "off"
         self.on_leaving: Callable[[Member], None] = lambda member: None
         self.predict: Callable[[Member, Path], Planned | None] = lambda member, path: None
 
@@ -49,13 +51,13 @@ class Seating:
     def sharing(self) -> SharingCounts:
         return SharingCounts(self._matches, self._spared)
 
-    def seat(self, member: Member, path: Path, now: int, match: Match | None = None) -> None:
+    def seat(self, member: Member, route: Route, now: int, match: Match | None = None) -> None:
         """From waiting to running, along this path. Its first row may be issued. `match`: what another has of its beginning there."""
         state = self._state
         state.waiting.remove(member)
         state.running[member.seq] = member
-        self._put(member, path)
-        planned = self.predict(member, path) if match is None else None
+        self._put(member, route)
+        planned = self.predict(member, route.path) if match is None else None
         if planned is not None:
             member.predicted(planned.ahead, planned.device, planned.pages)
         member.holds(groups_for(member.spec, member.tokens))
@@ -70,7 +72,7 @@ class Seating:
         """A running sequence goes on along another path; what it has there is in place. Whom it leaves forgets it."""
         state, before, epoch = self._state, member.devices, member.epoch
         self.hide(member)
-        self._put(member, path)
+        self._put(member, state.provision.along(member.chain, path))
         state.ledger.rehouse(member.holding, member.passes.places)
         self.show(member)
         for name in sorted(member.devices - before):
@@ -83,8 +85,9 @@ class Seating:
     def show(self, member: Member) -> None:
         """What is computed of its beginning may be found from now on."""
         spec = member.spec
-        hidden = self._state.config.sharing == "off" or spec.virtual_tokens or member.tentative
-        groups = 0 if hidden else member.computed // spec.page_tokens
+        if not self._shares or spec.virtual_tokens or member.tentative:
+            return
+        groups = member.computed // spec.page_tokens
         if not groups or (member.beginning is not None and member.beginning.known >= groups):
             return
         if member.beginning is None:
@@ -100,7 +103,7 @@ class Seating:
 
     def shortens(self, member: Member, path: Path) -> bool:
         """Whether a running sequence's answer could not become as long along another path as it may on its own."""
-        spec = self._capped(member.chain.spec, self._state.provision.weights(path))
+        spec = self._capped(member.chain.spec, self._state.provision.along(member.chain, path).weights)
         return member.most_on(spec) < member.most
 
     def grow(self, member: Member, groups: int) -> None:
@@ -175,12 +178,11 @@ class Seating:
             self._state.devices.depart(name, member)
             self._state.out.close(name, member.seq, epoch)
 
-    def _put(self, member: Member, path: Path) -> None:
-        provision = self._state.provision
-        weights = provision.weights(path)
+    def _put(self, member: Member, route: Route) -> None:
         if member.path:
             member.passes.users -= 1
-        member.seated(provision.passes(member.chain, path), weights, self._capped(member.chain.spec, weights))
+        passes = self._state.provision.passes(member.chain, route.path)
+        member.seated(passes, route.weights, self._capped(member.chain.spec, route.weights))
         member.passes.users += 1
 
     def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:

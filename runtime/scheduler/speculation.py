@@ -196,7 +196,7 @@ class Speculation:
     def _room(self, member: Member, path: Path, name: str, pages: int) -> bool:
         """Whether its pages and the stand-in's fit now beside the watermark, and at its longest if it were alone there."""
         device, spec = self._state.devices[name], member.spec
-        each = pages + dict(self._state.provision.weights(path)).get(name, 0)
+        each = pages + dict(self._state.provision.along(member.chain, path).weights).get(name, 0)
         longest = len(member.request.prompt) + min(member.request.sampling.max_tokens, spec.max_model_len)
         if groups_for(spec, spec.virtual_tokens + longest) * each > device.capacity:
             return False

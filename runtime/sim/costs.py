@@ -78,7 +78,9 @@ class TableCost:
     fixed: float
 
     def ns(self, work: Work, steps: int = 1) -> float:
-        first = self._products(work.tokens) + max(self.kv * (work.context + work.chunk_context), self.pair * (work.context + work.pairs))
+        first = self._products(work.rows + work.chunk)
+        if self.kv or self.pair:
+            first += max(self.kv * (work.context + work.chunk_context), self.pair * (work.context + work.pairs))
         if steps == 1:
             return first + self.fixed
         later = steps - 1
@@ -86,7 +88,8 @@ class TableCost:
         return first + later * self._products(work.rows) + max(self.kv, self.pair) * read + steps * self.fixed
 
     def _products(self, tokens: int) -> float:
-        return max(self.weights, self.token * tokens)
+        products = self.token * tokens
+        return products if products > self.weights else self.weights
 
     def plus(self, other: TableCost) -> TableCost:
         """Both, one after the other, for the same work. Exact for parts of one model on one device: their times keep one proportion."""

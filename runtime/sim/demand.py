@@ -22,6 +22,8 @@ SECOND = 10**9
 #: A prompt's first number is below this: every vocabulary is larger.
 _NUMBERS = 30_000
 _MOST_LINE = 1 << 16
+#: Requests whose columns are numbers of Python's at once.
+_AT_ONCE = 1 << 14
 Numbers = NDArray[np.int64]
 
 
@@ -45,12 +47,13 @@ class Demand:
 
     def requests(self, adaptive: bool = False) -> Iterator[SequenceRequest]:
         """One by one, so that a million of them need not be there at once."""
-        for number, (at, model, prompt, answer) in enumerate(
-            zip(self.at.tolist(), self.model.tolist(), self.prompt.tolist(), self.answer.tolist(), strict=True)
-        ):
-            name = f"r{number}"
-            tokens = (number % _NUMBERS, *_zeros(prompt - 1))
-            yield SequenceRequest(name, name, self.models[model], tokens, _sampling(answer), adaptive=adaptive, arrival=at)
+        columns = self.at, self.model, self.prompt, self.answer
+        for first in range(0, len(self), _AT_ONCE):
+            some = (column[first : first + _AT_ONCE].tolist() for column in columns)
+            for number, (at, model, prompt, answer) in enumerate(zip(*some, strict=True), first):
+                name = f"r{number}"
+                tokens = (number % _NUMBERS, *_zeros(prompt - 1))
+                yield SequenceRequest(name, name, self.models[model], tokens, _sampling(answer), adaptive=adaptive, arrival=at)
 
     def faster(self, factor: float) -> Demand:
         """The same requests, so many times as fast. Raises InputError."""

@@ -106,11 +106,13 @@ class Simulation:
         clock, ledger = self.clock, self.ledger
         pop, told = clock.pop, 0
         while self._next is not None or ledger.alive:
-            if not len(clock):
-                raise Stalled(f"{ledger.alive} requests are alive at {clock.now} ns, and nothing is due")
-            what = pop()
+            try:
+                what = pop()
+            except IndexError:
+                raise Stalled(f"{ledger.alive} requests are alive at {clock.now} ns, and nothing is due") from None
             what[0](*what[1:])
-            if progress is not None and (done := len(ledger.arrived) - ledger.alive) - told >= 100:
+            if progress is not None and not clock.played % 256:
+                done = len(ledger.arrived) - ledger.alive
                 progress(done - told)
                 told = done
 

@@ -8,14 +8,14 @@ It trusts its plans: it keeps no tables. It knows no clock; `load_ns` says what 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from runtime.sim.costs import BlockCost, TableCost, Work, adapter_cost, table_cost
 from runtime.sim.families import Family
 from runtime.sim.hardware import Gpu, Server
+from runtime.sim.pricing import Piece, Pricing
 from runtime.stages import Array, Likeness, Stage, StageResult
-from runtime.types import EngineMemory, ModelSpec, Row, Sampled, StepPlan, StepResult
+from runtime.types import EngineMemory, ModelSpec, Sampled, StepPlan, StepResult
 
 #: Bytes of a number of what travels: hidden states, and pages as they are.
 _ITEMS = {"float16": 2, "uint8": 1}
@@ -51,11 +51,10 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A stage on the device. `pieces`: its blocks' costs by name, then its adapters'; `width`: of its hidden states; None behind the
-    head."""
+    """A stage on the device. `array_width`: of its hidden states."""
 
     spec: ModelSpec
-    pieces: tuple[tuple[str, int, BlockCost], ...]
+    pieces: tuple[Piece, ...]
     array_width: int
     head: bool
 
@@ -64,32 +63,28 @@ class SimEngine:
     """Implements `runtime.stages.StageEngine`.
 
     Args:
-        costs: of blocks by id, measured; for others the table's are taken.
+        pricing: of devices like this one, theirs together; one of its own where there is none.
     """
 
-    def __init__(
-        self, device: str, gpu: Gpu, family: Family, page_capacity: int, host: Host, costs: Mapping[str, BlockCost] | None = None
-    ) -> None:
+    def __init__(self, device: str, gpu: Gpu, family: Family, page_capacity: int, host: Host, pricing: Pricing | None = None) -> None:
         self.device = device
         self.page_capacity = page_capacity
         self.page_bytes = family.page_bytes
-        self._gpu = gpu
         self._family = family
         self._host = host
-        self._costs: dict[str, BlockCost] = dict(costs or {})
+        self._pricing = pricing or Pricing(gpu, family)
         self._stages: dict[str, _Loaded] = {}
         self._held: dict[str, int] = {}
         self._compared = 0
         self._sizes: dict[str, int] = {}
-        self._mixes: dict[tuple[str, ...], tuple[tuple[BlockCost, tuple[int, ...]], ...]] = {}
         self._arrays: dict[tuple[int, int], Array] = {}
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
     def load_ns(self, stage: Stage) -> int:
         """What loading it would take now: bytes that are not on the device. Raises NotFound."""
-        missing = [(name, nbytes) for name, nbytes, _ in self._pieces(stage) if name not in self._held]
-        return sum(self._host.load_ns(name, nbytes) for name, nbytes in missing)
+        missing = [piece for piece in self._pricing.pieces(stage) if piece.name not in self._held]
+        return sum(self._host.load_ns(piece.name, piece.nbytes) for piece in missing)
 
     def load(self, stage: Stage) -> ModelSpec:
         uses = self._family.uses(stage)
@@ -97,24 +92,22 @@ class SimEngine:
             return self._stages[stage.id].spec
         chain = self._family.chain(stage.model)
         spec = replace(chain.spec, name=stage.id, kv_layers=sum(use.kv_layers for use in uses), blocks=tuple(use.block for use in uses))
-        pieces = self._pieces(stage)
-        for name, nbytes, _ in pieces:
-            self._held[name] = self._held.get(name, 0) + 1
-            self._sizes[name] = nbytes
+        pieces = self._pricing.pieces(stage)
+        for piece in pieces:
+            self._held[piece.name] = self._held.get(piece.name, 0) + 1
+            self._sizes[piece.name] = piece.nbytes
         self._stages[stage.id] = _Loaded(spec, pieces, self._family.shape(stage.model).hidden, stage.hi == chain.length)
-        self._mixes.clear()
         return spec
 
     def unload(self, stage: Stage) -> None:
         gone = self._stages.pop(stage.id, None)
-        for name, _, _ in gone.pieces if gone is not None else ():
-            self._held[name] -= 1
-            if not self._held[name]:
-                del self._held[name], self._sizes[name]
-        self._mixes.clear()
+        for piece in gone.pieces if gone is not None else ():
+            self._held[piece.name] -= 1
+            if not self._held[piece.name]:
+                del self._held[piece.name], self._sizes[piece.name]
 
     def memory(self) -> EngineMemory:
-        unshared = sum(nbytes for stage in self._stages.values() for _, nbytes, _ in stage.pieces)
+        unshared = sum(piece.nbytes for stage in self._stages.values() for piece in stage.pieces)
         return EngineMemory(sum(self._sizes.values()), unshared, self.page_capacity * self.page_bytes)
 
     # -- steps ---------------------------------------------------------------------------------------------------------
@@ -128,64 +121,8 @@ class SimEngine:
                 sampled.append(Sampled(row.seq, 0))
             if not stage.head:
                 outputs[row.seq] = self._hidden(len(row.tokens), stage.array_width)
-        busy = self._strides(plan.rows, steps) if steps else self._ns(plan.rows)
+        busy = self._pricing.step(plan.rows, steps or {})
         return StageResult(StepResult(plan.step, tuple(sampled), busy=busy), outputs)
-
-    def _strides(self, rows: Sequence[Row], steps: Mapping[str, int]) -> int:
-        """Rows run together until the shortest strides are over, then those that are left, and so on; chunks are of the first step."""
-        busy, over = 0, 0
-        for end in sorted({1, *(steps.get(row.seq, 1) for row in rows)}):
-            left = [row for row in rows if steps.get(row.seq, 1) >= end]
-            busy += self._ns(left, end - over, over)
-            over = end
-        return busy
-
-    def _ns(self, rows: Iterable[Row], steps: int = 1, over: int = 0) -> int:
-        """Nanoseconds of `steps` steps of rows that have made `over` steps of this stride already."""
-        works: dict[str, Work] = {}
-        for row in rows:
-            work = works.get(row.model)
-            if work is None:
-                work = works[row.model] = Work()
-            count = len(row.tokens)
-            if over:
-                work.add_row(row.start + count + over - 1, 1)
-            elif count == 1:
-                work.rows += 1
-                work.context += row.start + 1
-            else:
-                work.add_row(row.start, count)
-        if not works:
-            return 0
-        given = tuple(works.values())
-        total = 0.0
-        for cost, members in self._mix(tuple(works)):
-            total += cost.ns(given[members[0]] if len(members) == 1 else _together(given, members), steps)
-        return round(total) + steps * self._gpu.part_ns
-
-    def _mix(self, stages: tuple[str, ...]) -> tuple[tuple[BlockCost, tuple[int, ...]], ...]:
-        """Every piece that some stages have, once, with the places of those that have it."""
-        found = self._mixes.get(stages)
-        if found is None:
-            members: dict[str, tuple[BlockCost, list[int]]] = {}
-            for place, stage in enumerate(stages):
-                for name, _, cost in self._stages[stage].pieces:
-                    members.setdefault(name, (cost, []))[1].append(place)
-            found = self._mixes[stages] = _joined((cost, tuple(places)) for cost, places in members.values())
-        return found
-
-    def _pieces(self, stage: Stage) -> tuple[tuple[str, int, BlockCost], ...]:
-        """Name, bytes and cost of each block of a stage and of the adapters that its model has there."""
-        found: list[tuple[str, int, BlockCost]] = []
-        for use in self._family.uses(stage):
-            part = self._family.parts[use.block]
-            if use.block not in self._costs:
-                self._costs[use.block] = table_cost(part.shape, part.lo, part.hi, self._gpu)
-            found.append((use.block, part.block.nbytes, self._costs[use.block]))
-            if use.adapter_bytes:
-                layers = part.shape.attentions(part.lo, part.hi)
-                found.append((f"{stage.model}+{use.block}", use.adapter_bytes, adapter_cost(use.adapter_bytes, layers, self._gpu)))
-        return tuple(found)
 
     def _hidden(self, tokens: int, width: int) -> Array:
         array = self._arrays.get((tokens, width))
@@ -211,22 +148,3 @@ class SimEngine:
 
 def _hollow(dtype: str, shape: tuple[int, int]) -> Array:
     return Array(dtype, shape, Hollow(shape[0] * shape[1] * _ITEMS[dtype]))
-
-
-def _joined(pieces: Iterable[tuple[BlockCost, tuple[int, ...]]]) -> tuple[tuple[BlockCost, tuple[int, ...]], ...]:
-    """Pieces that the same stages have, as one where that is exact: fewer sums per step."""
-    tables: dict[tuple[int, ...], TableCost] = {}
-    others: list[tuple[BlockCost, tuple[int, ...]]] = []
-    for cost, members in pieces:
-        if not isinstance(cost, TableCost):
-            others.append((cost, members))
-            continue
-        tables[members] = tables[members].plus(cost) if members in tables else cost
-    return (*((cost, members) for members, cost in tables.items()), *others)
-
-
-def _together(works: Sequence[Work], members: Sequence[int]) -> Work:
-    total = Work()
-    for place in members:
-        total.add(works[place])
-    return total

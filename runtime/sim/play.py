@@ -23,6 +23,7 @@ from runtime.sim.families import Family, family_of
 from runtime.sim.ledger import Ledger
 from runtime.sim.network import Network
 from runtime.sim.nodes import Cost, Node
+from runtime.sim.pricing import Pricing
 from runtime.sim.scenario import Policy, Scenario
 from runtime.sim.workloads import paper_apps
 from runtime.trace import TraceSink, line_of
@@ -90,18 +91,20 @@ def assemble(
         scheduler = Recorder(scheduler, head_of(family.chains.values(), family.blocks(), policy.scheduler), record)
     hosts = [Host(server) for server in cluster.servers]
     servers = dict(cluster.devices())
+    prices = {server.gpu: Pricing(server.gpu, family) for server in cluster.servers}
 
     def node(name: str) -> Node:
-        return _node(name, scenario, policy, family, hosts[servers[name]])
+        host = hosts[servers[name]]
+        return _node(name, scenario, policy, family, host, prices[host.server.gpu])
 
     return Simulation(scheduler, {name: node(name) for name in servers}, Network(cluster), scenario.pace, node, timed=True)
 
 
-def _node(name: str, scenario: Scenario, policy: Policy, family: Family, host: Host) -> Node:
+def _node(name: str, scenario: Scenario, policy: Policy, family: Family, host: Host, pricing: Pricing) -> Node:
     pages = scenario.cluster.page_bytes // family.page_bytes
     if pages < 1:
         raise InputError(f"a device of {scenario.cluster.gpu} has no room for a page of {family.page_bytes:,} bytes")
-    engine = SimEngine(name, host.server.gpu, family, pages, host)
+    engine = SimEngine(name, host.server.gpu, family, pages, host, pricing)
     return Node(Relay(name, pages, policy.relay), engine, scenario.cluster.weight_bytes)
 
 

@@ -12,6 +12,7 @@ from runtime.policy.hops import Blocks, HopLimits, Return, Waiting, countdown, d
 
 #: Two models share block `s`; each has a block of its own behind it.
 BLOCKS = Blocks({"m": ("s", "m1"), "n": ("s", "n1"), "own": ("n1",)}, {"s": 4, "m1": 2, "n1": 3})
+STAGES = st.sampled_from(["m", "n", "own", "twice"])
 LIMITS = HopLimits(tokens=100, rows=64, patience=1000)
 
 
@@ -144,3 +145,16 @@ def test_holders_are_not_turned_away_for_others(rows: list[Waiting], now: int) -
     alone = [holders[place].name for place in decide(holders, [], BLOCKS, limits, now).rows]
     together = [rows[place] for place in decide(rows, [], BLOCKS, limits, now).rows]
     assert [one.name for one in together if one.holds] == alone
+
+
+@given(
+    st.lists(st.builds(row, st.sampled_from("abcdefgh"), STAGES, st.integers(1, 40), st.booleans(), st.integers(0, 9)), max_size=8),
+    st.integers(1, 9),
+    st.integers(1, 9),
+    st.integers(20, 300),
+)
+def test_where_all_fit_nothing_is_decided_otherwise(rows: list[Waiting], limit: int, most: int, tokens: int) -> None:
+    """A countdown that is over keeps nothing; but it makes every block be counted."""
+    blocks = Blocks({**BLOCKS.passes, "twice": ("s", "s")}, dict.fromkeys(("s", "m1", "n1"), limit))
+    limits = HopLimits(tokens, most, patience=4)
+    assert decide(rows, [], blocks, limits, 9) == decide(rows, [Return("m", deadline=9)], blocks, limits, 9)
