@@ -26,7 +26,7 @@ class RelayConfig:
 
     A migration recomputes `chunk` tokens at a time from the front and fetches `window` page groups at a time from the back,
     `fetches` of them under way at once. `slack`: how much longer than a round trip usually takes a slot is kept for a sequence that went on
-    (BL-22), as a share of it.
+    (BL-22), as a share of it. `linger_us`: for so long at most a step waits for rows that are due back from the scheduler; 0: for none.
     """
 
     token_budget: int = 512
@@ -36,10 +36,13 @@ class RelayConfig:
     window: int = 4
     fetches: int = 2
     slack: float = 0.5
+    linger_us: int = 2000
 
     def __post_init__(self) -> None:
         if min(self.token_budget, self.max_rows, self.patience_ms, self.chunk, self.window, self.fetches) < 1 or self.slack < 0:
             raise ValueError("the settings of a relay must be at least 1")
+        if not 0 <= self.linger_us <= 1_000_000:
+            raise ValueError("a step lingers for 0 to 1,000,000 us")
 
 
 #: How blocks are first put on devices: everything on as few devices as hold it, as often as there is room (`copies`); cut over all of them

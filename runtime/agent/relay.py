@@ -8,7 +8,9 @@ Contract: a driver calls, from one thread at a time, with `now` in nanoseconds o
 
 (each of the last two with a lane, where steps that predict run on a stream of their own; `agent.ahead`)
 
-A row waits in the queue of the stage that it enters at and runs in the next step that has room: nobody waits for a batch to fill (BL-14).
+A row waits in the queue of the stage that it enters at and runs in the next step that has room: nobody waits for a batch to fill (BL-14),
+but a step that others are due for within a moment is put off for them (`policy.linger`): `next_step` gives None until they are there, or
+`lingers` is over, when the driver is to ask again.
 Rows of older epochs and of hops that are not here are dropped: whoever moved or closed the sequence knows. Rows that come before their
 sequence is opened wait for that (`agent.early`).
 Pages of what is closed while a step writes them are free when it is over. Rows that find no page wait, up to `patience`; then
@@ -37,6 +39,7 @@ from runtime.agent.commands import (
     StageLoaded,
     StageStep,
 )
+from runtime.agent.due import Due
 from runtime.agent.early import Early
 from runtime.agent.guests import Waiting
 from runtime.agent.moves import Moves
@@ -63,6 +66,7 @@ from runtime.messages import (
     Want,
 )
 from runtime.policy.hops import HopLimits, decide
+from runtime.policy.linger import until
 from runtime.stages import Array, StageResult
 from runtime.types import Opened, PageCounts, Row, StepPlan
 
@@ -90,9 +94,12 @@ class Relay:
         self._moves = Moves(device, self._tables, config)
         self._shelf = Shelf(device, self._tables, config.max_rows)
         self._returns = Returns(config.slack)
+        self._due = Due(config.linger_us * 1000, config.slack)
+        #: Until when the next step is put off; None while it is not.
+        self.lingers: int | None = None
         self._early = Early()
         self._ahead = Ahead(device, self._tables)
-        self._seats = Seats(device, self._tables, self._shelf, self._moves, self._ahead, self._returns)
+        self._seats = Seats(device, self._tables, self._shelf, self._moves, self._ahead, self._closed)
         self._steps = self._busy = self._tokens = 0
 
     @property
@@ -127,6 +134,8 @@ class Relay:
         """Rows for the engine, or None. Raises RuntimeError while a step of this lane is under way."""
         if lane in self._under_way:
             raise RuntimeError("a step is still under way")
+        if lane != "ahead" and self._lingers(now):
+            return None
         chosen = self._choose(now, lane)
         if not chosen and (lane == "ahead" or not self._tables.released):
             return None
@@ -144,6 +153,7 @@ class Relay:
         sampled = sampled_by_seq(plan, result.result)
         del self._under_way[lane]
         self._busy += result.result.busy
+        self._due.ran(result.result.busy)
         self._tokens += plan.tokens
         told, judged = Told(self.device), Judged(self.device, self._alike)
         out: list[RelayCommand] = []
@@ -165,6 +175,7 @@ class Relay:
             return
         if row.hop + 1 == len(row.guest.path):
             told.ends(row)
+            self._due.leaves(row, self.device, now)
         else:
             output = outputs[row.name]
             going = self._onward(row, output, judged) if row.turn else row
@@ -229,6 +240,11 @@ class Relay:
         seqs, epochs = zip(*refused, strict=True)
         return [Send(SCHEDULER, Lost(self.device, seqs, epochs, "a stage of its path, or K and V that it needs, is not here", True))]
 
+    def _closed(self, key: str) -> None:
+        """A table's sequence has left: nobody expects it."""
+        self._returns.gone(key)
+        self._due.gone(key)
+
     def _close(self, seq: str, epoch: int) -> None:
         self._seats.close(seq, epoch)
         self._early.take(seq, epoch)
@@ -250,10 +266,19 @@ class Relay:
     def _comes(self, row: Waiting, now: int) -> None:
         """A row joins the queue. If it has a turn, what it supersedes will not run, and perhaps it is predicted."""
         self._returns.comes(row.name, now)
+        self._due.comes(row.name, now)
         self._queue.append(row)
         if row.turn:
             row.guest.comes(row.hop, row.turn, row.start)
             self._ahead.comes(row)
+
+    def _lingers(self, now: int) -> bool:
+        """Whether the next step waits for rows that are due; then `lingers` says how long."""
+        self.lingers = None
+        if self._due and self._queue:
+            due, deadline = self._due, self._due.deadline(now)
+            self.lingers = until(len(self._queue), len(due), deadline, due.step, due.limit, now)
+        return self.lingers is not None
 
     def _choose(self, now: int, lane: Lane) -> list[Waiting]:
         """The rows of the next step; the others stay. Rows of what has gone meanwhile are dropped. What predicts comes first."""

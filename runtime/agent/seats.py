@@ -6,12 +6,11 @@ here is here; else nothing of it stays. Tables of the layers that it passes here
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from runtime.agent.ahead import Ahead
 from runtime.agent.guests import Guest
 from runtime.agent.moves import Moves
-from runtime.agent.returns import Returns
 from runtime.agent.shelf import Shelf
 from runtime.agent.tables import Piece, Tables
 from runtime.messages import Open
@@ -20,13 +19,15 @@ from runtime.types import ModelSpec
 
 
 class Seats:
-    def __init__(self, device: str, tables: Tables, shelf: Shelf, moves: Moves, ahead: Ahead, returns: Returns) -> None:
+    """`left`: called with the table of each sequence that goes."""
+
+    def __init__(self, device: str, tables: Tables, shelf: Shelf, moves: Moves, ahead: Ahead, left: Callable[[str], None]) -> None:
         self._device = device
         self._tables = tables
         self._shelf = shelf
         self._moves = moves
         self._ahead = ahead
-        self._returns = returns
+        self._left = left
         self.guests: dict[str, Guest] = {}
 
     def open(self, order: Open, at: int) -> bool | None:
@@ -130,7 +131,7 @@ class Seats:
         self._ahead.closed(guest)
         for key in guest.keys.values():
             self._tables.release(key)
-            self._returns.gone(key)
+            self._left(key)
 
 
 def _pieces(hop: Hop, had: Sequence[tuple[tuple[int, int], str]]) -> list[Piece] | None:

@@ -37,6 +37,8 @@ _log = logging.getLogger(__name__)
 _OF_AGENTS = (Pass, Want, Pages)
 #: How long the loop waits for messages while rows wait for something else than them (pages, mostly), in seconds.
 _PAUSE = 0.005
+#: Below this a wait would be none, and the loop would take the processor from whoever is to answer.
+_SHORTEST = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class Relay(Protocol):
 
     @property
     def busy(self) -> bool: ...
+
+    @property
+    def lingers(self) -> int | None: ...
 
     def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]: ...
 
@@ -176,6 +181,8 @@ class AgentLoop:
             raise _Unanswered(f"the scheduler did not answer within {limit:g} s: a wrong address, or another key")
 
     def _patience(self) -> float:
+        if self._relay.lingers is not None:
+            return max(_SHORTEST, min(_PAUSE, (self._relay.lingers - self._clock()) / 1e9))
         if self._relay.busy:
             return _PAUSE
         return max(0.0, min(self._settings.report_seconds, (self._next_report - self._clock()) / 1e9))

@@ -253,12 +253,20 @@ class Simulation:
         node.due = False
         step = node.relay.next_step(self.clock.now)
         if step is None:
+            if node.relay.lingers is not None:
+                self.clock.at(node.relay.lingers, EventClass.TICK, (self._resume, name, life))
             return
         result = node.engine.run(step.plan, step.inputs, step.strides)
         node.stepping = True
         node.busy += result.result.busy
         node.steps += 1
         self.clock.at(self.clock.now + result.result.busy, EventClass.DONE, (self._finish, name, life, result))
+
+    def _resume(self, name: str, life: int) -> None:
+        """What a step was put off for has not come."""
+        node = self.nodes[name]
+        if node.life == life and node.alive:
+            self._wake(name, node)
 
     def _finish(self, name: str, life: int, result: Any) -> None:
         node = self.nodes[name]

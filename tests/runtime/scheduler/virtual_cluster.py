@@ -288,6 +288,8 @@ class VirtualCluster:
         for lane in self.lanes if node.alive else ():
             if lane not in node.running and (step := node.relay.next_step(self.now, lane)) is not None:
                 self._run(node, step, lane)
+        if node.alive and node.relay.lingers is not None:
+            self.at(max(self.now, node.relay.lingers), lambda: self.start(node))
 
     def _run(self, node: Node, step: StageStep, lane: Lane) -> None:
         node.running.add(lane)
