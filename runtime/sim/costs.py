@@ -112,14 +112,24 @@ def table_cost(shape: Shape, lo: int, hi: int, gpu: Gpu) -> TableCost:
     )
 
 
-def adapter_cost(nbytes: int, layers: int, gpu: Gpu) -> TableCost:
-    """One model's adapters in a block: their weights are read, and their small products are launched beside the block's own in each layer.
-
-    `layer_ns` is for the ten or so launches of a layer; adapters on two projections of it take two products each, so two fifths.
-    """
+def adapter_cost(nbytes: int, gpu: Gpu) -> TableCost:
+    """One model's adapters in a block, without launches: their weights are read once and multiplied with its own rows."""
     flops = gpu.flops * gpu.compute_share
-    read = nbytes * 1e9 / (gpu.bandwidth * gpu.weights_share)
-    return TableCost(read, nbytes / ITEM * 2e9 / flops, 0.0, 0.0, layers * gpu.layer_ns * 0.4)
+    return TableCost(nbytes * 1e9 / (gpu.bandwidth * gpu.weights_share), nbytes / ITEM * 2e9 / flops, 0.0, 0.0, 0.0)
+
+
+def prefix_cost(nbytes: int, gpu: Gpu) -> TableCost:
+    """One model's prefix in a block: K and V that each of its rows attends to beside its context. Read by attention, launched with it."""
+    return TableCost(0.0, nbytes * 1e9 / (gpu.bandwidth * gpu.attention_share), 0.0, 0.0, 0.0)
+
+
+def launch_cost(layers: int, gpu: Gpu) -> TableCost:
+    """What a block's small products for adapters of one kind cost beside the block's own, however many models have one: they are joined,
+    two products for all of them (S-LoRA, Punica, `runtime.engine.linear`, `runtime.engine.bottlenecks`).
+
+    `layer_ns` is for the ten or so launches of a layer; adapters at two places of it take two products each, so two fifths.
+    """
+    return TableCost(0.0, 0.0, 0.0, 0.0, layers * gpu.layer_ns * 0.4)
 
 
 @dataclass(frozen=True, slots=True)

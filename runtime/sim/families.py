@@ -5,15 +5,15 @@ Three ways to provision the same applications (BlockLLM 7.1, mechanisms 1.3):
     blocks   foundations are cut into parts; PE models run the foundation's parts with adapters of their own beside them, FF ones have parts
     of
              their own, each equivalent to the foundation's at its place
-    pm       per-model provisioning: every model is one private block, adapters merged into it
-    ps       parameter sharing: a foundation and its PE models share one whole block; FF ones are private
+    pm       per-model provisioning: every model is one private block, adapters merged into it where their kind can be
+    ps       parameter sharing: a foundation and its PE models share one whole block, each with a branch of its own; FF ones are private
 
 Weights that PE models share with their foundation are the paper's (Table 1, BL-12). Pure data; knows no devices or times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, get_args
@@ -29,6 +29,12 @@ Kind = Literal["foundation", "full", "lora", "adapter", "prefix", "prompt", "bit
 #: Share of an application's weights that is its foundation's (Table 1). The table has no BitFit: a bias for each output of LLaMA-7B's
 #: linear layers is 0.02 % of it. Kinds that a foundation has no figure for take that of the other one.
 SHARED: Mapping[str, float] = {"lora": 0.9994, "adapter": 0.9262, "prefix": 0.9988, "prompt": 0.9998, "bitfit": 0.9998}
+
+#: Kinds that become part of the weights when a model is served alone: sums and biases. A bottleneck has its activation in between, and
+#: virtual tokens are no weights.
+MERGED: Collection[Kind] = ("lora", "bitfit")
+#: Kinds that are K and V of tokens that nobody sees.
+VIRTUAL: Collection[Kind] = ("prefix", "prompt")
 
 #: Similarity of a full fine-tune's layers to its foundation's: LLaMA-7B and Vicuna-7B (section 2.2).
 _FULL_SIMILARITY = 0.998
@@ -82,12 +88,13 @@ class Part:
 @dataclass(frozen=True, slots=True)
 class Family:
     """Chains by model and parts by block. `page_bytes`: of every device. `equivalents`: of a block, with scores (BL-06: pairs, not
-    transitive)."""
+    transitive). `branching`: adapters run model by model, not joined by kind (the paper's baseline)."""
 
     chains: Mapping[str, Chain]
     parts: Mapping[str, Part]
     page_bytes: int
     equivalents: Mapping[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)
+    branching: bool = False
 
     def blocks(self) -> tuple[Block, ...]:
         return tuple(part.block for part in self.parts.values())
@@ -121,7 +128,7 @@ def family_of(apps: Sequence[App], cutting: Cutting) -> Family:
         made = _parts_of(app, cutting)
         parts.update({part.block.id: part for part in made})
         chains[app.name] = _chain_of(app, made, cutting, page_bytes)
-    return Family(chains, parts, page_bytes, _equivalents(apps, parts, cutting))
+    return Family(chains, parts, page_bytes, _equivalents(apps, parts, cutting), cutting.provision == "ps")
 
 
 def _parts_of(app: App, cutting: Cutting) -> list[Part]:
@@ -148,7 +155,8 @@ def _bounds(shape: Shape, parts: int) -> list[int]:
 
 def _chain_of(app: App, parts: Sequence[Part], cutting: Cutting, page_bytes: int) -> Chain:
     shape = parts[0].shape
-    own = 0.0 if _private(app, cutting) or app.kind == "foundation" else 1 - SHARED[app.kind]
+    merged = app.kind in ("foundation", "full") or (_private(app, cutting) and app.kind in MERGED)
+    own = 0.0 if merged else 1 - SHARED[app.kind]
     domain = app.foundation if own == 0.0 and not _private(app, cutting) else app.name
     uses = tuple(
         BlockUse(part.block.id, part.lo, part.hi, part.block.kv_layers, f"{domain}[:{part.hi}]", round(own * part.block.nbytes))

@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from runtime.sim.costs import BlockCost, TableCost, Work, adapter_cost, table_cost
-from runtime.sim.families import Family
+from runtime.sim.costs import BlockCost, TableCost, Work, adapter_cost, launch_cost, prefix_cost, table_cost
+from runtime.sim.families import VIRTUAL, Family
 from runtime.sim.hardware import Gpu
-from runtime.stages import Stage
+from runtime.stages import BlockUse, Stage
 from runtime.types import Row
 
 #: Sets of stages whose pieces are remembered; then it begins anew.
@@ -24,7 +24,7 @@ _MOST = 4096
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A block, or the adapters of a model in it."""
+    """A block, the adapters of a model in it, or launching these."""
 
     name: str
     nbytes: int
@@ -124,8 +124,18 @@ class Pricing:
                 self._costs[use.block] = table_cost(part.shape, part.lo, part.hi, self._gpu)
             yield Piece(use.block, part.block.nbytes, self._costs[use.block])
             if use.adapter_bytes:
-                layers = part.shape.attentions(part.lo, part.hi)
-                yield Piece(f"{stage.model}+{use.block}", use.adapter_bytes, adapter_cost(use.adapter_bytes, layers, self._gpu))
+                yield from self._adapters(stage.model, use)
+
+    def _adapters(self, model: str, use: BlockUse) -> Iterable[Piece]:
+        """Launches are shared by all models with adapters of a kind in a block, unless the family branches."""
+        kind, name = self._family.chain(model).spec.kind, f"{model}+{use.block}"
+        if kind in VIRTUAL:
+            yield Piece(name, use.adapter_bytes, prefix_cost(use.adapter_bytes, self._gpu))
+            return
+        part = self._family.parts[use.block]
+        with_whom = model if self._family.branching else kind
+        yield Piece(name, use.adapter_bytes, adapter_cost(use.adapter_bytes, self._gpu))
+        yield Piece(f"{with_whom} in {use.block}", 0, launch_cost(part.shape.attentions(part.lo, part.hi), self._gpu))
 
 
 def _works(rows: Iterable[Row]) -> dict[str, Work]:
