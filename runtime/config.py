@@ -46,9 +46,14 @@ class RelayConfig:
 
 
 #: How blocks are first put on devices: everything on as few devices as hold it, as often as there is room (`copies`); cut over all of them
-#: (`split`); one copy of each chain, whole where a device takes it, and further ones as they are asked for (`demand`); or the first of
-#: these on few devices and the last on many (`auto`).
-Placing = Literal["auto", "copies", "split", "demand"]
+#: (`split`); one copy of each chain, whole where a device takes it, and further ones as they are asked for (`demand`), or at once where
+#: devices would hold nothing (`ample`); one copy of each block, each by itself where least is left over (`frag-min`, a baseline); or the
+#: first of these on few devices and `demand` on many (`auto`).
+Placing = Literal["auto", "copies", "split", "demand", "ample", "frag-min"]
+
+#: By what newcomers' paths are chosen, and copies made, where blocks were not profiled: by what steps read then (`reads`,
+#: `policy.reading`), or by how many sequences are on each device (`loads`).
+Paths = Literal["reads", "loads"]
 
 #: Where a running sequence's next tokens run, when its device is busier than another with the same blocks (BL-19, Figure 24): it stays
 #: with its K and V whatever the others do (`strict`); it goes, K and V copied and recomputed from both ends, where that gains more than it
@@ -131,9 +136,10 @@ class ClusterConfig:
 
     `devices`: how many must be there before blocks are placed. `max_running`: sequences on a device at once. `chunk`: tokens of a prompt
     that travel together. `watermark`: share of a device's pages that newcomers leave free. `stride`: tokens that a sequence
-    decodes before it comes back, on simulated devices. `hop_cost`: what a change of device weighs against a sequence on one, when paths are
-    chosen. `sharing`: see there; a newcomer goes where its beginning lies if that path is at most `owner_margin` sequences dearer than the
-    cheapest one, for a prompt that is there whole, and in proportion for less (BL-19; infinite: wherever there is room).
+    decodes before it comes back, on simulated devices. `paths`: see there. `hop_cost`: what a change of device weighs, when paths are
+    chosen: against a sequence on one, or in hundredths of what a chain reads. `sharing`: see there; a newcomer goes where its beginning
+    lies if that path is at most `owner_margin` sequences dearer than the cheapest one, for a prompt that is there whole, and in proportion
+    for less (BL-19; infinite: wherever there is room).
     A migration hands over when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
     `block_rows`: rows of a step that may pass one block instance, of which slots are kept for sequences that are expected back (BL-14,
     BL-22); 0: as many as a step takes. `control`: what happens by the clock. `speculation`: hops that are predicted.
@@ -146,6 +152,7 @@ class ClusterConfig:
     watermark: float = 0.01
     stride: int = 1
     hop_cost: float = 4.0
+    paths: Paths = "loads"
     handover_groups: int = 2
     handover_stages: int = 8
     control: ControlConfig = field(default_factory=ControlConfig)
@@ -155,6 +162,8 @@ class ClusterConfig:
     block_rows: int = 0
 
     def __post_init__(self) -> None:
+        if self.paths not in get_args(Paths):
+            raise ValueError("paths are chosen by reads or loads")
         if self.sharing not in get_args(Sharing) or not self.owner_margin >= 0 or self.block_rows < 0:
             raise ValueError("sharing must be off, running or cached, owner_margin and block_rows at least 0")
         whole = (self.devices, self.max_running, self.chunk, self.stride, self.handover_groups, self.handover_stages)

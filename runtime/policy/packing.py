@@ -1,6 +1,7 @@
 """Where blocks are put at first when there are many devices: each chain whole on one, few distinct weights on each.
 
     pack(chains, sizes, limits)     for each chain the device of each of its blocks, or None where it does not fit
+    fill(..., free)                 what goes on devices that are left over: copies of what the others hold, before anybody asks
 
 Largest chains first, each onto the device whose load is smallest then: what a device holds of it already costs nothing, and of equals the
 one that needs the fewest bytes more is taken. So a device reads few weights per step, and devices that are left over wait for demand. Where
@@ -86,3 +87,27 @@ def _cut(
             where.update((block, roomy[at]) for block, at in zip(absent, plan, strict=True))
             return tuple(where[block] for block in chain)
     return None
+
+
+def fill(
+    chains: Sequence[Sequence[str]], packed: Packed, sizes: Mapping[str, int], limits: Sequence[int], free: Sequence[int]
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Devices that hold nothing, each with the blocks that it gets: those of another device, whole. Where each copy has the most to do gets
+    the next one: as if all chains were asked for alike, and took as long as they have bytes."""
+    held: dict[int, dict[str, None]] = {}
+    work: dict[int, int] = {}
+    for chain, plan in zip(chains, packed, strict=True):
+        for block, at in zip(chain, plan or (), strict=False):
+            held.setdefault(at, {})[block] = None
+            work[at] = work.get(at, 0) + sizes[block]
+    copies = dict.fromkeys(held, 1)
+    made: list[tuple[int, tuple[str, ...]]] = []
+    for device in free:
+        need = {at: sum(sizes[block] for block in blocks) for at, blocks in held.items()}
+        fits = [at for at in held if not limits[device] or need[at] <= limits[device]]
+        if not fits:
+            continue
+        most = max(fits, key=lambda at: (work[at] / copies[at], -at))
+        copies[most] += 1
+        made.append((device, tuple(held[most])))
+    return made

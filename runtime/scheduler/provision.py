@@ -12,13 +12,18 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from runtime.config import ClusterConfig
+from runtime.kv.pages import groups_for
 from runtime.policy.latency import Latency
-from runtime.policy.packing import pack
+from runtime.policy.packing import fill, pack
 from runtime.policy.paths import choose_by_cost, choose_devices, choose_roomy
+from runtime.policy.placement import Cluster, place
+from runtime.policy.placement import Device as Place
+from runtime.policy.reading import choose
 from runtime.policy.spread import cells, spread
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.estimates import Estimates
 from runtime.scheduler.members import Passes
+from runtime.scheduler.reads import Reads
 from runtime.scheduler.routes import Route, Routes
 from runtime.stages import Block, Chain, Path, Stage, devices_of
 
@@ -46,6 +51,8 @@ class Provision:
         self.leaving: set[tuple[str, str]] = set()
         self._routes = Routes()
         self._passes: dict[tuple[str, Path], Passes] = {}
+        #: What steps read of weights, by who is where.
+        self.reads = Reads(self._blocks)
 
     @property
     def instances(self) -> Mapping[str, Sequence[str]]:
@@ -55,7 +62,7 @@ class Provision:
     @property
     def by_demand(self) -> bool:
         """Whether there is one copy of each chain at first, and more of what is asked for."""
-        return self._config.placing == "demand" or (self._config.placing == "auto" and self._config.devices > _FEW)
+        return self._config.placing in ("demand", "ample", "frag-min") or (self._config.placing == "auto" and self._config.devices > _FEW)
 
     def block(self, name: str) -> Block:
         return self._blocks[name]
@@ -89,6 +96,17 @@ class Provision:
         """All that is counted along paths."""
         return self._passes.values()
 
+    def joins(self, passes: Passes) -> None:
+        """One more sequence is on a path."""
+        passes.users += 1
+        if passes.users == 1:
+            self.reads.begins(passes)
+
+    def leaves(self, passes: Passes) -> None:
+        passes.users -= 1
+        if not passes.users:
+            self.reads.ends(passes)
+
     def unused(self, passes: Passes) -> None:
         """A path that nobody is on any more is forgotten."""
         self._passes.pop((passes.chain.version, passes.path), None)
@@ -100,7 +118,9 @@ class Provision:
         """
         names = [device.name for device in self._devices]
         limits = [device.limit for device in self._devices]
-        if self.by_demand:
+        if self._config.placing == "frag-min":
+            self._scatter(chains, limits)
+        elif self.by_demand:
             self._pack(chains, names, limits)
         else:
             self._copy(chains, names, limits)
@@ -108,12 +128,31 @@ class Provision:
     def _pack(self, chains: Sequence[Chain], names: Sequence[str], limits: Sequence[int]) -> None:
         """One copy of each chain; whoever asks for more gets it later (`control`)."""
         sizes = {use.block: self._blocks[use.block].nbytes for chain in chains for use in chain.uses}
-        for chain, plan in zip(chains, pack([[use.block for use in chain.uses] for chain in chains], sizes, limits), strict=True):
+        blocks = [[use.block for use in chain.uses] for chain in chains]
+        plans = pack(blocks, sizes, limits)
+        for chain, plan in zip(chains, plans, strict=True):
             self._why.pop(chain.version, None)
             if plan is None:
                 self._why[chain.version] = self._lacks(chain, limits)
             for use, at in zip(chain.uses, plan or (), strict=False):
                 self.add(use.block, names[at])
+        if self._config.placing == "ample":
+            free = [at for at, name in enumerate(names) if not self._devices[name].blocks]
+            for at, copied in fill(blocks, plans, sizes, limits, free):
+                for block in copied:
+                    self.add(block, names[at])
+
+    def _scatter(self, chains: Sequence[Chain], limits: Sequence[int]) -> None:
+        """One copy of each block, each by itself where least is left over, whatever runs before or behind it: the paper's baseline."""
+        sizes = {use.block: self._blocks[use.block].nbytes for chain in chains for use in chain.uses}
+        places = tuple(Place(device.name, device.server or device.name, device.room) for device in self._devices)
+        found = place([block for block in sizes if not self._where.get(block)], Cluster(places, (), sizes, {}), "frag-min")
+        for placed in found.placed:
+            self.add(placed.block, placed.device)
+        for chain in chains:
+            self._why.pop(chain.version, None)
+            if not all(self._where.get(use.block) for use in chain.uses):
+                self._why[chain.version] = self._lacks(chain, limits)
 
     def _copy(self, chains: Sequence[Chain], names: Sequence[str], limits: Sequence[int]) -> None:
         """As many copies of everything as there is room for."""
@@ -198,6 +237,8 @@ class Provision:
             chosen = choose_by_cost([{name: each.total for name, each in row.items()} for row in table], self.estimates.hop)
             if context:
                 self.on_table(chain, table, chosen)
+        elif self._config.paths == "reads":
+            chosen = self._by_reading(chain, candidates, context)
         else:
             chosen = choose_devices(candidates, loads, self._config.hop_cost)
         if chosen is None:
@@ -215,6 +256,22 @@ class Provision:
             return False
         soon = [[name for name in self._where.get(use.block, ()) if not self._devices[name].final] for use in chain.uses]
         return self._roomier(chain, soon, route, groups).path != route.path
+
+    def _by_reading(self, chain: Chain, candidates: Sequence[Sequence[str]], context: int) -> tuple[str, ...] | None:
+        """Where everybody's steps read least with a newcomer on them; a hop is a few hundredths of what it reads itself."""
+        devices = {name: self._devices[name] for name in dict.fromkeys(name for some in candidates for name in some)}
+        enters = {name: float(self.reads.of(device)) for name, device in devices.items()}
+        groups = groups_for(chain.spec, context)
+        adds: list[dict[str, float]] = []
+        for use, some in zip(chain.uses, candidates, strict=True):
+            nbytes = self._blocks[use.block].nbytes
+            row = {}
+            for name in some:
+                device = devices[name]
+                own = groups * use.kv_layers * device.page_bytes
+                row[name] = float((device.members + 1) * (own if self.reads.uses(name, use.block) else own + nbytes))
+            adds.append(row)
+        return choose(adds, enters, self._config.hop_cost / 100 * sum(self._blocks[use.block].nbytes for use in chain.uses))
 
     def turn(self) -> int:
         """Another number each time: where to begin to look among very many."""

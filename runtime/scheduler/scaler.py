@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
+from runtime.policy import reading
 from runtime.policy.demand import Spot, widen
 from runtime.policy.move_order import Mover, order_moves
 from runtime.policy.placement import Cluster, Instance, Policy
@@ -52,7 +53,9 @@ class Scaler:
         hot = [name for name, part in full.items() if part > self._limits.high]
         for name in heapq.nlargest(_HOT, hot, key=full.__getitem__):
             self._saturated(self._state.devices[name], queues, full, now)
-        if self._asked:
+        if self._asked and self._state.config.paths == "reads":
+            self._relieve(queues, now)
+        elif self._asked:
             self._copy(queues, now)
         self._idle(full, now)
 
@@ -146,6 +149,51 @@ class Scaler:
                     loads[found.device] += found.moves
                     loads[name] -= found.moves
                 break
+
+    def _relieve(self, queues: Queues, now: int) -> None:
+        """Devices whose steps read much for many give away part of them, where all then read less."""
+        state, provision = self._state, self._state.provision
+        alive = {each.name: each for each in state.devices if each.alive}
+        loads = {name: each.members + queues.sequences.get(name, 0.0) for name, each in alive.items()}
+        reads = {name: provision.reads.of(each) for name, each in alive.items()}
+        idle = heapq.nsmallest(_SPOTS, alive, key=lambda name: (loads[name] * reads[name], name))
+        taken: set[str] = set()
+        for name in heapq.nlargest(_HOT, alive, key=lambda name: loads[name] * reads[name]):
+            if name in taken or loads[name] < 2:
+                continue
+            found: list[tuple[reading.Relief, Part]] = []
+            for part in stages_of(alive[name], queues):
+                if part.members and part.name not in self._changed:
+                    spots = self._offers(part, [each for each in idle if each != name and each not in taken], loads, reads)
+                    relief = reading.relieve(loads[name], reads[name], self._share(part, alive[name]), spots)
+                    if relief is not None:
+                        found.append((relief, part))
+            if found:
+                relief, part = max(found, key=lambda each: (each[0].gain, each[1].blocks))
+                moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: relief.moves]]
+                extra = {"hot": name, "blocks": len(part.blocks), "gain": round(relief.gain, 3)}
+                state.tell.control(now, "scale.copy", "BL-24", relief.device, part.blocks[0], **extra)
+                self._grow(part, name, relief.device, moves, "BL-24", now)
+                taken.update((name, relief.device))
+
+    def _share(self, part: Part, device: Device) -> reading.Share:
+        """A part as what it reads; weights that others on the device use, too, are read anyway."""
+        others = {id(member) for member in part.members}
+        used = {use.block for member in device.here.values() if id(member) not in others for use in member.chain.uses}
+        alone = sum(self._state.provision.block(block).nbytes for block in part.blocks if block not in used)
+        pages = sum(member.groups * dict(member.weights).get(device.name, 0) for member in part.members)
+        return reading.Share(len(part.members), pages * device.page_bytes / len(part.members), alone)
+
+    def _offers(self, part: Part, names: Iterable[str], loads: Mapping[str, float], reads: Mapping[str, int]) -> list[reading.Spot]:
+        """Devices without all of these blocks, as what they read."""
+        provision, offers = self._state.provision, []
+        for name in names:
+            device = self._state.devices[name]
+            more = sum(provision.block(block).nbytes for block in part.blocks if block not in device.blocks)
+            adds = sum(provision.block(block).nbytes for block in part.blocks if not provision.reads.uses(name, block))
+            if more:
+                offers.append(reading.Spot(name, loads[name], reads[name], adds, device.room, more))
+        return offers
 
     def _spots(self, blocks: Sequence[str], names: Iterable[str], loads: dict[str, float]) -> list[Spot]:
         """Devices without all of these blocks."""

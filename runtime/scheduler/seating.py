@@ -152,7 +152,7 @@ class Seating:
         state.ledger.free(member.holding)
         for name in sorted(member.devices):
             self._depart(name, member, member.epoch)
-        member.passes.users -= 1
+        self._state.provision.leaves(member.passes)
         member.unseated()
         state.changed = True
 
@@ -180,10 +180,10 @@ class Seating:
 
     def _put(self, member: Member, route: Route) -> None:
         if member.path:
-            member.passes.users -= 1
+            self._state.provision.leaves(member.passes)
         passes = self._state.provision.passes(member.chain, route.path)
         member.seated(passes, route.weights, self._capped(member.chain.spec, route.weights))
-        member.passes.users += 1
+        self._state.provision.joins(member.passes)
 
     def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:
         """A model with a context that this path can hold for one sequence alone."""

@@ -78,8 +78,9 @@ def alone(scenario: Scenario) -> Preset:
 
 
 def _policies(*names: str, **settings: Any) -> dict[str, dict[str, Any]]:
-    """One copy of everything at first, more as it is asked for: for the baselines too, whose models are scaled with demand."""
-    return {name: {"provision": name, "placing": "demand", **settings} for name in names}
+    """One copy of everything at first, further ones where devices would hold nothing, more as it is asked for: for the baselines too, whose
+    models are scaled with demand. Paths and copies by what steps read: these devices are bound by memory."""
+    return {name: {"provision": name, "placing": "ample", "paths": "reads", **settings} for name in names}
 
 
 def _overall() -> Preset:
@@ -137,12 +138,14 @@ def _table2() -> Preset:
 
 
 def _kv() -> Preset:
-    """Figure 24. All policies are ours, with several instances of each block, so that a sequence could go elsewhere."""
-    base = {"provision": "blocks", "placing": "copies"}
+    """Figure 24. All policies are ours, and every device has all of its foundation, so that a sequence can go elsewhere. Whoever sends rows
+    to the least busy device does so as often as loads are looked at: ten times a second, for any difference."""
+    base = {"provision": "blocks", "placing": "ample", "paths": "reads"}
+    often = {"every_ms": 100, "margin": 1, "moves": 256}
     policies = {
         "blocks": {**base, "control": {"balancing": "owner"}},
-        "recompute": {**base, "control": {"balancing": "recompute"}},
-        "least-busy": {**base, "control": {"balancing": "least-busy"}},
+        "recompute": {**base, "control": {"balancing": "recompute", **often}},
+        "least-busy": {**base, "control": {"balancing": "least-busy", **often}},
         "strict": {**base, "control": {"balancing": "strict"}},
     }
     values = {"policies": policies, "asked": _PRESSED}
@@ -151,12 +154,16 @@ def _kv() -> Preset:
 
 
 def _placement() -> Preset:
-    """Figure 26, and what else there is: near whom they exchange rows with, least left over, everything in few places, cut over all."""
+    """Figure 26: chains whole and near, or each block by itself where least is left over (`scattered`: these without copies by load, and
+    `whole` beside it: what the place alone is worth)."""
+    base = {"provision": "blocks", "paths": "reads"}
+    here = {"scaling": False, "rearranging": False}
     policies = {
-        "locality": {"provision": "blocks"},
-        "frag-min": {"provision": "blocks", "control": {"locality": False, "rearranging": False}},
-        "copies": {"provision": "blocks", "placing": "copies"},
-        "split": {"provision": "blocks", "placing": "split"},
+        "locality": {**base, "placing": "demand"},
+        "frag-min": {**base, "placing": "frag-min", "control": {"locality": False, "rearranging": False}},
+        "whole": {**base, "placing": "demand", "control": here},
+        "scattered": {**base, "placing": "frag-min", "control": here},
+        "mended": {**base, "placing": "frag-min", "control": {"scaling": False}},
     }
     values = {"policies": policies, "asked": _PRESSED}
     title = "Where blocks are (Figure 26), 8 times the paper's load"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.policy.packing import pack
+from runtime.policy.packing import fill, pack
 
 
 def test_each_model_has_a_device_of_its_own_where_there_are_enough() -> None:
@@ -53,3 +53,20 @@ def test_no_device_takes_more_than_its_limit_and_no_chain_loses_a_block(data: st
             held |= set(zip(chain, plan, strict=True))
     for device, limit in enumerate(limits):
         assert sum(sizes[block] for block, there in held if there == device) <= limit
+
+
+def test_devices_that_are_left_over_get_copies_of_what_has_most_to_do() -> None:
+    chains = [("a",), ("a",), ("a",), ("b",)]
+    packed = pack(chains, {"a": 10, "b": 10}, (25,) * 6)
+    assert len({device for plan in packed for device in plan or ()}) == 2
+    free = [at for at in range(6) if all(at not in (plan or ()) for plan in packed)]
+    made = fill(chains, packed, {"a": 10, "b": 10}, (25,) * 6, free)
+    assert [device for device, _ in made] == free
+    assert [blocks for _, blocks in made] == [("a",), ("a",), ("b",), ("a",)]  # 30, 15, then 10 each: the first device's first
+
+
+def test_a_device_that_is_too_small_for_any_copy_stays_empty() -> None:
+    chains = [("a",)]
+    packed = pack(chains, {"a": 10}, (10, 5))
+    assert fill(chains, packed, {"a": 10}, (10, 5), [1]) == []
+    assert fill([], (), {}, (10,), [0]) == []

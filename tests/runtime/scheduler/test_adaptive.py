@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.agent.commands import Withdraw
-from runtime.config import ClusterConfig
+from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import CountingModel, counting_model
 from runtime.policy.dispatch import DispatchLimits
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
@@ -169,7 +169,7 @@ def scaling_cluster() -> Changing:
     adaptation = Adaptation(tuple(variants), limits, DeviceProfile("d", tuple(profiles), ()))
     return Changing(
         chains=[LARGE.chain()], blocks=blocks, devices=3, known=models, limits=(6000, 3000, 1000), adaptation=adaptation, pages=400,
-        config=ClusterConfig(devices=3, max_running=8),
+        config=ClusterConfig(devices=3, max_running=8), relay_config=RelayConfig(chunk=8, window=1, linger_us=0),
     )  # fmt: skip
 
 

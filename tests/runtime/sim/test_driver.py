@@ -124,11 +124,37 @@ def test_strides_change_the_number_of_steps_and_hardly_the_time():
     whole: dict[str, Any] = {"cluster": {"servers": [1], "disk": "nvlink3"}, "apps": {"count": 1, "foundations": ["llama-7b"]}}
     results = {}
     for stride in (1, 8):
-        scenario = small(**whole, policies={"one": {"provision": "pm", "stride": stride, **PAGES}})
+        scenario = small(**whole, policies={"one": {"provision": "pm", "stride": stride, "linger_us": 0, **PAGES}})
         results[stride] = document_of(play(scenario, "one", scenario.demand(0)))
     assert results[8]["tokens"] == results[1]["tokens"]
     assert results[8]["steps"] < 0.5 * results[1]["steps"]
     assert results[8]["latency"]["p50"] == pytest.approx(results[1]["latency"]["p50"], rel=0.3)
+
+
+def halves(linger_us: int, control_us: float = 50.0) -> dict[str, Any]:
+    """One device, whose second sequences come while the first are in a step."""
+    whole: dict[str, Any] = {
+        "cluster": {"servers": [1], "disk": "nvlink3", "control_us": control_us},
+        "apps": {"count": 1, "foundations": ["llama-7b"]},
+        "asked": {"kind": "poisson", "count": 8, "seconds": 1.0, "prompts": "32", "answers": "200"},
+    }
+    scenario = small(**whole, policies={"one": {"provision": "pm", "linger_us": linger_us, **PAGES}})
+    return document_of(play(scenario, "one", scenario.demand(0)))
+
+
+def test_rows_that_are_due_back_join_the_next_step():
+    """With 50 us to the scheduler and back whoever comes beside a step would never meet those in it."""
+    with_it, without = halves(2000), halves(0)
+    assert with_it["tokens"] == without["tokens"] == 1600
+    assert with_it["steps"] < 0.7 * without["steps"]
+    assert with_it["latency"]["p50"] < 0.75 * without["latency"]["p50"]
+
+
+def test_rows_that_are_far_away_are_not_waited_for():
+    """Negative control: a round trip beyond the limit. Only the first steps differ, until that is known."""
+    with_it, without = halves(2000, 5000.0), halves(0, 5000.0)
+    assert with_it["steps"] == without["steps"]
+    assert with_it["latency"] == without["latency"]
 
 
 def test_what_is_forgotten_is_told():

@@ -107,3 +107,18 @@ def test_what_is_none_is_refused():
     with pytest.raises(ValueError, match="2 pages"):
         engine().write_pages((1, 2), Array("uint8", (1, FAMILY.page_bytes), b""))
     assert engine().read_pages((4, 5, 6)).shape == (3, FAMILY.page_bytes)
+
+
+def test_adapters_of_a_kind_are_launched_together_unless_the_family_branches():
+    """Two LoRAs in a step take one pair of launches; run model by model they take two. Other kinds are other operations."""
+    apps = [App("one", "llama-7b", "lora"), App("two", "llama-7b", "lora"), App("third", "llama-7b", "adapter")]
+    joined, branched = (family_of(apps, Cutting(provision, parts=1)) for provision in ("blocks", "ps"))
+
+    def took(family: Family, *models: str) -> int:
+        return busy(engine(family, *models), [row(model, 7) for model in models])
+
+    launches = round(32 * GPU.layer_ns * 0.4)
+    assert took(joined, "one") == took(branched, "one")
+    assert took(branched, "one", "two") - took(joined, "one", "two") == pytest.approx(launches, rel=0.01)
+    assert took(joined, "one", "two") - took(joined, "one") < 0.1 * launches
+    assert took(branched, "one", "third") == took(joined, "one", "third") > took(joined, "one") + launches
