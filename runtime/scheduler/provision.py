@@ -14,14 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from runtime.config import ClusterConfig
 from runtime.kv.pages import groups_for
 from runtime.policy.latency import Latency
-from runtime.policy.packing import fill, pack
 from runtime.policy.paths import choose_by_cost, choose_devices, choose_roomy
-from runtime.policy.placement import Cluster, place
-from runtime.policy.placement import Device as Place
 from runtime.policy.reading import choose
-from runtime.policy.spread import cells, spread
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.estimates import Estimates
+from runtime.scheduler.layout import laid_out
 from runtime.scheduler.members import Passes
 from runtime.scheduler.reads import Reads
 from runtime.scheduler.routes import Route, Routes
@@ -112,64 +109,17 @@ class Provision:
         self._passes.pop((passes.chain.version, passes.path), None)
 
     def place(self, chains: Sequence[Chain]) -> None:
-        """Put the blocks of these chains on devices, as often as there is room; what is there already stays.
+        """Put the blocks of these chains on devices; what is there already stays.
 
         A chain that does not fit beside the others is left out, with a reason. Chains are taken in order.
         """
-        names = [device.name for device in self._devices]
-        limits = [device.limit for device in self._devices]
-        if self._config.placing == "frag-min":
-            self._scatter(chains, limits)
-        elif self.by_demand:
-            self._pack(chains, names, limits)
-        else:
-            self._copy(chains, names, limits)
-
-    def _pack(self, chains: Sequence[Chain], names: Sequence[str], limits: Sequence[int]) -> None:
-        """One copy of each chain; whoever asks for more gets it later (`control`)."""
-        sizes = {use.block: self._blocks[use.block].nbytes for chain in chains for use in chain.uses}
-        blocks = [[use.block for use in chain.uses] for chain in chains]
-        plans = pack(blocks, sizes, limits)
-        for chain, plan in zip(chains, plans, strict=True):
-            self._why.pop(chain.version, None)
-            if plan is None:
-                self._why[chain.version] = self._lacks(chain, limits)
-            for use, at in zip(chain.uses, plan or (), strict=False):
-                self.add(use.block, names[at])
-        if self._config.placing == "ample":
-            free = [at for at, name in enumerate(names) if not self._devices[name].blocks]
-            for at, copied in fill(blocks, plans, sizes, limits, free):
-                for block in copied:
-                    self.add(block, names[at])
-
-    def _scatter(self, chains: Sequence[Chain], limits: Sequence[int]) -> None:
-        """One copy of each block, each by itself where least is left over, whatever runs before or behind it: the paper's baseline."""
-        sizes = {use.block: self._blocks[use.block].nbytes for chain in chains for use in chain.uses}
-        places = tuple(Place(device.name, device.server or device.name, device.room) for device in self._devices)
-        found = place([block for block in sizes if not self._where.get(block)], Cluster(places, (), sizes, {}), "frag-min")
-        for placed in found.placed:
-            self.add(placed.block, placed.device)
+        how = "demand" if self._config.placing == "auto" and self.by_demand else self._config.placing
+        found = laid_out(chains, self._blocks, list(self._devices), how)
         for chain in chains:
             self._why.pop(chain.version, None)
-            if not all(self._where.get(use.block) for use in chain.uses):
-                self._why[chain.version] = self._lacks(chain, limits)
-
-    def _copy(self, chains: Sequence[Chain], names: Sequence[str], limits: Sequence[int]) -> None:
-        """As many copies of everything as there is room for."""
-        taken: list[Chain] = []
-        groups: tuple[tuple[int, ...], ...] = ()
-        for chain in chains:
-            found = cells(self._sizes([*taken, chain]), limits, self._config.placing == "split")
-            if not found:
-                self._why[chain.version] = self._lacks(chain, limits)
-                continue
-            self._why.pop(chain.version, None)
-            taken, groups = [*taken, chain], found
-        order = self._order(taken)
-        for group in groups:
-            plan = spread([self._blocks[name].nbytes for name in order], [limits[at] for at in group]) or ()
-            for block, at in zip(order, plan, strict=True):
-                self.add(block, names[group[at]])
+        self._why.update(found.lacking)
+        for block, device in found.instances:
+            self.add(block, device)
 
     def add(self, block: str, device: str) -> None:
         """Another instance."""
@@ -334,22 +284,3 @@ class Provision:
         chosen = choose_roomy(candidates, [use.kv_layers for use in chain.uses], capacity, groups)
         other = route if chosen is None else self._routes.over(chain, chosen)
         return other if self.holds(other) > self.holds(route) else route
-
-    def _order(self, chains: Sequence[Chain]) -> list[str]:
-        """Blocks so that each chain's own lie together, behind those that it shares with chains before; where all chains are to be cut
-        over all devices, by where they stand in them instead."""
-        if self._config.placing != "split":
-            return list(dict.fromkeys(use.block for chain in chains for use in chain.uses))
-        depth: dict[str, tuple[int, int]] = {}
-        for chain in chains:
-            for use in chain.uses:
-                depth.setdefault(use.block, (use.lo, len(depth)))
-        return sorted(depth, key=depth.__getitem__)
-
-    def _sizes(self, chains: Sequence[Chain]) -> list[int]:
-        return [self._blocks[name].nbytes for name in self._order(chains)]
-
-    def _lacks(self, chain: Chain, limits: Sequence[int]) -> str:
-        need = sum(self._blocks[name].nbytes for name in {use.block for use in chain.uses})
-        have = ", ".join(str(limit) if limit else "any" for limit in limits)
-        return f"the cluster cannot hold {chain.model} beside what it holds: {need} bytes of weights, devices take {have}"

@@ -2,7 +2,8 @@
 
 Contract: implements `runtime.stages.StageEngine`. The weights that stages on the device have in common are there once and are read once per
 step, for the rows of all of them together (BL-14). A model's adapters are read for its own rows, and launched together with others of
-their kind. `steps`: rows that decode more tokens than one before they come back (strides). Where answers end says who asks (`max_tokens`, with `ignore_eos`).
+their kind. `steps`: rows that decode more tokens than one before they come back (strides). Where answers end says who asks (`max_tokens`,
+with `ignore_eos`).
 It trusts its plans: it keeps no tables. It knows no clock; `load_ns` says what a load would take, and nothing waits here.
 """
 

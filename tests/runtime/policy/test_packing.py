@@ -62,7 +62,7 @@ def test_devices_that_are_left_over_get_copies_of_what_has_most_to_do() -> None:
     free = [at for at in range(6) if all(at not in (plan or ()) for plan in packed)]
     made = fill(chains, packed, {"a": 10, "b": 10}, (25,) * 6, free)
     assert [device for device, _ in made] == free
-    assert [blocks for _, blocks in made] == [("a",), ("a",), ("b",), ("a",)]  # 30, 15, then 10 each: the first device's first
+    assert [blocks for _, blocks in made] == [("a",), ("a",), ("a",), ("b",)]  # 30, 15, then 10 like the other, then less
 
 
 def test_a_device_that_is_too_small_for_any_copy_stays_empty() -> None:
