@@ -30,13 +30,14 @@ def _column() -> array[int]:
 @dataclass(slots=True)
 class Ledger:
     """`model`, `arrived`, `first`, `ended`, `tokens`: a request's, by number in the order of arrival; `ended` 0 while it is
-    alive."""
+    alive. `served`: by number, what requests ran on that did not run on what they named."""
 
     model: list[str] = field(default_factory=list)
     arrived: array[int] = field(default_factory=_column)
     first: array[int] = field(default_factory=_column)
     ended: array[int] = field(default_factory=_column)
     tokens: array[int] = field(default_factory=_column)
+    served: dict[int, str] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     errors: dict[str, int] = field(default_factory=dict)
     samples: list[Sample] = field(default_factory=list)
@@ -68,6 +69,8 @@ class Ledger:
             if event.finish is not None:
                 del self._alive[event.seq]
                 self.ended[number] = now
+                if event.served is not None:
+                    self.served[number] = event.served
                 self.reasons[event.finish] = self.reasons.get(event.finish, 0) + 1
                 if event.error is not None:
                     self.errors[event.error] = self.errors.get(event.error, 0) + 1

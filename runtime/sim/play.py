@@ -20,12 +20,12 @@ from runtime.sim.demand import Demand
 from runtime.sim.driver import Simulation
 from runtime.sim.engine import Host, SimEngine
 from runtime.sim.families import Family, family_of
+from runtime.sim.ladder import ladder_of
 from runtime.sim.ledger import Ledger
 from runtime.sim.network import Network
 from runtime.sim.nodes import Cost, Node
 from runtime.sim.pricing import Pricing
 from runtime.sim.scenario import Policy, Scenario
-from runtime.sim.workloads import paper_apps
 from runtime.trace import TraceSink, line_of
 from runtime.types import TraceEvent
 from zoo.errors import InputError
@@ -75,7 +75,9 @@ def play(
         try:
             sink = None if trace is None else Lines(files.enter_context(trace.open("w", encoding="utf-8")))
             record = None if log is None else files.enter_context(log.open("wb")).write
-            return _played(assemble(scenario, scenario.policies[policy], sink, record), demand, faults, progress)
+            return _played(
+                assemble(scenario, scenario.policies[policy], sink, record), demand, faults, progress, bool(scenario.apps.ladder)
+            )
         except OSError as error:
             raise InputError(f"{error.filename or trace or log} cannot be written: {error.strerror}") from None
 
@@ -85,10 +87,17 @@ def assemble(
 ) -> Simulation:
     """The scheduler, the relays and what they run on. `record`: takes the lines of the scheduler's log."""
     cluster = scenario.cluster.cluster()
-    family = family_of(paper_apps(scenario.apps.count, scenario.apps.foundations), policy.cutting)
-    scheduler: Handler = Scheduler(family.chains.values(), family.blocks(), policy.scheduler, trace)
+    family = family_of(scenario.apps.apps(), policy.cutting)
+    chains, ladder, adaptation = [family.chain(name) for name in scenario.models()], scenario.apps.ladder, None
+    if ladder:
+        best = scenario.apps.accuracy[0]
+        scores = tuple(min(1.0, each / best) for each in scenario.apps.accuracy)
+        adaptation = ladder_of(family, ladder, scores, scenario.apps.step_ms / 1e3, cluster.servers[0].gpu)
+    scheduler: Handler = Scheduler(chains, family.blocks(), policy.scheduler, trace, adaptation=adaptation)
     if record is not None:
-        scheduler = Recorder(scheduler, head_of(family.chains.values(), family.blocks(), policy.scheduler), record)
+        if ladder:
+            raise InputError("a run with a ladder keeps no log")
+        scheduler = Recorder(scheduler, head_of(chains, family.blocks(), policy.scheduler), record)
     hosts = [Host(server) for server in cluster.servers]
     servers = dict(cluster.devices())
     prices = {server.gpu: Pricing(server.gpu, family) for server in cluster.servers}
@@ -108,10 +117,12 @@ def _node(name: str, scenario: Scenario, policy: Policy, family: Family, host: H
     return Node(Relay(name, pages, policy.relay), engine, scenario.cluster.weight_bytes)
 
 
-def _played(simulation: Simulation, demand: Demand, faults: Sequence[tuple[int, str]], progress: Callable[[int], None] | None) -> Played:
+def _played(
+    simulation: Simulation, demand: Demand, faults: Sequence[tuple[int, str]], progress: Callable[[int], None] | None, adaptive: bool
+) -> Played:
     begin, used = time.perf_counter(), time.process_time()
     with _uncollected():
-        ledger = simulation.run(demand.requests(), faults, progress)
+        ledger = simulation.run(demand.requests(adaptive), faults, progress)
     seconds, used = time.perf_counter() - begin, time.process_time() - used
     nodes = simulation.nodes
     return Played(

@@ -36,6 +36,7 @@ _PAPER_TABLE2 = {
 _PAPER_KV = {
     "figure 24, over ours": {"recompute": {"p95": 1.23, "communication": 0.36}, "least-busy": {"p95": 1.36, "communication": 1.28}}
 }
+_PAPER_ACCURACY = {"figure 16": {"mean accuracy": 0.421, "above 7B": 0.035}}
 _PAPER_PLACEMENT = {"figure 26, frag-min over ours": {"median": 1.126, "p95": 1.182, "communication": 1.734, "between servers": 3.61}}
 #: Eight times the paper's load, two minutes of it.
 _PRESSED = {"count": 320, "seconds": 120.0}
@@ -170,6 +171,25 @@ def _placement() -> Preset:
     return Preset("blockllm-placement", title, (Case("", scenario_of("placement", values)),), "", _PAPER_PLACEMENT)
 
 
+def _accuracy() -> Preset:
+    """Figure 16: sizes of LLaMA, the largest one asked for, on four devices: twelve of this table serve 45 requests a second by the largest
+    alone. A step may take 40 ms, twice what one row of the largest takes. Accuracies are MMLU's as published (LLaMA 13B and 7B,
+    TinyLlama 1.1B); the paper gives its mean, and how far above its 7B that is."""
+    known = {"llama-13b": 0.469, "llama-7b": 0.351, "llama-1.1b": 0.253}
+    asked = {"kind": "twitter", "count": 10_000, "seconds": 120.0}
+    cases = []
+    for label, names in (("adaptive", tuple(known)), ("13B alone", ("llama-13b",)), ("7B alone", ("llama-7b",))):
+        values = {
+            "cluster": {"servers": [4]},
+            "apps": {"ladder": names, "accuracy": tuple(known[name] for name in names)},
+            "asked": asked,
+            "policies": _policies("blocks"),
+        }
+        cases.append(Case(label, scenario_of("accuracy", values)))
+    title = "Accuracy as the arrival rate changes (Figure 16): a trace like Twitter's, 1 to 45 requests a second"
+    return Preset("blockllm-accuracy", title, tuple(cases), "", _PAPER_ACCURACY)
+
+
 def _scale() -> Preset:
     """Strides of 64 tokens and pages of 128 for all layers: what is written down per step and page is less, what is decided is the same."""
     lengths = "lognormal:128,0.8<=512"
@@ -212,6 +232,7 @@ PRESETS: Mapping[str, Callable[[], Preset]] = {
     "blockllm-table2": _table2,
     "blockllm-kv": _kv,
     "blockllm-placement": _placement,
+    "blockllm-accuracy": _accuracy,
     "scale": _scale,
     "full-device": _full,
 }

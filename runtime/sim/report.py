@@ -7,6 +7,7 @@ step was under way, the mean of all devices (the paper's SM efficiency is of ano
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,7 @@ def document_of(played: Played) -> dict[str, Any]:
             for name, each in (("between", network.between), ("inside", network.inside))
         },
         "memory": _memory(played),
+        "adapted": len(ledger.served),
         "loads": {"count": ledger.loads, "bytes": ledger.load_bytes, "seconds": ledger.load_ns / 1e9},
         "steps": played.steps,
         "curves": _curves(played, (ended - arrived)[answered] / 1e9),
@@ -61,6 +63,20 @@ def _curves(played: Played, latencies: Any) -> dict[str, list[Any]]:
         before, busy = sample.at, sample.busy
     percentiles = np.percentile(latencies, np.arange(101)) if len(latencies) else []
     return {"latency_percentiles": [round(float(value), 6) for value in percentiles], "over_time": points}
+
+
+def accuracy_of(played: Played, accuracy: Mapping[str, float], pieces: int = 10) -> dict[str, Any]:
+    """Mean accuracy of what answered, over all requests and over pieces of the time in the order of their arrival rates.
+
+    `accuracy`: by model.
+    """
+    ledger = played.ledger
+    found = np.array([accuracy[ledger.served.get(number, model)] for number, model in enumerate(ledger.model)])
+    arrived = np.array(ledger.arrived) / 1e9
+    length = max(float(arrived.max(initial=0.0)), 1e-9) / pieces
+    piece = np.minimum((arrived / length).astype(np.int64), pieces - 1)
+    rates = [[float((piece == at).sum() / length), float(found[piece == at].mean())] for at in range(pieces) if (piece == at).any()]
+    return {"mean": float(found.mean()), "by_rate": sorted(rates)}
 
 
 def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:

@@ -3,7 +3,7 @@
 A scenario file is TOML or JSON, every value of it optional, unknown names refused:
 
     [cluster]   gpu = "A100-80GB"   servers = [2, 2, 4, 4]   net = "100gbps"   inside = "nvlink3"   weights = 0.6   usable = 0.9
-    [apps]      count = 20          foundations = ["llama-7b", "llama-13b", "chatglm-6b"]
+    [apps]      count = 20          foundations = ["llama-7b", "llama-13b", "chatglm-6b"]          or  ladder, accuracy, step_ms
     [asked]     kind = "blockllm"   count = 400   seconds = 1200   prompts = "uniform:8-512"   answers = "uniform:8-512"   faster = 1.0
     [policies.NAME]   provision = "blocks" | "pm" | "ps"   and values of families.Cutting, config.ClusterConfig, config.RelayConfig;
                       tables control and speculation in it with those of config.ControlConfig and SpeculationConfig
@@ -29,7 +29,7 @@ from runtime.bench.traces import TraceFormat, read_trace
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
 from runtime.sim.clock import Streams
 from runtime.sim.demand import Demand, read_demand
-from runtime.sim.families import Cutting
+from runtime.sim.families import App, Cutting
 from runtime.sim.hardware import Cluster, Server, gpu_named, link_named
 from runtime.sim.nodes import Pace
 from runtime.sim.workloads import Asked, blockllm_demand, paper_apps, poisson_demand, trace_demand, twitter_demand
@@ -85,12 +85,26 @@ class ClusterSettings:
 
 @dataclass(frozen=True, slots=True)
 class AppSettings:
+    """`ladder`: instead of applications, foundations as they are, that stand in for each other: the first is asked for, the others are
+    taken where a step would take longer than `step_ms`. `accuracy`: of each."""
+
     count: int = 20
     foundations: tuple[str, ...] = ("llama-7b", "llama-13b", "chatglm-6b")
+    ladder: tuple[str, ...] = ()
+    accuracy: tuple[float, ...] = ()
+    step_ms: float = 40.0
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= _MOST_APPS:
             raise InputError(f"apps.count is from 1 to {_MOST_APPS:,}")
+        if len(self.ladder) != len(self.accuracy) or not all(0 < each <= 1 for each in self.accuracy) or not self.step_ms > 0:
+            raise InputError("a ladder has an accuracy in (0, 1] for each of its models, and a step's limit above 0")
+
+    def apps(self) -> tuple[App, ...]:
+        """Raises InputError."""
+        if self.ladder:
+            return tuple(App(name, name, "foundation") for name in self.ladder)
+        return paper_apps(self.count, self.foundations)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +161,8 @@ class Scenario:
     policies: Mapping[str, Policy] = field(default_factory=lambda: {"blocks": Policy()})
 
     def models(self) -> tuple[str, ...]:
-        return tuple(app.name for app in paper_apps(self.apps.count, self.apps.foundations))
+        """Those that are asked for."""
+        return self.apps.ladder[:1] or tuple(app.name for app in self.apps.apps())
 
     def demand(self, seed: int) -> Demand:
         return self.asked.demand(self.models(), Streams(seed))

@@ -14,7 +14,7 @@ from typing import Any
 from runtime.sim.figure7 import PAPER_BETWEEN, PAPER_COMPUTE, Setting, split
 from runtime.sim.play import play
 from runtime.sim.presets import Case, Preset
-from runtime.sim.report import document_of, ratios
+from runtime.sim.report import accuracy_of, document_of, ratios
 from zoo.errors import InputError
 
 #: What the document says of its first run, at its top.
@@ -81,6 +81,9 @@ def _case(case: Case, seed: int, files: tuple[Path | None, Path | None], count: 
         trace, log = files if not policies else (None, None)
         played = play(case.scenario, name, demand, trace, log, progress=count)
         policies[name] = {"settings": asdict(policy), **document_of(played)}
+        if case.scenario.apps.ladder:
+            accuracy = dict(zip(case.scenario.apps.ladder, case.scenario.apps.accuracy, strict=True))
+            policies[name]["accuracy"] = accuracy_of(played, accuracy)
     names = list(policies)
     return {
         "label": case.label,
