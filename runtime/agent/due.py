@@ -21,6 +21,8 @@ class Due:
         self._slack = slack
         self._left: dict[str, int] = {}
         self._round = 0.0
+        self._began = 0
+        #: How long a step takes here lately.
         self.step = 0.0
 
     def __len__(self) -> int:
@@ -42,9 +44,14 @@ class Due:
     def gone(self, name: str) -> None:
         self._left.pop(name, None)
 
-    def ran(self, busy: int) -> None:
-        """A step took so long."""
-        self.step = float(busy) if not self.step else (1 - _WEIGHT) * self.step + _WEIGHT * busy
+    def begins(self, now: int) -> None:
+        """A step."""
+        self._began = now
+
+    def ran(self, now: int) -> None:
+        """It is over."""
+        took = now - self._began
+        self.step = float(took) if not self.step else (1 - _WEIGHT) * self.step + _WEIGHT * took
 
     def deadline(self, now: int) -> int:
         """By when the last of them is expected; those that have not come within the limit are not any more."""

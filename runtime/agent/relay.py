@@ -144,6 +144,8 @@ class Relay:
         self._steps += 1
         plan = StepPlan(self._steps, rows, tuple(opened), self._tables.take_released())
         self._under_way[lane] = plan, chosen
+        if lane != "ahead":
+            self._due.begins(now)
         inputs = {each.name: each.array for each in chosen if each.array is not None}
         return StageStep(plan, inputs, {each.name: each.steps for each in chosen if each.steps > 1})
 
@@ -153,7 +155,8 @@ class Relay:
         sampled = sampled_by_seq(plan, result.result)
         del self._under_way[lane]
         self._busy += result.result.busy
-        self._due.ran(result.result.busy)
+        if lane != "ahead":
+            self._due.ran(now)
         self._tokens += plan.tokens
         told, judged = Told(self.device), Judged(self.device, self._alike)
         out: list[RelayCommand] = []
