@@ -178,16 +178,16 @@ def _accuracy() -> Preset:
     known = {"llama-13b": 0.469, "llama-7b": 0.351, "llama-1.1b": 0.253}
     asked = {"kind": "twitter", "count": 10_000, "seconds": 120.0}
     cases = []
-    for label, names in (("adaptive", tuple(known)), ("13B alone", ("llama-13b",)), ("7B alone", ("llama-7b",))):
+    for x, (label, names) in enumerate((("7B alone", ("llama-7b",)), ("13B alone", ("llama-13b",)), ("adaptive", tuple(known)))):
         values = {
             "cluster": {"servers": [4]},
             "apps": {"ladder": names, "accuracy": tuple(known[name] for name in names)},
             "asked": asked,
             "policies": _policies("blocks"),
         }
-        cases.append(Case(label, scenario_of("accuracy", values)))
+        cases.append(Case(label, scenario_of("accuracy", values), x))
     title = "Accuracy as the arrival rate changes (Figure 16): a trace like Twitter's, 1 to 45 requests a second"
-    return Preset("blockllm-accuracy", title, tuple(cases), "", _PAPER_ACCURACY)
+    return Preset("blockllm-accuracy", title, tuple(cases), "models that may answer", _PAPER_ACCURACY)
 
 
 def _scale() -> Preset:
