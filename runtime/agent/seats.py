@@ -90,7 +90,7 @@ class Seats:
         """
         had = [] if known is None else [(hop.layers, known.keys[hop.lo]) for hop in self._here(known) if hop.lo in known.keys]
         for _, key in had:
-            self._returns.gone(key)  # what comes next comes under another
+            self._left(key)  # what comes next comes under another
         had += self._moves.adopted(guest.seq, guest.epoch)
         new = self._cut(guest, had, computed)
         if new is None:
