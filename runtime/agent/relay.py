@@ -260,6 +260,8 @@ class Relay:
             for row in rows:
                 self._comes(row, now)
         else:
+            for row in rows if self._due else ():
+                self._due.comes(row.name, now)
             self._queue += rows
 
     def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
