@@ -102,6 +102,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     `new_pages`: page groups opened for this step, each of `kv_layers` page ids (index = layer), appended to the
     sequence's table. `sample`: choose a token from the last position's logits; false inside a chunked prompt.
     `generated`: number of tokens already produced, which numbers the random draw.
+    `awaits`: its one token is what the sequence's row in the step launched before samples, which whoever planned it did not know yet. The
+    row says 0 there, which nobody reads; `generated` counts that token.
     """
 
     seq: str
@@ -111,6 +113,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     new_pages: tuple[tuple[int, ...], ...] = ()
     sample: bool = True
     generated: int = 0
+    awaits: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,16 +233,44 @@ class EngineLost(Exception):
     """The device's state can no longer be trusted or reached: no later step can succeed, the driver stops."""
 
 
+class StepSkipped(Exception):
+    """A step launched behind one that failed, before that was known: nothing of it was begun, the engine learnt nothing of it."""
+
+
+class Launched(Protocol):
+    """A step that an engine has been given."""
+
+    def result(self) -> StepResult:
+        """What came of it; waits for that. Asked once, in the order of launches. Raises as `Engine.execute`, and StepSkipped."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """`Launched`, and over by then."""
+
+    told: StepResult
+
+    def result(self) -> StepResult:
+        return self.told
+
+
 class Engine(Protocol):
     """The seam between deciding and doing: one device that runs step plans. Three implementations: paged, dense and fake.
 
     `execute` owns nothing of the schedule: it runs the rows it is given and samples where told. The dense one may put rows off, when its
     batch has no room for them (`StepResult.deferred`).
     Calls come from one thread. `page_capacity` counts all pages of the device.
+
+    `launch` is `execute` in two halves. Where the engine looks `ahead`, a step may be launched before the result of the one before is asked
+    for, one at most, and its rows may await what that one samples; other verbs come when every result has been.
     """
 
     @property
     def device(self) -> str: ...
+
+    @property
+    def ahead(self) -> bool: ...
 
     @property
     def page_capacity(self) -> int: ...
@@ -256,6 +287,10 @@ class Engine(Protocol):
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run one step. Raises EngineLost when no later step can succeed; any other exception fails this step's rows only."""
+        ...
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin a step. Raises as `execute`, unless its result does."""
         ...
 
     def memory(self) -> EngineMemory: ...

@@ -3,12 +3,16 @@
 Contract: a driver calls, from one thread at a time,
 
     add(request)           whenever one arrives           abort(seq)          in any phase, as often as it likes
-    next_step()            a plan, or None when idle      finish_step(result) or fail_step(error), once per plan
+    next_step()            a plan, or None when idle      finish_step(result) or fail_step(error), once per plan, oldest first
 
 with `now` in nanoseconds of its own clock. Every sequence gets each of its tokens once, in order, and exactly one event
 with `finish` set, its last, whatever happens: a refusal, an abort, a preemption, a fault. Pages of a sequence that ends
 while its step runs stay taken until that step is over, for the engine may still be writing them. What is no longer of
 use to the engine is named in the next plan's `released`.
+
+Looking `ahead`, it makes the next plan while one is under way: rows stand on tokens that only the engine has (`Row.awaits`). Whoever ends
+by their number gets no row too many; whoever ends by what a token is has one, whose token is dropped. What cannot be planned
+like that waits for the step under way: whoever is to be preempted must be at rest.
 
 It decides nothing about batches (`policy.batching` does), runs nothing, and knows no tensors, clocks, threads or text.
 """
@@ -22,12 +26,14 @@ from runtime.agent.answers import sampled_by_seq
 from runtime.agent.events import end_event, refusal_event, token_event
 from runtime.agent.models import ModelTable
 from runtime.agent.narrator import Narrator
+from runtime.agent.planned import PlannedSequence, UnderWay
+from runtime.agent.planner import Planner
 from runtime.agent.roster import Roster
-from runtime.agent.sequences import LiveSequence, Rank
+from runtime.agent.sequences import Rank
 from runtime.agent.state import AgentState, Tally, block_loads, model_loads
 from runtime.config import BatchingConfig
 from runtime.kv.pages import PageBook
-from runtime.policy.batching import DeviceSnapshot, Share, decide
+from runtime.policy.batching import decide
 from runtime.trace import TraceSink
 from runtime.types import FinishReason, ModelSpec, Opened, Row, Sampled, SequenceRequest, StepPlan, StepResult, TokenEvent
 from zoo.errors import InUse
@@ -42,16 +48,18 @@ class Agent:
         trace: TraceSink | None = None,
         device: str = "0",
         now: int = 0,
+        ahead: bool = False,
     ) -> None:
-        """Raises NotServable if a model cannot hold even one token in `page_capacity` pages."""
+        """`ahead`: whether plans are made while a step is under way. Raises NotServable for a model with no room for one token."""
         self._config = config
         self._tell = Narrator(trace, device)
         self._tally = Tally()
         self._book = PageBook(page_capacity)
         self.models = ModelTable(page_capacity)
         self._roster = Roster()
+        self._planner = Planner(config, self._book, self._roster, self._tell)
         self._released: list[str] = []
-        self._plan: StepPlan | None = None
+        self._under_way = UnderWay(2 if ahead else 1)
         self._steps = 0
         self._arrivals = 0
         for spec in models:
@@ -60,7 +68,7 @@ class Agent:
     @property
     def busy(self) -> bool:
         """Whether a step is under way or there is work for one."""
-        return self._plan is not None or len(self._roster) > 0
+        return len(self._under_way) > 0 or len(self._roster) > 0
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -77,7 +85,7 @@ class Agent:
         if spec is None or why is not None:
             return [self._refuse(request, why or "", now)]
         self._arrivals += 1
-        self._roster.enter(LiveSequence(request, spec, Rank(request.priority, request.arrival, self._arrivals)))
+        self._roster.enter(PlannedSequence(request, spec, Rank(request.priority, request.arrival, self._arrivals)))
         return []
 
     def abort(self, seq: str, now: int) -> list[TokenEvent]:
@@ -88,69 +96,75 @@ class Agent:
     # -- steps ---------------------------------------------------------------------------------------------------------
 
     def next_step(self, now: int) -> StepPlan | None:
-        """The next iteration over all running sequences; None when there are none. Raises RuntimeError while one is under way."""
-        if self._plan is not None:
-            raise RuntimeError(f"step {self._plan.step} is still under way")
+        """The next iteration over all running sequences; None when there are none, or when what is under way must be over first.
+
+        Raises RuntimeError while as many are under way as may be.
+        """
+        self._under_way.require_room()
         if not len(self._roster):
             return None
-        decision = decide(self._snapshot(), self._config)
+        decision = decide(self._planner.snapshot(), self._config)
+        if len(self._under_way) and (decision.preempted or not decision.shares):
+            return None
         if not decision.shares:
             raise RuntimeError("no sequence can advance, though each was checked to fit the device")
         for seq in decision.preempted:
             self._preempt(self._roster[seq], now)
-        opened = tuple(self._admit(self._roster[seq], now) for seq in decision.admitted)
-        return self._issue(tuple(self._row(share, now) for share in decision.shares), opened)
+        opened = tuple(self._planner.admit(self._roster[seq], now) for seq in decision.admitted)
+        return self._issue(tuple(self._planner.row(share, self._steps + 1, now) for share in decision.shares), opened)
 
     def flush(self) -> StepPlan | None:
         """A plan without rows that lets the engine forget what has ended; None if it has. For when a model is about to go."""
         return self._issue((), ()) if self._released else None
 
     def finish_step(self, result: StepResult, now: int) -> list[TokenEvent]:
-        """Take what the engine made of the plan; a token each for the rows that sampled, and what has ended.
+        """Take what the engine made of the oldest plan; a token each for the rows that sampled, and what has ended.
 
         Raises ValueError, and changes nothing, if the result does not answer the plan: then the step is to be failed.
         """
-        plan = self._under_way()
+        plan = self._under_way.oldest
         sampled = sampled_by_seq(plan, result)
-        self._plan = None
+        self._under_way.take()
         self._tally.step(plan, result)
         self._tell.segments(now, plan.step, result.segments)
         self._keep_prompt_logprobs(result)
         events = []
         deferred = frozenset(result.deferred)
         for row in plan.rows:
-            live = self._roster.get(row.seq)
-            if live is None:
-                self._let_go(self._roster.settle(row.seq), now)
-            elif row.seq not in deferred and (event := self._advance(live, row, sampled.get(row.seq), now)) is not None:
+            live = self._back(row, now)
+            if live is not None and row.seq not in deferred and (event := self._advance(live, row, sampled.get(row.seq), now)) is not None:
                 events.append(event)
         return events
 
     def fail_step(self, error: str, now: int) -> list[TokenEvent]:
-        """The engine failed on the plan: its sequences end with `error`, all others go on.
+        """The engine failed on the oldest plan: its sequences end with `error`, all others go on.
 
         How far the engine got is unknown, so the next plan releases this one's sequences, and what it released, once more.
         """
-        plan = self._under_way()
-        self._plan = None
+        plan = self._under_way.take()
         self._tally.failed_steps += 1
         self._tell.fault(now, plan.step, error)
-        self._released.extend(plan.released)
-        events = []
+        self._released.extend(self._under_way.unopened(plan.released))
+        lives = (self._back(row, now) for row in plan.rows)
+        return [self._end(live, "error", now, error) for live in lives if live is not None]
+
+    def skip_step(self, now: int) -> None:
+        """The engine did not begin the oldest plan, because one before it failed: who is left of its sequences is run again."""
+        plan = self._under_way.take()
+        self._released.extend(self._under_way.unopened(plan.released))
         for row in plan.rows:
-            live = self._roster.get(row.seq)
-            if live is None:
-                self._let_go(self._roster.settle(row.seq), now)
-            else:
-                events.append(self._end(live, "error", now, error))
-        return events
+            live = self._back(row, now)
+            if live is not None:
+                self._send_back(live, now)
 
     def end_all(self, error: str, now: int) -> list[TokenEvent]:
         """The engine is gone: every sequence ends with `error`, every page is free, a step under way will never end."""
         self._tell.fault(now, self._steps, error)
-        self._plan = None
+        self._under_way.clear()
         for live in self._roster.settle_all():
             self._let_go(live, now)
+        for live in self._roster:
+            live.alone()
         events = [self._end(live, "error", now, error) for live in self._roster]
         self._released.clear()
         return events
@@ -188,51 +202,36 @@ class Agent:
 
     # -- inside: making a plan -----------------------------------------------------------------------------------------
 
-    def _snapshot(self) -> DeviceSnapshot:
-        # A step admits no more than there are places and tokens for: the rest of the queue is not worth a picture.
-        places = min(self._config.max_sequences - len(self._roster.running), self._config.token_budget)
-        return DeviceSnapshot(
-            self._book.capacity,
-            self._book.free,
-            tuple(live.view(self._book.holds(live.seq)) for live in self._roster.running),
-            tuple(live.view(0) for live in self._roster.waiting.head(places)),
-        )
-
-    def _preempt(self, live: LiveSequence, now: int) -> None:
+    def _preempt(self, live: PlannedSequence, now: int) -> None:
         self._tally.preemptions += 1
         self._tell.preempted(now, live.request, len(live.output))
+        self._send_back(live, now)
+
+    def _send_back(self, live: PlannedSequence, now: int) -> None:
+        """Its K and V are lost: it waits, and is run again from its prompt and output."""
         self._let_go(live, now)
         live.restart()
         self._roster.send_back(live)
 
-    def _admit(self, live: LiveSequence, now: int) -> Opened:
-        self._roster.admit(live)
-        self._book.open(live.seq, live.spec)
-        self._tell.inserted(now, live.request, live.phase, live.tokens)
-        return Opened(live.request, tuple(live.output))
-
-    def _row(self, share: Share, now: int) -> Row:
-        live = self._roster[share.seq]
-        groups = self._book.extend(share.seq, share.tokens)
-        if groups:
-            self._tell.allocated(now, live.request, len(groups) * live.spec.kv_layers, self._book.free)
-        if share.phase != "decode":
-            self._tell.chunk(now, live.request, share.phase, live.computed, share.tokens, self._steps + 1)
-        sample = live.samples and live.computed + share.tokens == live.tokens
-        return Row(share.seq, live.spec.name, live.span(share.tokens), live.computed, groups, sample, len(live.output))
-
     def _issue(self, rows: tuple[Row, ...], opened: tuple[Opened, ...]) -> StepPlan:
         self._steps += 1
-        self._plan = StepPlan(self._steps, rows, opened, tuple(self._released))
+        plan = self._under_way.add(StepPlan(self._steps, rows, opened, tuple(self._released)))
         self._released.clear()
-        return self._plan
+        return plan
 
     # -- inside: taking a result ---------------------------------------------------------------------------------------
 
-    def _under_way(self) -> StepPlan:
-        if self._plan is None:
-            raise RuntimeError("no step is under way")
-        return self._plan
+    def _back(self, row: Row, now: int) -> PlannedSequence | None:
+        """A row's step is over. Its sequence, if that lives; one that has ended gives its pages back with the last of its rows."""
+        live = self._roster.get(row.seq)
+        if live is None:
+            leaving = self._roster.leaving(row.seq)
+            leaving.back(row)
+            if not leaving.rows:
+                self._let_go(self._roster.settle(row.seq), now)
+        else:
+            live.back(row)
+        return live
 
     def _keep_prompt_logprobs(self, result: StepResult) -> None:
         for chunk in result.prompt_logprobs:
@@ -240,7 +239,7 @@ class Agent:
             if live is not None and not live.output:  # with output they were told before a preemption
                 live.prompt_logprobs.append(chunk)
 
-    def _advance(self, live: LiveSequence, row: Row, sampled: Sampled | None, now: int) -> TokenEvent | None:
+    def _advance(self, live: PlannedSequence, row: Row, sampled: Sampled | None, now: int) -> TokenEvent | None:
         """K and V of a row are written; its token, if one was sampled, joins the output."""
         count = len(row.tokens)
         self._book.fill(live.seq, count)
@@ -253,7 +252,7 @@ class Agent:
             return self._end(live, "length", now)
         return self._append(live, sampled, now)
 
-    def _append(self, live: LiveSequence, sampled: Sampled, now: int) -> TokenEvent:
+    def _append(self, live: PlannedSequence, sampled: Sampled, now: int) -> TokenEvent:
         live.phase = "decode"
         live.output.append(sampled.token)
         self._tally.generated_tokens += 1
@@ -272,16 +271,16 @@ class Agent:
         self._tell.ended(now, request, "error", 0)
         return refusal_event(request, why)
 
-    def _end(self, live: LiveSequence, reason: FinishReason, now: int, error: str | None = None) -> TokenEvent:
+    def _end(self, live: PlannedSequence, reason: FinishReason, now: int, error: str | None = None) -> TokenEvent:
         """End a sequence without a token."""
         self._leave(live, reason, now)
         return end_event(live, reason, error)
 
-    def _leave(self, live: LiveSequence, reason: FinishReason, now: int) -> None:
+    def _leave(self, live: PlannedSequence, reason: FinishReason, now: int) -> None:
         """A sequence has ended: out of its queue, its pages free unless a step may still be writing them."""
         self._tally.finished[reason] += 1
         was_running = live in self._roster.running
-        mid_step = was_running and self._plan is not None and any(row.seq == live.seq for row in self._plan.rows)
+        mid_step = live.rows > 0
         self._roster.end(live, mid_step=mid_step)
         if was_running:
             self._tell.removed(now, live.request, reason, len(live.output))
@@ -289,7 +288,7 @@ class Agent:
             self._let_go(live, now)
         self._tell.ended(now, live.request, reason, len(live.output))
 
-    def _let_go(self, live: LiveSequence, now: int) -> None:
+    def _let_go(self, live: PlannedSequence, now: int) -> None:
         """Give back the pages of a sequence that the engine knows; the next plan tells it."""
         pages = self._book.release(live.seq)
         self._released.append(live.seq)

@@ -8,29 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runtime.agent.sequences import LiveSequence, RankedQueue
+from runtime.agent.planned import PlannedSequence
+from runtime.agent.sequences import RankedQueue
 from runtime.kv.pages import PageBook
 
 
 class Roster:
     def __init__(self) -> None:
-        self.running: RankedQueue[LiveSequence] = RankedQueue()
-        self.waiting: RankedQueue[LiveSequence] = RankedQueue()
-        self._live: dict[str, LiveSequence] = {}
-        self._leaving: dict[str, LiveSequence] = {}
+        self.running: RankedQueue[PlannedSequence] = RankedQueue()
+        self.waiting: RankedQueue[PlannedSequence] = RankedQueue()
+        self._live: dict[str, PlannedSequence] = {}
+        self._leaving: dict[str, PlannedSequence] = {}
 
     def __len__(self) -> int:
         """Living sequences."""
         return len(self._live)
 
-    def __iter__(self) -> Iterator[LiveSequence]:
+    def __iter__(self) -> Iterator[PlannedSequence]:
         """Living sequences, in the order in which they came."""
         return iter(tuple(self._live.values()))
 
-    def __getitem__(self, seq: str) -> LiveSequence:
+    def __getitem__(self, seq: str) -> PlannedSequence:
         return self._live[seq]
 
-    def get(self, seq: str) -> LiveSequence | None:
+    def get(self, seq: str) -> PlannedSequence | None:
         return self._live.get(seq)
 
     def holds(self, seq: str) -> bool:
@@ -40,20 +41,20 @@ class Roster:
     def uses(self, model: str) -> bool:
         return any(live.spec.name == model for live in (*self._live.values(), *self._leaving.values()))
 
-    def enter(self, live: LiveSequence) -> None:
+    def enter(self, live: PlannedSequence) -> None:
         self._live[live.seq] = live
         self.waiting.add(live)
 
-    def admit(self, live: LiveSequence) -> None:
+    def admit(self, live: PlannedSequence) -> None:
         self.waiting.remove(live)
         self.running.add(live)
 
-    def send_back(self, live: LiveSequence) -> None:
+    def send_back(self, live: PlannedSequence) -> None:
         """From running to waiting. Its rank puts it before all that came later."""
         self.running.remove(live)
         self.waiting.add(live)
 
-    def end(self, live: LiveSequence, *, mid_step: bool) -> None:
+    def end(self, live: PlannedSequence, *, mid_step: bool) -> None:
         """`mid_step`: a step that is under way runs it, so it is to be settled when that is over."""
         del self._live[live.seq]
         if live in self.waiting:
@@ -63,11 +64,15 @@ class Roster:
         if mid_step:
             self._leaving[live.seq] = live
 
-    def settle(self, seq: str) -> LiveSequence:
-        """The step of a leaving sequence is over."""
+    def leaving(self, seq: str) -> PlannedSequence:
+        """A sequence that has ended while a step was running it. Raises KeyError."""
+        return self._leaving[seq]
+
+    def settle(self, seq: str) -> PlannedSequence:
+        """The last step of a leaving sequence is over."""
         return self._leaving.pop(seq)
 
-    def settle_all(self) -> list[LiveSequence]:
+    def settle_all(self) -> list[PlannedSequence]:
         return [self.settle(seq) for seq in tuple(self._leaving)]
 
     def check(self, book: PageBook) -> None:

@@ -58,10 +58,11 @@ class LiveSequence:
     def view(self, groups: int) -> SequenceView:
         return SequenceView(self.request.seq, self.spec, self.tokens, self.computed, groups, self.phase)
 
-    def span(self, count: int) -> tuple[int, ...]:
-        """The next `count` tokens to run, zeros for virtual ones."""
-        virtual = min(max(0, self.spec.virtual_tokens - self.computed), count)
-        start = self.computed + virtual - self.spec.virtual_tokens
+    def span(self, count: int, ahead: int = 0) -> tuple[int, ...]:
+        """The next `count` tokens to run, zeros for virtual ones; the next but `ahead`, which are under way."""
+        first = self.computed + ahead
+        virtual = min(max(0, self.spec.virtual_tokens - first), count)
+        start = first + virtual - self.spec.virtual_tokens
         return (0,) * virtual + self._visible(start, count - virtual)
 
     def _visible(self, start: int, count: int) -> tuple[int, ...]:

@@ -2,11 +2,11 @@
 
 Contract: the engine is called from one thread only. The agent is called under the lock, which is never held while the
 engine works, so requests and aborts get through during a step. Each step's events reach each event loop in one call.
-A failing step ends its own sequences with an error; after `MAX_FAILURES` failed steps in a row, an EngineLost, or any defect of
-the control plane, the driver is dead: `alive` is false, `death` says why, every stream ends with an error and none hangs.
+A failing step ends its own sequences with an error; after several in a row (`cluster.stepping`), an EngineLost, or any defect of the
+control plane, the driver is dead: `alive` is false, `death` says why, every stream ends with an error and none hangs.
 It knows no HTTP, no text, and no tensors: the engine is passed in.
 
-The way of a request: open_stream -> Agent.add -> [loop: Agent.next_step -> Engine.execute -> Agent.finish_step -> _deliver] -> Stream
+The way of a request: open_stream -> Agent.add -> [loop: next_step -> Engine.launch, result -> finish_step -> _deliver] -> Stream
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from typing import Any
 
 from runtime.agent.agent import Agent
 from runtime.agent.state import AgentState
-from runtime.cluster.errors import MAX_FAILURES, public
+from runtime.cluster.errors import public
 from runtime.cluster.jobs import Job
 from runtime.cluster.reception import Reception
+from runtime.cluster.stepping import Stepping
 from runtime.cluster.streams import Sink
 from runtime.config import BatchingConfig
 from runtime.trace import TraceSink
-from runtime.types import Engine, EngineLost, EngineMemory, ModelSpec, SequenceRequest, StepPlan, TokenEvent
+from runtime.types import Engine, EngineLost, EngineMemory, ModelSpec, SequenceRequest, TokenEvent
 from zoo.errors import InUse, Unavailable, ZooError
 
 _log = logging.getLogger(__name__)
@@ -47,11 +48,11 @@ class LocalDriver(Reception):
         super().__init__("engine")
         self._engine = engine
         self._clock = clock
-        self._agent = Agent(engine.models(), engine.page_capacity, config, trace, device, clock())
+        self._agent = Agent(engine.models(), engine.page_capacity, config, trace, device, clock(), engine.ahead)
         self._memory = engine.memory()
         self._jobs: deque[Job] = deque()
         self._stopping = False
-        self._failures = 0
+        self._steps = Stepping(engine, self._agent, self._changed, clock, self._deliver)
         self._thread = threading.Thread(target=self._run, name=f"zoo-engine-{device}", daemon=True)
         self._thread.start()
 
@@ -174,34 +175,15 @@ class LocalDriver(Reception):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping or self._jobs or self._agent.busy)
-                if self._stopping:
-                    return
-                job = self._jobs.popleft() if self._jobs else None
-                plan = self._agent.next_step(self._clock()) if job is None else None
-            if job is not None:
-                job.run()
-            elif plan is not None:
-                self._step(plan)
-
-    def _step(self, plan: StepPlan) -> None:
-        try:
-            result = self._engine.execute(plan)
-            with self._changed:
-                self._deliver(self._agent.finish_step(result, self._clock()))
-            self._failures = 0
-        except EngineLost:
-            raise
-        except Exception as error:
-            _log.exception("step %d failed", plan.step)
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        """End the sequences of the step. If it had been taken already, the defect is ours: the agent raises, and that is the end."""
-        with self._changed:
-            self._deliver(self._agent.fail_step(f"the engine failed: {public(error)}", self._clock()))
-        self._failures += 1
-        if self._failures >= MAX_FAILURES:
-            raise EngineLost(f"{self._failures} steps in a row failed, the last with {public(error)}") from error
+                stopping, job_waits = self._stopping, bool(self._jobs)
+            if stopping or job_waits:
+                self._steps.settle()
+            if stopping:
+                return
+            if job_waits:
+                self._jobs.popleft().run()
+            else:
+                self._steps.turn()
 
     def _load(self, name: str) -> ModelSpec:
         spec = self._engine.load(name)
@@ -221,7 +203,8 @@ class LocalDriver(Reception):
             spec = self._agent.models[name]
             plan = self._agent.flush()
         if plan is not None:
-            self._step(plan)
+            self._steps.launch(plan)
+            self._steps.settle()
         try:
             self._engine.unload(name)
         except Exception:

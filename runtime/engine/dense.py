@@ -22,7 +22,7 @@ from runtime.engine.sampling import Largest
 from runtime.engine.step import StepRun
 from runtime.kv.pool import PageSizes
 from runtime.policy.dense import LaneDecision, decide_lane
-from runtime.types import EngineMemory, ModelSpec, Row, SegmentRun, StepPlan, StepResult
+from runtime.types import EngineMemory, Finished, Launched, ModelSpec, Row, SegmentRun, StepPlan, StepResult
 from zoo.store import Store
 
 
@@ -98,6 +98,14 @@ class DenseEngine:
         outcome = step.outcome
         busy = time.perf_counter_ns() - begin
         return StepResult(plan.step, outcome.sampled, outcome.prompts, tuple(step.segments), busy, deferred, step.idle.wasted)
+
+    @property
+    def ahead(self) -> bool:
+        """Never: who of a plan runs is decided with the batches at hand, so what the next one may be is not known before."""
+        return False
+
+    def launch(self, plan: StepPlan) -> Launched:
+        return Finished(self.execute(plan))
 
     def decide(self, lane: Lane, rows: Sequence[Row], others: int, must: bool) -> LaneDecision:
         """What a lane does with these rows of the plan."""

@@ -6,7 +6,8 @@ The next token of a sequence that has run `tokens` (virtual ones among them, as 
 
 and one more (mod vocab_size), as often as needed, while `min_tokens` still forbids it as an end. Every log-probability is -1, the
 k-th alternative -1-k, and the k-th alternative to token t is (t + k) mod vocab_size. All other sampling values are ignored.
-A step over n tokens takes `alpha + beta * n` nanoseconds; `pace` may spend them for real.
+A step over n tokens takes `alpha + beta * n` nanoseconds; `pace` may spend them for real. It runs a step when it is launched, and whoever
+launched it is told when asking for the result.
 
 Contract: it keeps what a real engine would keep (tokens, tables, owners of pages) and raises PlanViolation, changing
 nothing, unless a plan is in every point what `runtime.types` promises. It knows no torch and no clock.
@@ -19,6 +20,8 @@ from dataclasses import dataclass, field
 
 from runtime.types import (
     EngineMemory,
+    Finished,
+    Launched,
     Logprob,
     ModelSpec,
     Opened,
@@ -80,7 +83,10 @@ def allowed(spec: ModelSpec, sampling: SamplingParams, produced: int, token: int
 
 @dataclass(slots=True)
 class _Held:
-    """What the engine holds of a sequence. `tokens`: virtual ones, prompt, output; `computed`: how many have run, their sum in `total`."""
+    """What the engine holds of a sequence. `tokens`: virtual ones, prompt, output; `computed`: how many have run, their sum in `total`.
+
+    `sampled_at`: the step that gave the last token, which the next one may await.
+    """
 
     opened: Opened
     spec: ModelSpec
@@ -88,6 +94,7 @@ class _Held:
     groups: list[tuple[int, ...]] = field(default_factory=list)
     computed: int = 0
     total: int = 0
+    sampled_at: int = 0
 
     @property
     def produced(self) -> int:
@@ -108,6 +115,7 @@ class FakeEngine:
         fail_at: Iterable[int] = (),
         segments: bool = False,
         pace: Callable[[int], None] | None = None,
+        ahead: bool = False,
     ) -> None:
         """`fail_at`: steps that raise FakeFault, odd ones half-way, after learning what was opened, even ones before anything.
         `pace`: called with each step's nanoseconds.
@@ -119,6 +127,7 @@ class FakeEngine:
         self._fail_at = frozenset(fail_at)
         self._segments = segments
         self._pace = pace
+        self.ahead = ahead
         self._held: dict[str, _Held] = {}
         self._owner: dict[int, str] = {}
         self._last_step = 0
@@ -158,19 +167,22 @@ class FakeEngine:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a step. Raises PlanViolation, or FakeFault where that was asked for."""
         require(plan.step > self._last_step, f"step {plan.step} comes after step {self._last_step}")
-        self._last_step = plan.step
+        before, self._last_step = self._last_step, plan.step
         if plan.step % 2 == 0:
             self._fail_if_asked(plan.step)
         self._release(plan.released)
         self._open(plan.opened)
         self._fail_if_asked(plan.step)
-        self._verify(plan.rows)
+        self._verify(plan.rows, before)
         busy = self._alpha + self._beta * plan.tokens
         if self._pace is not None:
             self._pace(busy)
         scores = tuple(score for row in plan.rows if (score := self._prompt_logprobs(row)) is not None)
         sampled = tuple(one for row in plan.rows if (one := self._run(row)) is not None)
         return StepResult(plan.step, sampled, scores, self._segment_runs(plan.rows), busy)
+
+    def launch(self, plan: StepPlan) -> Launched:
+        return Finished(self.execute(plan))
 
     def _fail_if_asked(self, step: int) -> None:
         if step in self._fail_at:
@@ -196,7 +208,7 @@ class FakeEngine:
             spec = self._models[request.model]
             self._held[request.seq] = _Held(one, spec, [*[0] * spec.virtual_tokens, *request.prompt, *one.output])
 
-    def _verify(self, rows: tuple[Row, ...]) -> None:
+    def _verify(self, rows: tuple[Row, ...], before: int) -> None:
         require(len({row.seq for row in rows}) == len(rows), "a sequence has two rows")
         given = [page for row in rows for group in row.new_pages for page in group]
         require(len(set(given)) == len(given), "a page is given twice")
@@ -205,9 +217,9 @@ class FakeEngine:
             require(page not in self._owner, f"page {page} belongs to {self._owner.get(page)}")
         for row in rows:
             require(row.seq in self._held, f"sequence {row.seq} is unknown")
-            self._verify_row(row, self._held[row.seq])
+            self._verify_row(row, self._held[row.seq], before)
 
-    def _verify_row(self, row: Row, held: _Held) -> None:
+    def _verify_row(self, row: Row, held: _Held, before: int) -> None:
         end = row.start + len(row.tokens)
         groups = len(held.groups) + len(row.new_pages)
         whole = end == len(held.tokens)
@@ -215,7 +227,11 @@ class FakeEngine:
         require(row.model == held.spec.name, f"{row.seq} belongs to {held.spec.name}, not {row.model}")
         require(bool(row.tokens), f"{row.seq}: no tokens to run")
         require(row.start == held.computed, f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
-        require(list(row.tokens) == held.tokens[row.start : end], f"{row.seq}: these are not its tokens")
+        if row.awaits:
+            require(self.ahead and row.tokens == (0,) and whole, f"{row.seq}: awaits what cannot be awaited")
+            require(held.sampled_at == before, f"{row.seq}: awaits a token of step {before}, which gave it none")
+        else:
+            require(list(row.tokens) == held.tokens[row.start : end], f"{row.seq}: these are not its tokens")
         require(all(len(group) == held.spec.kv_layers for group in row.new_pages), f"{row.seq}: a group is not one page per layer")
         require(groups == -(-end // held.spec.page_tokens), f"{row.seq}: {groups} groups for {end} tokens")
         require(row.sample == (whole and wanted), f"{row.seq}: samples exactly when its context is complete")
@@ -229,12 +245,13 @@ class FakeEngine:
         held.groups.extend(row.new_pages)
         self._owner.update((page, row.seq) for group in row.new_pages for page in group)
         held.computed += len(row.tokens)
-        held.total += sum(row.tokens)
+        held.total += sum(held.tokens[row.start : held.computed])
         if not row.sample:
             return None
         sampling = held.opened.request.sampling
         token = allowed(held.spec, sampling, held.produced, _token(held.spec, held.total, held.computed))
         held.tokens.append(token)
+        held.sampled_at = self._last_step
         if sampling.logprobs is None:
             return Sampled(row.seq, token)
         return Sampled(row.seq, token, -1.0, alternatives(held.spec, token, sampling.logprobs))

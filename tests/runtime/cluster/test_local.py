@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from runtime.cluster import local
+from runtime.cluster import errors
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig
 from runtime.engine.fake import FakeEngine, answer
@@ -268,4 +268,4 @@ def test_a_driver_leaves_no_thread_behind() -> None:
         with LocalDriver(FakeEngine([M], 100), BatchingConfig()) as one:
             list(one.run([request("a")]))
     assert threading.active_count() == before
-    assert local.MAX_FAILURES == 3
+    assert errors.MAX_FAILURES == 3
