@@ -48,6 +48,7 @@ class ServeOptions:
     weights: str = "auto"
     kernels: str = "auto"
     graphs: str = "auto"
+    async_scheduling: str = "auto"
     executor: str = "auto"
     dense_mode: str = "baton-pd"
     dense_slots: int = 16
@@ -85,6 +86,7 @@ class ServeOptions:
             weights=self.weights,
             kernels=self.kernels,
             graphs=self.graphs,
+            ahead=self.async_scheduling,
             kv_bytes=size_of(self.kv_bytes),
             max_model_len=self.max_model_len,
             trace_segments=self.trace is not None,

@@ -220,6 +220,11 @@ KernelChoice = Literal["auto", "stock", "native"]
 GraphChoice = Literal["auto", "off", "on"]
 
 
+#: Whether the next step is planned and launched before the tokens of the one under way are known: on GPUs (`auto`), never, or anywhere. On
+#: a CPU steps then run on a thread of their own, which takes more from them than the overlap gives.
+AheadChoice = Literal["auto", "off", "on"]
+
+
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
     """One device's engine.
@@ -227,7 +232,7 @@ class EngineConfig:
     `kv_bytes`: size of the page pool, shared by all models. `page_tokens`: tokens per page for the model with the
     largest KV per token; narrower models get more tokens into the same bytes. `dtype`: None keeps each model's own.
     `max_model_len`: caps every model's context. `layers`: transformers' own (`stock`), or fewer and
-    larger operations where a family has them (`fused`). `weights`, `kernels`, `graphs`: see there.
+    larger operations where a family has them (`fused`). `weights`, `kernels`, `graphs`, `ahead`: see there.
     `trace_segments`: report each segment run (for the trace), which keeps steps from being recorded.
     `dense`: what the dense executor does beyond; the paged one does not read it.
     """
@@ -241,6 +246,7 @@ class EngineConfig:
     weights: Weights = "auto"
     kernels: KernelChoice = "auto"
     graphs: GraphChoice = "auto"
+    ahead: AheadChoice = "auto"
     trace_segments: bool = False
     dense: DenseConfig = field(default_factory=DenseConfig)
 
@@ -255,6 +261,8 @@ class EngineConfig:
             raise ValueError(f"kernels must be one of {', '.join(get_args(KernelChoice))}")
         if self.graphs not in get_args(GraphChoice):
             raise ValueError(f"graphs must be one of {', '.join(get_args(GraphChoice))}")
+        if self.ahead not in get_args(AheadChoice):
+            raise ValueError(f"ahead must be one of {', '.join(get_args(AheadChoice))}")
 
 
 @dataclass(frozen=True, slots=True)

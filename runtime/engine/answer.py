@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from runtime.engine.loaded import LoadedModel
-from runtime.engine.sampling import Draw, prompt_logprobs
+from runtime.engine.sampling import Draw, Scores, prompt_scores
 from runtime.types import Logprob, PromptLogprobs, Row
 
 
@@ -26,7 +26,22 @@ def asks_prompt(model: LoadedModel, row: Row) -> bool:
     return request.sampling.prompt_logprobs is not None and row.start < model.spec.virtual_tokens + len(request.prompt)
 
 
-def prompt_part(part: PromptPart) -> list[PromptLogprobs]:
+@dataclass(frozen=True, slots=True)
+class PartScores:
+    """Log-probabilities of prompt tokens number `start`, … of a sequence, which the host has not seen yet."""
+
+    seq: str
+    start: int
+    targets: tuple[int, ...]
+    scores: Scores
+
+    def read(self) -> PromptLogprobs:
+        rows = self.scores.rows
+        chosen = tuple(Logprob(token, row.chosen) for token, row in zip(self.targets, rows, strict=True))
+        return PromptLogprobs(self.seq, self.start, chosen, tuple(row.top for row in rows))
+
+
+def prompt_part(part: PromptPart) -> list[PartScores]:
     """Log-probabilities of the prompt tokens that a chunk's positions predict; none for what comes after the prompt."""
     request = part.model.sequences[part.row.seq].request
     begin = part.row.start - part.model.spec.virtual_tokens
@@ -35,9 +50,8 @@ def prompt_part(part: PromptPart) -> list[PromptLogprobs]:
     targets = request.prompt[first : max(first, begin + 1 + part.logits.shape[0])]
     if not targets:
         return []
-    rows = prompt_logprobs(part.logits[skipped : skipped + len(targets)], targets, request.sampling.prompt_logprobs or 0)
-    chosen = tuple(Logprob(token, row.chosen) for token, row in zip(targets, rows, strict=True))
-    return [PromptLogprobs(part.row.seq, first, chosen, tuple(row.top for row in rows))]
+    scores = prompt_scores(part.logits[skipped : skipped + len(targets)], targets, request.sampling.prompt_logprobs or 0)
+    return [PartScores(part.row.seq, first, targets, scores)]
 
 
 def draw_of(model: LoadedModel, row: Row) -> Draw:

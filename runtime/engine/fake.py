@@ -127,7 +127,7 @@ class FakeEngine:
         self._fail_at = frozenset(fail_at)
         self._segments = segments
         self._pace = pace
-        self.ahead = ahead
+        self._ahead = ahead
         self._held: dict[str, _Held] = {}
         self._owner: dict[int, str] = {}
         self._last_step = 0
@@ -136,6 +136,10 @@ class FakeEngine:
     @property
     def device(self) -> str:
         return "fake"
+
+    @property
+    def ahead(self) -> bool:
+        return self._ahead
 
     @property
     def page_capacity(self) -> int:
@@ -174,12 +178,16 @@ class FakeEngine:
         self._open(plan.opened)
         self._fail_if_asked(plan.step)
         self._verify(plan.rows, before)
-        busy = self._alpha + self._beta * plan.tokens
+        busy = self.duration(plan)
         if self._pace is not None:
             self._pace(busy)
         scores = tuple(score for row in plan.rows if (score := self._prompt_logprobs(row)) is not None)
         sampled = tuple(one for row in plan.rows if (one := self._run(row)) is not None)
         return StepResult(plan.step, sampled, scores, self._segment_runs(plan.rows), busy)
+
+    def duration(self, plan: StepPlan) -> int:
+        """Nanoseconds that a step takes."""
+        return self._alpha + self._beta * plan.tokens
 
     def launch(self, plan: StepPlan) -> Launched:
         return Finished(self.execute(plan))
@@ -228,7 +236,7 @@ class FakeEngine:
         require(bool(row.tokens), f"{row.seq}: no tokens to run")
         require(row.start == held.computed, f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
         if row.awaits:
-            require(self.ahead and row.tokens == (0,) and whole, f"{row.seq}: awaits what cannot be awaited")
+            require(self._ahead and row.tokens == (0,) and whole, f"{row.seq}: awaits what cannot be awaited")
             require(held.sampled_at == before, f"{row.seq}: awaits a token of step {before}, which gave it none")
         else:
             require(list(row.tokens) == held.tokens[row.start : end], f"{row.seq}: these are not its tokens")

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from runtime.engine.attention import Tokens, softmax_attention
 from runtime.engine.frame import Paging, RowSpan
+from runtime.kv.transfers import put
 
 #: Decode rows are attended in at most this many groups of similar length.
 MAX_GROUPS = 4
@@ -118,10 +119,10 @@ def _groups(paging: Paging) -> Iterator[DecodeGroup]:
     for rows in _split(decodes, [spans[row].length for row in decodes]):
         groups = -(-max(spans[row].length for row in rows) // paging.page_tokens)
         everything = len(rows) == len(spans)
-        index = None if everything else torch.tensor(rows, device=tables.device)
+        index = None if everything else put(rows, tables.device)
         whole = everything and paging.tokens is None
         chosen = tables if index is None else tables[index]
-        some = paging.tokens if everything else torch.tensor([spans[row].lo for row in rows], device=tables.device)
+        some = paging.tokens if everything else put([spans[row].lo for row in rows], tables.device)
         yield DecodeGroup(
             tokens=None if whole else some,
             rows=len(rows),

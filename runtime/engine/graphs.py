@@ -156,7 +156,7 @@ def _filled(batch: Rows) -> Rows:
     """A model's decodes with rows of nobody behind them: token 0 at position 0."""
     more = bucket(len(batch.rows)) - len(batch.rows)
     spans = tuple(RowSpan(batch.tokens + i, batch.tokens + i + 1, 0) for i in range(more))
-    return Rows(batch.model, batch.rows, (*batch.spans, *spans), (*batch.ids, *(0,) * more))
+    return replace(batch, spans=(*batch.spans, *spans), ids=(*batch.ids, *(0,) * more))
 
 
 def _still(batch: Rows, layout: Layout) -> Rows:

@@ -19,6 +19,7 @@ from runtime.engine.frame import Frame, Kept, Paged, Paging, RowSpan
 from runtime.engine.rows import Piece, Program, Rows, adapter_spans, virtual_spans
 from runtime.engine.units import Unit, UnitStore
 from runtime.kv.pool import PagePool
+from runtime.kv.transfers import put
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +94,22 @@ def _layout(names: Sequence[str], batches: Mapping[str, Rows], page_tokens: int,
         groups = filling.groups(_groups([span.length for batch in alike for span in batch.spans], page_tokens))
     tables = [_table(batches[name], groups, filling) for name in names]
     table = tables[0] if len(tables) == 1 else torch.cat(tables)
-    ids = torch.tensor([[token for name in names for token in batches[name].ids]], device=device)
-    ends = torch.tensor(lengths, device=device)
+    ids = put([token for name in names for token in batches[name].ids], device)
+    for name in names:
+        awaited = batches[name].awaited
+        if awaited is not None:
+            ids.index_copy_(0, put([places[name].token + at for at in awaited.places], device), awaited.tokens)
+    ends = put(lengths, device)
     positions, row_of = _where(spans, ends) if token > row else (ends - 1, torch.arange(row, device=device))
     pages = table[row_of, :, positions // page_tokens].t().contiguous()
     offsets = positions % page_tokens
-    return Layout(tuple(names), places, page_tokens, ids, positions[None], table, pages, offsets, ends)
+    return Layout(tuple(names), places, page_tokens, ids[None], positions[None], table, pages, offsets, ends)
 
 
 def _where(spans: Sequence[RowSpan], ends: Tensor) -> tuple[Tensor, Tensor]:
     """The position of every token, and its row."""
-    positions = torch.tensor([p for span in spans for p in range(span.start, span.length)], device=ends.device)
-    return positions, torch.tensor([i for i, span in enumerate(spans) for _ in range(span.hi - span.lo)], device=ends.device)
+    positions = put([p for span in spans for p in range(span.start, span.length)], ends.device)
+    return positions, put([i for i, span in enumerate(spans) for _ in range(span.hi - span.lo)], ends.device)
 
 
 def _groups(lengths: Sequence[int], page_tokens: int) -> int:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.engine.units import Unit
+from runtime.kv.transfers import put
 from runtime.stages import Stage
 from runtime.types import ModelSpec, SequenceRequest
 from zoo.errors import NotServable
@@ -47,7 +48,7 @@ class PageTables:
 
     def close(self, slot: int) -> None:
         """Give a slot back."""
-        self.data[slot] = self.padding
+        self.data[slot].fill_(self.padding)
         self._free.append(slot)
 
     def append(self, sequence: Held, groups: Sequence[Sequence[int]]) -> None:
@@ -55,7 +56,8 @@ class PageTables:
         end = sequence.groups + len(groups)
         while end > self.data.shape[2]:
             self.data = torch.cat((self.data, torch.full_like(self.data, self.padding)), dim=2)
-        self.data[sequence.slot, :, sequence.groups : end] = torch.tensor(groups, device=self.data.device).t()
+        pages = put([page for group in groups for page in group], self.data.device)
+        self.data[sequence.slot, :, sequence.groups : end] = pages.view(len(groups), self.data.shape[1]).t()
         sequence.groups = end
 
 
@@ -114,7 +116,7 @@ class LoadedModel:
 
     def pages(self, seqs: Sequence[str], groups: int) -> Tensor:
         """Tables of these sequences: [len(seqs), attention layers, groups]."""
-        slots = torch.tensor([self.sequences[seq].slot for seq in seqs], device=self.tables.data.device)
+        slots = put([self.sequences[seq].slot for seq in seqs], self.tables.data.device)
         data = self.tables.data
         if data.shape[2] < groups:
             data = torch.nn.functional.pad(data, (0, groups - data.shape[2]), value=self.tables.padding)

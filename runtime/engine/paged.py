@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from runtime.config import EngineConfig
+from runtime.config import AheadChoice, EngineConfig
+from runtime.engine.background import Background
 from runtime.engine.frame import RowSpan
 from runtime.engine.graphs import graphs_for
 from runtime.engine.layout import FrameMaker, lay_out
 from runtime.engine.loaded import LoadedModel
-from runtime.engine.outcome import outcome_of, wanted_of
+from runtime.engine.outcome import Sampling, sampling_of, wanted_of
 from runtime.engine.residents import Residents
-from runtime.engine.rows import Rows
+from runtime.engine.rows import Awaited, Rows
 from runtime.engine.step import StepRun
 from runtime.engine.units import UnitStore
 from runtime.kv.pool import PagePool
-from runtime.types import EngineMemory, ModelSpec, Row, SegmentRun, StepPlan, StepResult
+from runtime.types import EngineMemory, Launched, ModelSpec, Row, SegmentRun, StepPlan, StepResult
 from zoo.store import Store
 
 
@@ -43,6 +45,10 @@ class PagedEngine:
         self._pool = PagePool(config.kv_bytes, self._residents.half_page(names), config.device)
         # A trace tells which modules ran, and behind a recording none does.
         self._graphs = None if config.trace_segments else graphs_for(config.graphs, self._residents.units, self._pool)
+        self._ahead = looks_ahead(config.ahead, self._residents.units.device)
+        self._background = Background(self.execute) if self._ahead and self._residents.units.device.type == "cpu" else None
+        self._before: Sampling | None = None
+        self._over = 0  # when a result was last read
         for name in names:
             self.load(name)
 
@@ -70,20 +76,38 @@ class PagedEngine:
         self._forget()
         self._residents.unload(name)
 
-    @torch.inference_mode()
+    @property
+    def ahead(self) -> bool:
+        return self._ahead
+
+    def launch(self, plan: StepPlan) -> Launched:
+        """Begin a step; on a CPU, where that is all of it, on another thread."""
+        return self._begin(plan) if self._background is None else self._background.launch(plan)
+
     def execute(self, plan: StepPlan) -> StepResult:
+        return self._begin(plan).result()
+
+    @torch.inference_mode()
+    def _begin(self, plan: StepPlan) -> Launched:
         begin = time.perf_counter_ns()
-        models = self._residents.models
+        before, self._before = self._before, None
+        models, largest = self._residents.models, self._residents.units.operations.largest
         learn(models, plan)
-        batches = rows_of(models, self._pool, plan)
+        batches = rows_of(models, self._pool, plan, before)
         logits = None if self._graphs is None else self._graphs.forward(batches)
         segments: list[SegmentRun] = []
         if logits is None:
             run = eager(batches, self._residents.units, self._pool, self._config.trace_segments)
-            outcome, segments = run.execute(self._residents.units.operations.largest), run.segments
+            sampling, segments = run.sample(largest, before), run.segments
         else:
-            outcome = outcome_of(batches, {name: wanted_of(batch) for name, batch in batches.items()}, logits)
-        return StepResult(plan.step, outcome.sampled, outcome.prompts, tuple(segments), time.perf_counter_ns() - begin)
+            sampling = sampling_of(batches, {name: wanted_of(batch) for name, batch in batches.items()}, logits, largest, before)
+        self._before = sampling
+        return _Begun(self, plan.step, sampling, tuple(segments), begin)
+
+    def busy_since(self, begin: int) -> int:
+        """Nanoseconds that a step which is over now has had this device, if it came to it at `begin`."""
+        since, self._over = max(begin, self._over), time.perf_counter_ns()
+        return self._over - since
 
     def _forget(self) -> None:
         if self._graphs is not None:
@@ -91,6 +115,26 @@ class PagedEngine:
 
     def memory(self) -> EngineMemory:
         return EngineMemory(self._residents.units.nbytes, self._residents.bytes_alone(), self._pool.nbytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """`Launched`: what it computes is under way."""
+
+    engine: PagedEngine
+    step: int
+    sampling: Sampling
+    segments: tuple[SegmentRun, ...]
+    begin: int
+
+    def result(self) -> StepResult:
+        outcome = self.sampling.read()
+        return StepResult(self.step, outcome.sampled, outcome.prompts, self.segments, self.engine.busy_since(self.begin))
+
+
+def looks_ahead(choice: AheadChoice, device: torch.device) -> bool:
+    """Whether steps on this device are launched before the ones before are read."""
+    return choice == "on" or (choice == "auto" and device.type != "cpu")
 
 
 def paged_run(models: Mapping[str, LoadedModel], units: UnitStore, pool: PagePool, plan: StepPlan, trace: bool) -> StepRun:
@@ -113,16 +157,19 @@ def learn(models: Mapping[str, LoadedModel], plan: StepPlan) -> None:
         models[opened.request.model].open(opened.request, opened.output)
 
 
-def rows_of(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> dict[str, Rows]:
-    """A plan's rows by model, back to back, their new pages in their tables."""
+def rows_of(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan, before: Sampling | None = None) -> dict[str, Rows]:
+    """A plan's rows by model, back to back, their new pages in their tables. `before`: what the step before has sampled.
+
+    Raises ValueError for a row that awaits a token where no step was before.
+    """
     by_model: dict[str, list[Row]] = {}
     for row in plan.rows:
         by_model.setdefault(row.model, []).append(row)
     _open_pages(models, pool, plan)
-    return {name: _rows(model, by_model[name]) for name, model in models.items() if name in by_model}
+    return {name: _rows(model, by_model[name], before) for name, model in models.items() if name in by_model}
 
 
-def _rows(model: LoadedModel, rows: Sequence[Row]) -> Rows:
+def _rows(model: LoadedModel, rows: Sequence[Row], before: Sampling | None) -> Rows:
     """Lay a model's rows out back to back."""
     spans: list[RowSpan] = []
     at = 0
@@ -130,7 +177,17 @@ def _rows(model: LoadedModel, rows: Sequence[Row]) -> Rows:
         end = at + len(row.tokens)
         spans.append(RowSpan(at, end, row.start))
         at = end
-    return Rows(model, tuple(rows), tuple(spans), tuple(token for row in rows for token in row.tokens))
+    ids = tuple(token for row in rows for token in row.tokens)
+    return Rows(model, tuple(rows), tuple(spans), ids, awaited=_awaited(model, rows, spans, before))
+
+
+def _awaited(model: LoadedModel, rows: Sequence[Row], spans: Sequence[RowSpan], before: Sampling | None) -> Awaited | None:
+    seqs = [row.seq for row in rows if row.awaits]
+    if not seqs:
+        return None
+    if before is None:
+        raise ValueError(f"{seqs[0]} awaits a token, and no step was before")
+    return Awaited([span.hi - 1 for row, span in zip(rows, spans, strict=True) if row.awaits], before.tokens_of(model.spec.name, seqs))
 
 
 def _open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:

@@ -19,11 +19,19 @@ from surgery.components import Where
 
 
 @dataclass(frozen=True, slots=True)
+class Awaited:
+    """Ids number `places` of a model's rows are `tokens` [places], which the host has not seen."""
+
+    places: Sequence[int]
+    tokens: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Rows:
     """One model's rows in this step: where each one's tokens stand among the model's `tokens`, whose ids are `ids`.
 
     Spans beyond those of `rows` fill the batch up: what they compute is nobody's. `hidden`: what the tokens start from, [1, tokens, width],
-    in a part of a chain that does not begin with the embedding.
+    in a part of a chain that does not begin with the embedding. `awaited`: which of `ids` only the device has.
     """
 
     model: LoadedModel
@@ -31,6 +39,7 @@ class Rows:
     spans: tuple[RowSpan, ...]
     ids: tuple[int, ...]
     hidden: Tensor | None = None
+    awaited: Awaited | None = None
 
     @property
     def tokens(self) -> int:

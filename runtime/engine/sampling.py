@@ -3,14 +3,18 @@
 Order of operations, as vLLM's users expect it: logit bias, minimum-length masking, repetition, frequency and presence penalties,
 temperature, then top-k, top-p and min-p on the scaled distribution, then one draw. Log-probabilities are of the raw logits.
 
+What is chosen stays on the device until it is read, so the next step can begin from it without the host having seen it. Only penalties
+read tokens on the host, and wait for them.
+
 A draw is the inverse of the cumulated distribution at a number that depends only on (seed, index of the token): a sequence samples the
 same tokens whatever else is in the batch, and after a preemption it goes on as it would have.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -18,6 +22,7 @@ import torch
 from blake3 import blake3
 from torch import Tensor
 
+from runtime.kv.transfers import Fetch, put
 from runtime.types import Logprob, Sampled, SamplingParams
 
 #: Logits [rows, vocabulary] in float32 -> [rows], the first of each row's largest; of a row that holds NaN, the first of those.
@@ -46,8 +51,34 @@ def uniform(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """One token for each of `draws`: `tokens` [draws] where the logits were. `read` waits for them."""
+
+    draws: Sequence[Draw]
+    tokens: Tensor
+    _chosen: Fetch
+    _scores: Mapping[int, Callable[[], RowLogprobs]]
+
+    def read(self) -> list[Sampled]:
+        """In the order of the draws, with log-probabilities where they are wanted."""
+        out = []
+        for row, (draw, token) in enumerate(zip(self.draws, self._chosen.values(), strict=True)):
+            if row in self._scores:
+                score = self._scores[row]()
+                out.append(Sampled(draw.seq, token, score.chosen, score.top))
+            else:
+                out.append(Sampled(draw.seq, token))
+        return out
+
+
 def sample(logits: Tensor, draws: Sequence[Draw], largest: Largest = stock_largest) -> list[Sampled]:
-    """One token per row.
+    """One token per row, read at once. Arguments as `draw`."""
+    return draw(logits, draws, largest).read()
+
+
+def draw(logits: Tensor, draws: Sequence[Draw], largest: Largest = stock_largest) -> Drawn:
+    """Choose one token per row.
 
     Args:
         logits: [rows, vocabulary] in any float dtype; not modified.
@@ -59,9 +90,9 @@ def sample(logits: Tensor, draws: Sequence[Draw], largest: Largest = stock_large
     tokens = largest(shaped)
     picked = [row for row, draw in enumerate(draws) if not draw.params.greedy]
     if picked:
-        index = torch.tensor(picked, device=logits.device)
+        index = put(picked, logits.device)
         tokens[index] = _pick(shaped[index], [draws[row] for row in picked])
-    return _report(raw, tokens, draws)
+    return Drawn(draws, tokens, Fetch(tokens), _scores(raw, tokens, draws))
 
 
 def _shape(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
@@ -77,41 +108,44 @@ def _shape(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     return out
 
 
+def penalises(params: SamplingParams) -> bool:
+    """Whether a sequence's next token depends on which ones it has, but through the model."""
+    return params.repetition_penalty != 1.0 or params.frequency_penalty != 0.0 or params.presence_penalty != 0.0
+
+
 def _reshapes(draw: Draw) -> bool:
-    p = draw.params
-    penalties = p.repetition_penalty != 1.0 or p.frequency_penalty != 0.0 or p.presence_penalty != 0.0
-    return bool(p.logit_bias) or draw.generated < p.min_tokens or penalties
+    return bool(draw.params.logit_bias) or draw.generated < draw.params.min_tokens or penalises(draw.params)
 
 
 def _bias_(row: Tensor, draw: Draw) -> None:
     if draw.params.logit_bias:
         ids, values = zip(*draw.params.logit_bias, strict=True)
-        row[torch.tensor(ids, device=row.device)] += torch.tensor(values, device=row.device)
+        row[put(ids, row.device)] += put(values, row.device, torch.float32)
     if draw.generated < draw.params.min_tokens and draw.stops:
-        row[torch.tensor(draw.stops, device=row.device)] = -math.inf
+        row.index_fill_(0, put(draw.stops, row.device), -math.inf)
 
 
 def _penalise_(row: Tensor, draw: Draw) -> None:
     """Repetition over prompt and output (as transformers and vLLM), frequency and presence over the output only (as OpenAI)."""
     p = draw.params
     if p.repetition_penalty != 1.0:
-        seen = torch.tensor(sorted({*draw.prompt, *draw.output}), device=row.device)
+        seen = put(sorted({*draw.prompt, *draw.output}), row.device)
         values = row[seen]
         row[seen] = torch.where(values > 0, values / p.repetition_penalty, values * p.repetition_penalty)
     if draw.output and (p.frequency_penalty != 0.0 or p.presence_penalty != 0.0):
-        ids, counts = torch.unique(torch.tensor(list(draw.output), device=row.device), return_counts=True)
+        ids, counts = torch.unique(put(draw.output, row.device), return_counts=True)
         row[ids] -= p.frequency_penalty * counts + p.presence_penalty
 
 
 def _pick(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """Draw from the truncated distributions. logits [rows, vocabulary] -> token ids [rows]."""
     device = logits.device
-    temperature = torch.tensor([draw.params.temperature for draw in draws], device=device)[:, None]
+    temperature = put([draw.params.temperature for draw in draws], device, torch.float32)[:, None]
     order = torch.sort(logits / temperature, dim=-1, descending=True, stable=True)
     probabilities = torch.softmax(order.values, dim=-1)
     kept = torch.where(_cut(probabilities, draws), torch.zeros_like(probabilities), probabilities)
     cumulated = kept.double().cumsum(-1)
-    u = torch.tensor([uniform(draw.params.seed, draw.generated) for draw in draws], dtype=torch.float64, device=device)[:, None]
+    u = put([uniform(draw.params.seed, draw.generated) for draw in draws], device, torch.float64)[:, None]
     place = torch.searchsorted(cumulated, u * cumulated[:, -1:], right=True)
     last = ((kept > 0).sum(-1, keepdim=True) - 1).clamp_(min=0)  # nothing is kept of a row that is not a number
     return order.indices.gather(1, torch.minimum(place, last))[:, 0]
@@ -121,31 +155,26 @@ def _cut(probabilities: Tensor, draws: Sequence[Draw]) -> Tensor:
     """True where top-k, top-p or min-p drop a token. `probabilities` are sorted from high to low; the first is always kept."""
     device, width = probabilities.device, probabilities.shape[1]
     rank = torch.arange(width, device=device)
-    top_k = torch.tensor([draw.params.top_k or width for draw in draws], device=device)[:, None]
-    top_p = torch.tensor([draw.params.top_p for draw in draws], device=device)[:, None]
-    min_p = torch.tensor([draw.params.min_p for draw in draws], device=device)[:, None]
+    top_k = put([draw.params.top_k or width for draw in draws], device)[:, None]
+    top_p = put([draw.params.top_p for draw in draws], device, torch.float32)[:, None]
+    min_p = put([draw.params.min_p for draw in draws], device, torch.float32)[:, None]
     drop = rank >= top_k
     left = torch.where(drop, torch.zeros_like(probabilities), probabilities)
     left = left / left.sum(-1, keepdim=True)
     before = left.cumsum(-1) - left
     drop = drop | ((before >= top_p) & (top_p < 1.0)) | (probabilities < min_p * probabilities[:, :1])
-    drop[:, 0] = False
+    drop[:, 0].fill_(False)
     return drop
 
 
-def _report(raw: Tensor, tokens: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-    chosen = tokens.tolist()
-    asked = [row for row, draw in enumerate(draws) if draw.params.logprobs is not None]
-    if not asked:
-        return [Sampled(draw.seq, token) for draw, token in zip(draws, chosen, strict=True)]
-    details = dict(
-        zip(asked, _logprobs(raw[asked], [chosen[row] for row in asked], [draws[row].params.logprobs for row in asked]), strict=True)
-    )
-    out = []
-    for row, draw in enumerate(draws):
-        detail = details.get(row)
-        out.append(Sampled(draw.seq, chosen[row]) if detail is None else Sampled(draw.seq, chosen[row], detail.chosen, detail.top))
-    return out
+def _scores(raw: Tensor, tokens: Tensor, draws: Sequence[Draw]) -> Mapping[int, Callable[[], RowLogprobs]]:
+    """Log-probabilities of the rows that ask for them, by row, for whoever reads them."""
+    wanted = {row: draw.params.logprobs for row, draw in enumerate(draws) if draw.params.logprobs is not None}
+    if not wanted:
+        return {}
+    index = put(list(wanted), raw.device)
+    found = Scores(raw[index], tokens[index], list(wanted.values()))
+    return {row: functools.partial(found.row, at) for at, row in enumerate(wanted)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +185,42 @@ class RowLogprobs:
     top: tuple[Logprob, ...]
 
 
-def _logprobs(raw: Tensor, chosen: Sequence[int], wanted: Sequence[int | None]) -> list[RowLogprobs]:
-    logprobs = torch.log_softmax(raw, dim=-1)
-    own = logprobs.gather(1, torch.tensor(list(chosen), device=raw.device)[:, None])[:, 0].tolist()
-    most = min(max((count or 0) for count in wanted), raw.shape[1])
-    if most == 0:
-        return [RowLogprobs(value, ()) for value in own]
-    top = torch.topk(logprobs, most, dim=-1)
-    values, ids = top.values.tolist(), top.indices.tolist()
-    rows = []
-    for row, count in enumerate(wanted):
-        pairs = zip(ids[row][: count or 0], values[row][: count or 0], strict=True)
-        rows.append(RowLogprobs(own[row], tuple(Logprob(token, value) for token, value in pairs)))
-    return rows
+class Scores:
+    """Log-probabilities of chosen tokens, and of the best ones, on their way to the host.
+
+    Args:
+        logits: [rows, vocabulary] in float32.
+        chosen: [rows].
+        wanted: how many of the best ones, for each row.
+    """
+
+    def __init__(self, logits: Tensor, chosen: Tensor, wanted: Sequence[int]) -> None:
+        logprobs = torch.log_softmax(logits, dim=-1)
+        self._wanted = wanted
+        self._own = Fetch(logprobs.gather(1, chosen[:, None])[:, 0])
+        self._best: tuple[Fetch, Fetch] | None = None
+        most = min(max(wanted), logits.shape[1])
+        if most:
+            top = torch.topk(logprobs, most, dim=-1)
+            self._best = Fetch(top.values), Fetch(top.indices)
+
+    @functools.cached_property
+    def rows(self) -> list[RowLogprobs]:
+        """Waits for them."""
+        own = self._own.values()
+        if self._best is None:
+            return [RowLogprobs(value, ()) for value in own]
+        values, ids = (best.values() for best in self._best)
+        rows = []
+        for row, count in enumerate(self._wanted):
+            pairs = zip(ids[row][:count], values[row][:count], strict=True)
+            rows.append(RowLogprobs(own[row], tuple(Logprob(token, value) for token, value in pairs)))
+        return rows
+
+    def row(self, at: int) -> RowLogprobs:
+        return self.rows[at]
 
 
-def prompt_logprobs(logits: Tensor, targets: Sequence[int], count: int) -> list[RowLogprobs]:
+def prompt_scores(logits: Tensor, targets: Sequence[int], count: int) -> Scores:
     """Log-probabilities of the tokens that followed each position. logits [positions, vocabulary]; targets: one id per position."""
-    return _logprobs(logits.float(), targets, [count] * len(targets))
+    return Scores(logits.float(), put(targets, logits.device), [count] * len(targets))

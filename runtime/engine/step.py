@@ -19,11 +19,12 @@ import torch
 from torch import Tensor
 
 from runtime.engine.frame import Frame, Kept, running
-from runtime.engine.outcome import Outcome, outcome_of, picks_of, wanted_of
+from runtime.engine.outcome import Outcome, Sampling, picks_of, sampling_of, wanted_of
 from runtime.engine.rows import Frames, Piece, Rows, adapter_spans
 from runtime.engine.sampling import Largest, stock_largest
 from runtime.engine.segments import Segment, plan_segments
 from runtime.engine.units import Unit
+from runtime.kv.transfers import put
 from runtime.types import SegmentRun
 from surgery.chains import STITCH
 from surgery.components import Where
@@ -70,7 +71,11 @@ class StepRun:
 
     def execute(self, largest: Largest = stock_largest) -> Outcome:
         """Run every segment, then sample. `largest`: how this device finds greedy rows' tokens."""
-        return outcome_of(self._batches, self._wanted, self.forward(), largest)
+        return self.sample(largest).read()
+
+    def sample(self, largest: Largest = stock_largest, before: Sampling | None = None) -> Sampling:
+        """As `execute`, without waiting for what is sampled. `before`: of the step before (`engine.outcome`)."""
+        return sampling_of(self._batches, self._wanted, self.forward(), largest, before)
 
     def forward(self) -> Mapping[str, Tensor]:
         """Run every segment. Returns the logits [wanted rows, vocabulary] by model, of those that want any."""
@@ -149,14 +154,14 @@ class StepRun:
             kept.extend(base + index for index in own)
             base += self._width(name)
         self._narrowed |= ripe
-        return hidden if len(kept) == hidden.shape[1] else hidden[:, torch.tensor(kept, dtype=torch.int64, device=self._device)]
+        return hidden if len(kept) == hidden.shape[1] else hidden[:, put(kept, self._device)]
 
     def _behind(self, models: tuple[str, ...], adapters: _Keys) -> Frame:
         """The frame of models of which some are narrowed."""
         parts = []
         for name in models:
             positions = self._frames.frame((name,), (None,)).positions
-            picks = torch.tensor(self._picks[name], dtype=torch.int64, device=self._device)
+            picks = put(self._picks[name], self._device)
             parts.append(positions[:, picks] if name in self._narrowed else positions)
         return Frame(torch.cat(parts, dim=1), (), adapter_spans(adapters, [self._width(name) for name in models]))
 
@@ -224,7 +229,7 @@ class StepRun:
         if hidden.shape[1] != sum(counts):  # a part of a chain that is run for itself
             edges = itertools.accumulate((self._batches[name].tokens for name in segment.models), initial=0)
             picks = [base + index for name, base in zip(segment.models, edges, strict=False) for index in self._picks[name]]
-            hidden = hidden[:, torch.tensor(picks, device=self._device)]
+            hidden = hidden[:, put(picks, self._device)]
         nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64, device=self._device)
         with running(Frame(nowhere, (), adapter_spans(adapters, counts), kept=self._kept)):
             logits: Tensor = unit.module(hidden)

@@ -23,6 +23,7 @@ from torch import Tensor
 from runtime.engine.attention import Tokens
 from runtime.engine.frame import Paged, PagedMaker, Paging
 from runtime.engine.gathered import GatheredAttention
+from runtime.kv.transfers import put
 
 _HEAD_STEP, _HEAD_MOST = 8, 256
 _FA2_PAGE = 256
@@ -179,4 +180,4 @@ def _starts(counts: list[int], device: torch.device) -> Tensor:
     """Where each row's tokens begin, and where the last one's end: int32 [rows + 1]. Of decodes alone without a copy from the host."""
     if max(counts) == 1:
         return torch.arange(len(counts) + 1, dtype=torch.int32, device=device)
-    return F.pad(torch.tensor(counts, dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32), (1, 0))
+    return F.pad(put(counts, device).cumsum(0, dtype=torch.int32), (1, 0))

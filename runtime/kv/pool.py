@@ -23,6 +23,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from runtime.kv.transfers import put
 from zoo.errors import NotServable
 
 
@@ -148,7 +149,7 @@ class PagePool:
 
     def clear(self, pages: Sequence[int]) -> None:
         """Zero these pages."""
-        index = torch.tensor(pages, device=self._k.device)
+        index = put(pages, self._k.device)
         for half in (self._k, self._v):
             half.view(torch.int64).index_fill_(0, index, 0)  # eight bytes at a time
 

@@ -13,7 +13,7 @@ from runtime.agent.agent import Agent
 from runtime.config import BatchingConfig
 from runtime.engine.fake import FakeEngine
 from runtime.trace import line_of
-from runtime.types import Engine, ModelSpec, SamplingParams, SequenceRequest, StepPlan, TokenEvent, TraceEvent
+from runtime.types import ModelSpec, SamplingParams, SequenceRequest, StepPlan, StepSkipped, TokenEvent, TraceEvent
 
 
 def spec(name: str = "m", **changes: object) -> ModelSpec:
@@ -69,15 +69,18 @@ class Virtual:
     def __init__(self, engine: FakeEngine, config: BatchingConfig | None = None, *, watched: bool = True) -> None:
         """`watched`: keep the trace and check everything after every event."""
         self.trace = ListTrace()
-        self.engine: Engine = engine
-        self.agent = Agent(engine.models(), engine.page_capacity, config or BatchingConfig(), self.trace if watched else None)
+        self.engine = engine
+        trace = self.trace if watched else None
+        self.agent = Agent(engine.models(), engine.page_capacity, config or BatchingConfig(), trace, ahead=engine.ahead)
         self.told: dict[str, Told] = {}
         self.plans: list[StepPlan] = []
         self.now = 0
         self._watched = watched
         self._heap: list[tuple[int, int, str, object]] = []
         self._scheduled = 0
-        self._plan: StepPlan | None = None
+        self._under_way, self._most = 0, 2 if engine.ahead else 1
+        self._failing = False
+        self._free_at = 0  # when the engine is through with what it was given
 
     def arrive(self, one: SequenceRequest, at: int = 0) -> None:
         self._at(at, "arrive", one)
@@ -86,9 +89,9 @@ class Virtual:
         self._at(at, "abort", seq)
 
     def run(self) -> dict[str, Told]:
-        while self._heap or self._plan is not None or self.agent.busy:
-            if self._plan is None:
-                self._start_step()
+        while self._heap or self.agent.busy:
+            while self._under_way < self._most and not self._failing and self._start_step():
+                pass
             if self._heap:
                 self._play(*heapq.heappop(self._heap))
         return self.told
@@ -97,21 +100,27 @@ class Virtual:
         self._scheduled += 1
         heapq.heappush(self._heap, (time, self._scheduled, kind, what))
 
-    def _start_step(self) -> None:
+    def _start_step(self) -> bool:
         # Whatever happens at this very moment happens first: a step takes all that is there.
         if self._heap and self._heap[0][0] <= self.now:
-            return
-        self._plan = self.agent.next_step(self.now)
+            return False
+        plan = self.agent.next_step(self.now)
         self._verify()
-        if self._plan is None:
-            return
-        self.plans.append(self._plan)
+        if plan is None:
+            return False
+        self.plans.append(plan)
+        begin = max(self.now, self._free_at)
         try:
-            result = self.engine.execute(self._plan)
+            launched = self.engine.launch(plan)
         except Exception as error:
-            self._at(self.now + 1, "fault", str(error))
+            self._failing = True  # what comes after it is planned when that is known
+            self._free_at = begin + 1
+            self._at(self._free_at, "fault", error)
         else:
-            self._at(self.now + result.busy, "done", result)
+            self._under_way += 1
+            self._free_at = begin + self.engine.duration(plan)
+            self._at(self._free_at, "done", launched)
+        return True
 
     def _play(self, time: int, _order: int, kind: str, what: object) -> None:
         assert time >= self.now
@@ -122,12 +131,24 @@ class Virtual:
         elif kind == "abort":
             events = self.agent.abort(what, time)  # type: ignore[arg-type]
         else:
-            self._plan = None
-            finish = self.agent.finish_step if kind == "done" else self.agent.fail_step
-            events = finish(what, time)  # type: ignore[operator]
+            events = self._over(kind, what)
         for event in events:
             self.told[event.seq].take(event)
         self._verify()
+
+    def _over(self, kind: str, what: object) -> list[TokenEvent]:
+        if kind == "fault":
+            self._failing = False
+            return self.agent.fail_step(str(what), self.now)
+        self._under_way -= 1
+        try:
+            result = what.result()  # type: ignore[attr-defined]
+        except StepSkipped:
+            self.agent.skip_step(self.now)
+            return []
+        except Exception as error:
+            return self.agent.fail_step(str(error), self.now)
+        return self.agent.finish_step(result, self.now)
 
     def _verify(self) -> None:
         if self._watched:

@@ -5,6 +5,7 @@ The oracle is the fake engine's own rule for tokens; the fake engine itself refu
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hypothesis import given, settings
@@ -33,8 +34,9 @@ class Load:
     pages: int
     config: BatchingConfig
 
-    def play(self) -> Virtual:
-        virtual = Virtual(FakeEngine(MODELS, self.pages, alpha=100, beta=10, fail_at=self.fail_at, segments=True), self.config)
+    def play(self, made: Callable[..., FakeEngine] = FakeEngine, **options: bool) -> Virtual:
+        engine = made(MODELS, self.pages, alpha=100, beta=10, fail_at=self.fail_at, segments=True, **options)
+        virtual = Virtual(engine, self.config)
         for time, one in self.arrivals:
             virtual.arrive(one, time)
         for time, seq in self.aborts:

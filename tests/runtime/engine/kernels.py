@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 
 import torch
@@ -70,6 +72,29 @@ class _Watch(TorchDispatchMode):
         if str(func).startswith(self.HELD):
             raise Unrecordable(str(func))
         return func(*args, **(kwargs or {}))
+
+
+class Waited(Exception):
+    """Something was read of the device, and so waited for."""
+
+
+@contextmanager
+def watching() -> Iterator[None]:
+    """Have whatever a GPU would make the host wait for raise: reading values, and copies from the host but through `kv.transfers`."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise Waited("a tensor was read")
+
+    names = ("tolist", "item", "cpu", "numpy", "__int__", "__float__", "__bool__", "__index__")
+    before = {name: getattr(Tensor, name) for name in names}
+    try:
+        for name in names:
+            setattr(Tensor, name, refuse)
+        with _Watch():
+            yield
+    finally:
+        for name, was in before.items():
+            setattr(Tensor, name, was)
 
 
 class Watched(Rerun):
