@@ -41,6 +41,7 @@ def serve(
     weights: flags.Weights = None,
     kernels: flags.Kernels = None,
     graphs: flags.Graphs = None,
+    async_scheduling: flags.AsyncScheduling = None,
     executor: flags.Executor = None,
     dense_mode: flags.DenseMode = None,
     dense_slots: flags.DenseSlots = None,

@@ -26,6 +26,12 @@ Kernels = Annotated[str | None, typer.Option(help="native: compiled on first use
 Graphs = Annotated[
     str | None, typer.Option(help="on, off, or auto: decode steps as CUDA graphs, where there is CUDA.", show_default="auto")
 ]
+AsyncScheduling = Annotated[
+    str | None,
+    typer.Option(
+        help="on, off, or auto: plan and launch a step while the one before still runs, where there is CUDA.", show_default="auto"
+    ),
+]
 Executor = Annotated[
     str | None, typer.Option(help="paged, or dense: what some families need, and any model can have.", show_default="auto")
 ]

@@ -86,7 +86,7 @@ class ServeOptions:
             weights=self.weights,
             kernels=self.kernels,
             graphs=self.graphs,
-            ahead=self.async_scheduling,
+            async_scheduling=self.async_scheduling,
             kv_bytes=size_of(self.kv_bytes),
             max_model_len=self.max_model_len,
             trace_segments=self.trace is not None,

@@ -232,7 +232,7 @@ class EngineConfig:
     `kv_bytes`: size of the page pool, shared by all models. `page_tokens`: tokens per page for the model with the
     largest KV per token; narrower models get more tokens into the same bytes. `dtype`: None keeps each model's own.
     `max_model_len`: caps every model's context. `layers`: transformers' own (`stock`), or fewer and
-    larger operations where a family has them (`fused`). `weights`, `kernels`, `graphs`, `ahead`: see there.
+    larger operations where a family has them (`fused`). `weights`, `kernels`, `graphs`, `async_scheduling`: see there.
     `trace_segments`: report each segment run (for the trace), which keeps steps from being recorded.
     `dense`: what the dense executor does beyond; the paged one does not read it.
     """
@@ -246,7 +246,7 @@ class EngineConfig:
     weights: Weights = "auto"
     kernels: KernelChoice = "auto"
     graphs: GraphChoice = "auto"
-    ahead: AheadChoice = "auto"
+    async_scheduling: AheadChoice = "auto"
     trace_segments: bool = False
     dense: DenseConfig = field(default_factory=DenseConfig)
 
@@ -261,8 +261,8 @@ class EngineConfig:
             raise ValueError(f"kernels must be one of {', '.join(get_args(KernelChoice))}")
         if self.graphs not in get_args(GraphChoice):
             raise ValueError(f"graphs must be one of {', '.join(get_args(GraphChoice))}")
-        if self.ahead not in get_args(AheadChoice):
-            raise ValueError(f"ahead must be one of {', '.join(get_args(AheadChoice))}")
+        if self.async_scheduling not in get_args(AheadChoice):
+            raise ValueError(f"async_scheduling must be one of {', '.join(get_args(AheadChoice))}")
 
 
 @dataclass(frozen=True, slots=True)

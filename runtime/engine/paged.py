@@ -45,7 +45,7 @@ class PagedEngine:
         self._pool = PagePool(config.kv_bytes, self._residents.half_page(names), config.device)
         # A trace tells which modules ran, and behind a recording none does.
         self._graphs = None if config.trace_segments else graphs_for(config.graphs, self._residents.units, self._pool)
-        self._ahead = looks_ahead(config.ahead, self._residents.units.device)
+        self._ahead = looks_ahead(config.async_scheduling, self._residents.units.device)
         self._background = Background(self.execute) if self._ahead and self._residents.units.device.type == "cpu" else None
         self._before: Sampling | None = None
         self._over = 0  # when a result was last read

@@ -18,7 +18,7 @@ from runtime.types import Opened, Row, SamplingParams, SequenceRequest, StepPlan
 from tests.runtime.engine.drive import Drive, drive, drive_ahead
 from tests.runtime.engine.kernels import Watched, watching
 
-CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4, kernels="stock", ahead="on")
+CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4, kernels="stock", async_scheduling="on")
 NAMES = ["base", "tuned", "other"]
 EVERYTHING = [
     SamplingParams(max_tokens=9),
@@ -159,8 +159,8 @@ def test_the_switch(bench, family):
     assert [looks_ahead(choice, torch.device("cuda")) for choice in ("on", "off")] == [True, False]
     assert not PagedEngine(bench.store, EngineConfig(kv_bytes=1 << 20), ["base"]).ahead
     assert PagedEngine(bench.store, CONFIG, ["base"]).ahead
-    with pytest.raises(ValueError, match="ahead must be one of"):
-        EngineConfig(ahead="always")
+    with pytest.raises(ValueError, match="async_scheduling must be one of"):
+        EngineConfig(async_scheduling="always")
 
 
 def test_busy_time_is_counted_once(bench, family):
