@@ -2,6 +2,8 @@
 
     rows --filled up to a bucket, tables to a width--> layouts --copied into the recording's own--> replay --> logits, fillers dropped
 
+A part of a chain that begins with hidden states has these copied, too; one without a head gives hidden states instead of logits.
+
 A shape is the models of the step, in order, with the bucket of each one's rows, and the width of their tables. Which adapter a token uses
 follows from its model. A shape is recorded when it comes a second time. A row that only fills up stands alone at position 0; its K and V go
 to a page that nobody reads (`kv.pool`).
@@ -13,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from runtime.config import GraphChoice
@@ -37,9 +40,10 @@ _Shape = tuple[tuple[tuple[str, int], ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """`layouts`: what it reads. `kept`, `scratches`: what else it has the addresses of."""
+    """`layouts`, `hidden` (by part): what it reads. `kept`, `scratches`: what else it has the addresses of."""
 
     layouts: Sequence[Layout]
+    hidden: Mapping[str, Tensor]
     replay: Work
     kept: Kept
     scratches: tuple[Tensor, ...]
@@ -66,14 +70,16 @@ class Graphs:
         self._unfit.clear()
 
     def forward(self, batches: Mapping[str, Rows]) -> Mapping[str, Tensor] | None:
-        """Logits [rows, vocabulary] by model, valid until the next step; None for a step that is to be run as it is."""
+        """Logits [rows, vocabulary] by model, of parts without a head hidden states [1, rows, width], valid until the next step; None for
+        a step that is to be run as it is.
+        """
         if tuple(batches) in self._unfit or not batches or not all(_decodes(batch) for batch in batches.values()):
             return None
         filled = {name: _filled(batch) for name, batch in batches.items()}
-        logits = self._logits(filled, lay_out(filled, self._units.device, self._filling))
-        return None if logits is None else {name: logits[name][: len(batch.rows)] for name, batch in batches.items()}
+        made = self._made(filled, lay_out(filled, self._units.device, self._filling))
+        return None if made is None else {name: _own(batch, made[name]) for name, batch in batches.items()}
 
-    def _logits(self, filled: Mapping[str, Rows], layouts: Sequence[Layout]) -> Mapping[str, Tensor] | None:
+    def _made(self, filled: Mapping[str, Rows], layouts: Sequence[Layout]) -> Mapping[str, Tensor] | None:
         shape = _shape(filled, layouts)
         known = self._recordings.get(shape)
         if known is not None:
@@ -81,6 +87,8 @@ class Graphs:
             for layout, new in zip(known.layouts, layouts, strict=True):
                 for into, given in zip(layout.contents, new.contents, strict=True):
                     into.copy_(given)
+            for name, into in known.hidden.items():
+                into.copy_(_hidden(filled)[name])
         elif shape in self._met:
             known = self._record(filled, layouts)
             if known is None:
@@ -104,7 +112,7 @@ class Graphs:
             self.refused += 1
             return None
         self.recorded += 1
-        return _Recorded(layouts, replay, kept, self._pool.scratches)
+        return _Recorded(layouts, _hidden(filled), replay, kept, self._pool.scratches)
 
     def _keep(self, shape: _Shape, recorded: _Recorded) -> None:
         """Keep a recording; the one that was not used for longest makes room."""
@@ -121,7 +129,8 @@ class Graphs:
         def work() -> Mapping[str, Tensor]:
             fresh = [replace(layout, rotaries={}) for layout in layouts]
             frames = FrameMaker(batches, fresh, self._units, self._pool, kept)
-            return StepRun(batches, frames, self._units.device, False, picks, kept).forward()
+            run = StepRun(batches, frames, self._units.device, False, picks, kept)
+            return {**run.forward(), **run.behind}
 
         return work
 
@@ -145,24 +154,37 @@ def table_width(groups: int) -> int:
 
 
 def _decodes(batch: Rows) -> bool:
-    """Whether every row of a model is one token that is asked for the next, behind the virtual ones."""
+    """Whether every row of a model is one token behind the virtual ones, of which logits, where there are any, are wanted for the next."""
     return len(batch.rows) <= MOST_ROWS and all(
-        len(row.tokens) == 1 and row.sample and row.start >= batch.model.spec.virtual_tokens and not asks_prompt(batch.model, row)
+        len(row.tokens) == 1
+        and row.start >= batch.model.spec.virtual_tokens
+        and (not batch.model.has_head or (row.sample and not asks_prompt(batch.model, row)))
         for row in batch.rows
     )
 
 
 def _filled(batch: Rows) -> Rows:
-    """A model's decodes with rows of nobody behind them: token 0 at position 0."""
+    """A model's decodes with rows of nobody behind them: token 0, or zeros, at position 0."""
     more = bucket(len(batch.rows)) - len(batch.rows)
     spans = tuple(RowSpan(batch.tokens + i, batch.tokens + i + 1, 0) for i in range(more))
-    return replace(batch, spans=(*batch.spans, *spans), ids=(*batch.ids, *(0,) * more))
+    hidden = None if batch.hidden is None else torch.nn.functional.pad(batch.hidden, (0, 0, 0, more))
+    return replace(batch, spans=(*batch.spans, *spans), ids=(*batch.ids, *(0,) * more), hidden=hidden)
 
 
 def _still(batch: Rows, layout: Layout) -> Rows:
     """The same for every step of a shape: rows that could each be as long as the tables are wide."""
     last = layout.tables.shape[2] * layout.page_tokens - 1
-    return Rows(batch.model, (), tuple(RowSpan(at, at + 1, last) for at in range(batch.tokens)), batch.ids)
+    return Rows(batch.model, (), tuple(RowSpan(at, at + 1, last) for at in range(batch.tokens)), batch.ids, batch.hidden)
+
+
+def _hidden(batches: Mapping[str, Rows]) -> dict[str, Tensor]:
+    """What parts of chains start from."""
+    return {name: batch.hidden for name, batch in batches.items() if batch.hidden is not None}
+
+
+def _own(batch: Rows, made: Tensor) -> Tensor:
+    """Without what fills up."""
+    return made[: len(batch.rows)] if batch.model.has_head else made[:, : len(batch.rows)]
 
 
 def _shape(filled: Mapping[str, Rows], layouts: Sequence[Layout]) -> _Shape:

@@ -13,15 +13,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from runtime.config import EngineConfig
 from runtime.engine.arrays import array_of, arrays_of, joined, likeness
+from runtime.engine.graphs import graphs_for
+from runtime.engine.outcome import Outcome, sampling_of, wanted_of
 from runtime.engine.paged import eager, learn, rows_of
 from runtime.engine.residents import Residents
 from runtime.engine.rows import Rows
 from runtime.kv.pool import PagePool
 from runtime.stages import Array, Likeness, Stage, StageResult
-from runtime.types import EngineMemory, ModelSpec, StepPlan, StepResult
+from runtime.types import EngineMemory, ModelSpec, SegmentRun, StepPlan, StepResult
 from zoo.store import Store
 
 
@@ -30,7 +33,8 @@ class StagedEngine:
 
     Args:
         store: where the weights are.
-        config: device, pool size, dtype. `page_tokens` and `graphs` are not read.
+        config: device, pool size, dtype, and whether decodes are recorded. `page_tokens` and `async_scheduling` are not read: whoever
+            hands hidden states on must have them, and what is sampled goes to a scheduler first.
         half_page: bytes of K (and of V) in a page, the same on all devices (`engine.residents.half_page`).
         device: its name in paths; that of the hardware if there is none.
     """
@@ -40,6 +44,7 @@ class StagedEngine:
         self._device = device or config.device
         self._residents = Residents(store, config, "paged")
         self._pool = PagePool(config.kv_bytes, half_page, config.device)
+        self._graphs = None if self._trace else graphs_for(config.graphs, self._residents.units, self._pool)
 
     @property
     def device(self) -> str:
@@ -55,10 +60,15 @@ class StagedEngine:
 
     def load(self, stage: Stage) -> ModelSpec:
         """Make a stage ready; one that is loaded already costs nothing. Raises NotServable, NotFound, AmbiguousName, DamagedObject."""
-        return self._residents.load(stage.model, self._pool, stage).spec
+        before = len(self._residents.models)
+        spec = self._residents.load(stage.model, self._pool, stage).spec
+        if len(self._residents.models) > before:
+            self._forget()  # adapters came to units that recordings have in them
+        return spec
 
     def unload(self, stage: Stage) -> None:
         """Drop a stage; what no other one uses is freed. Raises NotFound."""
+        self._forget()
         self._residents.unload(stage.id)
 
     @torch.inference_mode()
@@ -68,14 +78,29 @@ class StagedEngine:
         models, units = self._residents.models, self._residents.units
         learn(models, plan)
         batches = {name: _begun(batch, inputs, units.device) for name, batch in rows_of(models, self._pool, plan).items()}
-        run = eager(batches, units, self._pool, self._trace)
-        outcome = run.execute(units.operations.largest)
+        outcome, behind, segments = self._ran(batches)
         outputs: dict[str, Array] = {}
-        for name, hidden in run.behind.items():
+        for name, hidden in behind.items():
             arrays = arrays_of(hidden, [(span.lo, span.hi) for span in batches[name].spans])
             outputs.update(zip((row.seq for row in batches[name].rows), arrays, strict=True))
         busy = time.perf_counter_ns() - begin
-        return StageResult(StepResult(plan.step, outcome.sampled, outcome.prompts, tuple(run.segments), busy), outputs)
+        return StageResult(StepResult(plan.step, outcome.sampled, outcome.prompts, segments, busy), outputs)
+
+    def _ran(self, batches: Mapping[str, Rows]) -> tuple[Outcome, Mapping[str, Tensor], tuple[SegmentRun, ...]]:
+        """Tokens, hidden states behind stages without a head, and what ran; a recording tells nothing of that."""
+        units = self._residents.units
+        made = None if self._graphs is None else self._graphs.forward(batches)
+        if made is None:
+            run = eager(batches, units, self._pool, self._trace)
+            return run.execute(units.operations.largest), run.behind, tuple(run.segments)
+        wanted = {name: wanted_of(batch) for name, batch in batches.items()}
+        outcome = sampling_of(batches, wanted, made, units.operations.largest).read()
+        # The next replay writes over them, and whoever they go to may read them later.
+        return outcome, {name: made[name].clone() for name, batch in batches.items() if not batch.model.has_head}, ()
+
+    def _forget(self) -> None:
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def read_pages(self, pages: Sequence[int]) -> Array:
         """Raises ValueError for pages that are not there."""
