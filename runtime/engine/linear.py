@@ -80,6 +80,8 @@ class SharedLinear(nn.Module):
         self.adapters: dict[str, LowRank] = {}
         self.inputs, self.outputs = Scales(), Scales()
         self._plain = True
+        #: What its packed weight is known by; None while it is plain.
+        self.packed_as: str | None = None
         self._stacks: Joined[_Stack] = Joined()
         self._bind(transposed)
 
@@ -93,8 +95,9 @@ class SharedLinear(nn.Module):
         weight = self.weight.data.t() if transposed else self.weight.data
         self.product: Product = plain_product(weight, None if self.bias is None else self.bias.data)
 
-    def pack(self, packed: Packed) -> None:
-        """Read this packed form of the weight [out, in] from now on; the plain one is let go."""
+    def pack(self, packed: Packed, key: str) -> None:
+        """Read this packed form of the weight [out, in] from now on; the plain one is let go. `key`: what it is known by."""
+        self.packed_as = key
         self.weight = nn.Parameter(packed.data, requires_grad=False)
         self.product = packed.layout.product(packed.data, self.product.outputs, self.product.bias)
 
@@ -102,6 +105,12 @@ class SharedLinear(nn.Module):
         """The weight stays as it is stored; have it multiplied by the kernels, where they can."""
         if takes_stored(self.product):
             self.product = StoredProduct(kernels, self.product)
+
+    def unpack(self, weight: Tensor) -> None:
+        """Read the weight [out, in] as it lies from now on; the packed form is let go."""
+        self.packed_as = None
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._bind(False)
 
     def forward(self, x: Tensor) -> Tensor:
         if self._plain:

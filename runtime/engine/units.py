@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -150,6 +150,7 @@ class UnitStore:
                 self.pool.release([digest])
             else:
                 plain.append(digest)
+        self._unpack_(plain)
         rotary = None if made.rotary is None else self._rotary(component, made.rotary)
         side = Bottlenecks() if isinstance(module, ResidualHalf) else None
         if isinstance(module, ResidualHalf):
@@ -178,9 +179,25 @@ class UnitStore:
             key = digest if weight.is_contiguous() else digest + _TURNED
             packed = self.packs.acquire(key, weight)
             if packed is not None:
-                linear.pack(packed)
+                linear.pack(packed, key)
                 taken.append(key)
         return taken
+
+    def _unpack_(self, digests: Sequence[str]) -> None:
+        """Let heads read their table as it is where somebody else does from now on (a tied head that was there before the embedding):
+        one copy of each, whoever comes first.
+        """
+        for unit in self.units.values():
+            for digest in set(unit.packs).intersection(digests) if unit.kind == "lm_head" else ():
+                weight = self.pool.acquire(digest)
+                for module in unit.module.modules():
+                    if isinstance(module, SharedLinear) and module.packed_as == digest:
+                        module.unpack(weight)
+                        if self.kernels is not None:
+                            module.stay(self.kernels)
+                self.packs.release([digest])
+                unit.packs = tuple(key for key in unit.packs if key != digest)
+                unit.tensors = (*unit.tensors, digest)
 
     def _rotary(self, component: Component, module: nn.Module) -> str:
         """One rotary module for all components with the same rotary settings."""

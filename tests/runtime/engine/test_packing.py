@@ -15,6 +15,11 @@ from runtime.engine.native.calls import Kernels
 from runtime.engine.packing import Packs
 from runtime.engine.paged import PagedEngine
 from runtime.engine.products import OneDnn, Panels
+from runtime.engine.residents import half_page
+from runtime.engine.staged import StagedEngine
+from runtime.stages import Array, Stage
+from runtime.types import Opened, Row, SamplingParams, SequenceRequest, StepPlan
+from tests.chains import manifest_of, width_of
 from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
@@ -137,3 +142,36 @@ def test_a_way_that_is_not_offered_is_refused():
         EngineConfig(weights="folded")
     with pytest.raises(ValueError, match="auto, stock, native"):
         EngineConfig(kernels="best")
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("family", ["qwen2", "opt"])
+def test_a_head_that_came_before_its_table_is_one_with_it_as_soon_as_that_comes(bench, kernels, family):
+    """Stages of one model in any order: the table is there once, and tokens are the same before and after."""
+    name = bench.family(family, f"{family}-tied-{kernels}", seed=2, tie_word_embeddings=True)
+    manifest = manifest_of(bench.store, name)
+    first, last = ({digest for _, digest in manifest.components[at].component.tensors} for at in (0, -1))
+    (table,) = first & last
+    end = len(manifest.components)
+    config = EngineConfig(kv_bytes=1 << 20, page_tokens=4, weights="packed", kernels=kernels)
+    head, embedding = Stage(name, end - 1, end), Stage(name, 0, 1)
+    one, other, alone = (StagedEngine(bench.store, config, half_page(bench.store, config, [name])) for _ in range(3))
+    for stage in (head, embedding):
+        one.load(stage)
+    for stage in (embedding, head):
+        other.load(stage)
+    alone.load(head)
+    ours, theirs, only = (each._residents.units for each in (one, other, alone))
+    assert any(key.partition("/")[0] == table for key in only.packs._layout_of), "a head by itself is packed"
+    assert (ours.pool.users(table), ours.nbytes) == (theirs.pool.users(table), theirs.nbytes)
+    assert table not in ours.packs._counted
+    opened = Opened(SequenceRequest("s@1", "r", head.id, (1, 2), SamplingParams(4, logprobs=2)))
+    hidden = Array("float32", (2, width_of(bench.store, name)), bytes(torch.randn(2, width_of(bench.store, name)).numpy()))
+    plan = StepPlan(1, (Row("s@1", head.id, (0, 0), 0, ((),)),), (opened,))
+    results = [each.run(plan, {"s@1": hidden}).result.sampled[0] for each in (one, other, alone)]
+    assert results[0] == results[1]
+    assert results[0].token == results[2].token
+    for engine_ in (one, other):
+        for stage in (head, embedding):
+            engine_.unload(stage)
+        assert engine_._residents.units.pool.nbytes == engine_._residents.units.packs.nbytes == 0
