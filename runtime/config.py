@@ -221,7 +221,7 @@ GraphChoice = Literal["auto", "off", "on"]
 
 
 #: Whether the next step is planned and launched before the tokens of the one under way are known: on GPUs (`auto`), never, or anywhere. On
-#: a CPU steps then run on a thread of their own, which takes more from them than the overlap gives.
+#: a CPU steps then run on a thread of their own, which was not measured to be faster.
 AheadChoice = Literal["auto", "off", "on"]
 
 

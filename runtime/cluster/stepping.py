@@ -80,6 +80,7 @@ class Stepping:
         except StepSkipped:
             with self._lock:
                 self._agent.skip_step(self._clock())
+                self._deliver([])  # whoever waits for an end may have it now
         except Exception as error:
             _log.exception("a step failed")
             self._fail(error)

@@ -6,8 +6,7 @@ The next token of a sequence that has run `tokens` (virtual ones among them, as 
 
 and one more (mod vocab_size), as often as needed, while `min_tokens` still forbids it as an end. Every log-probability is -1, the
 k-th alternative -1-k, and the k-th alternative to token t is (t + k) mod vocab_size. All other sampling values are ignored.
-A step over n tokens takes `alpha + beta * n` nanoseconds; `pace` may spend them for real. It runs a step when it is launched, and whoever
-launched it is told when asking for the result.
+A step over n tokens takes `alpha + beta * n` nanoseconds; `pace` may spend them for real. A launched step is run at once.
 
 Contract: it keeps what a real engine would keep (tokens, tables, owners of pages) and raises PlanViolation, changing
 nothing, unless a plan is in every point what `runtime.types` promises. It knows no torch and no clock.
@@ -83,9 +82,8 @@ def allowed(spec: ModelSpec, sampling: SamplingParams, produced: int, token: int
 
 @dataclass(slots=True)
 class _Held:
-    """What the engine holds of a sequence. `tokens`: virtual ones, prompt, output; `computed`: how many have run, their sum in `total`.
-
-    `sampled_at`: the step that gave the last token, which the next one may await.
+    """What the engine holds of a sequence. `tokens`: virtual ones, prompt, output; `computed`: how many have run, their sum in `total`;
+    `sampled_at`: the step that gave the last one.
     """
 
     opened: Opened

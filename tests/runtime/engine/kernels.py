@@ -97,6 +97,21 @@ def watching() -> Iterator[None]:
             setattr(Tensor, name, was)
 
 
+@contextmanager
+def _recording() -> Iterator[None]:
+    """`_Watch`, and no copies from the host by `kv.transfers` either: a recording would do them again with what is there by then."""
+
+    def refuse(*_: object, **__: object) -> Tensor:
+        raise Unrecordable("a copy from the host")
+
+    before, torch.frombuffer = torch.frombuffer, refuse
+    try:
+        with _Watch():
+            yield
+    finally:
+        torch.frombuffer = before
+
+
 class Watched(Rerun):
     """`engine.recording.Recorder` that is as strict as CUDA's: warmed up, watched, and its results stay in the same tensors."""
 
@@ -106,11 +121,11 @@ class Watched(Rerun):
     def record(self, work: Work) -> Work:
         self.asked += 1
         work()
-        with _Watch():
+        with _recording():
             made = work()
 
         def replay():
-            with _Watch():
+            with _recording():
                 for name, logits in work().items():
                     made[name].copy_(logits)
             return made
