@@ -196,7 +196,11 @@ class Moves:
     def give(self, want: Want, guest: Guest | None) -> RelayCommand:
         """Pages of a sequence that runs here; or why there are none."""
         answer = Pages(want.move, want.seq, want.epoch, want.lo, want.hi, "")
-        hops = () if guest is None else (hop for hop in guest.path if hop.device == self._device and hop.covers(want.layers))
+        hops = (
+            ()
+            if guest is None or guest.epoch != want.epoch
+            else (hop for hop in guest.path if hop.device == self._device and hop.covers(want.layers))
+        )
         hop = next(iter(hops), None)
         key = None if guest is None or hop is None else guest.keys.get(hop.lo)
         if key is None or hop is None:
