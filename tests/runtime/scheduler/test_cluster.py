@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import product
 
 import pytest
 
@@ -197,13 +196,3 @@ def test_a_move_does_not_shorten_an_answer() -> None:
     cluster.expect()
     assert None not in said["long"] and any("sooner" in (why or "") for why in said["long"])
     assert None in said["short"]
-
-
-def test_what_is_remembered_of_paths_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runtime.scheduler.provision._REMEMBERED", 8)
-    cluster = VirtualCluster([M], [(1, 3, 4)], devices=3)
-    cluster.run()
-    chain, provision = M.chain(1, 3, 4), cluster.scheduler.provision
-    seen = [provision.hops(chain, devices) for devices in product(("d0", "d1", "d2"), repeat=4)]
-    assert len(set(seen)) == 81 and len(provision._paths) <= 8
-    assert provision.hops(chain, ("d0",) * 4) == seen[0]
