@@ -163,17 +163,22 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(4.2 * len(reports), 3.2), layout="constrained")
+    wide = min(3, len(reports))
+    deep = -(-len(reports) // wide)
+    figure = Figure(figsize=(4.2 * wide, 3.2 * deep), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(1, len(reports), squeeze=False)[0]
-    for axis, report in zip(axes, reports, strict=True):
+    axes = figure.subplots(deep, wide, squeeze=False)
+    for axis in axes.flat[len(reports) :]:
+        axis.set_visible(False)
+    for axis, report in zip(axes.flat, reports, strict=False):
         for mode, trace in report["trace"].items():
             at, pages = [point[0] for point in trace], [point[1] for point in trace]
             axis.plot(at, pages, label=mode, linewidth=1.0, color=f"C{MODES.index(mode)}")
         axis.set_title(f"table {report['table']}, batch {report['batch']}, padding {report['padding']}", fontsize="small")
         axis.set_xlabel("seconds")
-    axes[0].set_ylabel("pages in use, padding included")
-    axes[-1].legend(fontsize="small")
+    for row in axes:
+        row[0].set_ylabel("pages in use, padding included")
+    axes[0][0].legend(fontsize="small")
     figure.savefig(path, dpi=110)
 
 
