@@ -15,6 +15,7 @@ from cli.serve_options import ServeOptions, size_of
 from cli.wiring import check_device
 from runtime.agent.commands import Serve
 from runtime.cluster.driver import ClusterDriver
+from runtime.policy.profiles import DeviceProfile
 from runtime.scheduler.adaptive import Adaptation
 from runtime.trace import TraceSink
 
@@ -32,6 +33,7 @@ def start_cluster(zoo: Zoo, options: ServeOptions, names: Sequence[str], databas
     """A running cluster with these models. Raises InputError, Unavailable when agents cannot be brought up, and as loading does."""
     from runtime.engine.chains import describe_chain
     from runtime.engine.composed import variants_in
+    from runtime.engine.pieces import measured_pieces
     from runtime.engine.residents import half_page
     from runtime.engine.standing import surrogates_of
 
@@ -40,21 +42,25 @@ def start_cluster(zoo: Zoo, options: ServeOptions, names: Sequence[str], databas
     half = half_page(zoo.store, config, names)
     whole = {block.id: block.nbytes for name in names for block in describe_chain(zoo.store, name, config, half, _WHOLE).blocks}
     piece = max(sum(whole.values()) // (_PIECES * options.agents), 1)
+    threads = max((os.cpu_count() or 1) // options.agents, 1)
     settings = {
-        "store": str(zoo.store.root), "database": database, "config": msgspec.to_builtins(config), "half_page": half,
-        "threads": max((os.cpu_count() or 1) // options.agents, 1),
+        "store": str(zoo.store.root), "database": database, "config": msgspec.to_builtins(config), "half_page": half, "threads": threads,
     }  # fmt: skip
 
     def describe(name: str) -> Serve:
         found = describe_chain(zoo.store, name, config, half, piece)
         variants = variants_in(zoo.store, found.chain, name, config, half, piece) if options.deltas else ()
+        cut = {zoo.model(name).name: found.chain, **{each.variant.name: each.variant.chain for each in variants}}
         return Serve(
-            found.chain, (*found.blocks, *(block for each in variants for block in each.blocks)), tuple(v.variant for v in variants)
-        )
+            found.chain, (*found.blocks, *(block for each in variants for block in each.blocks)), tuple(v.variant for v in variants),
+            measured_pieces(zoo.store, cut, config.device, threads),
+        )  # fmt: skip
 
     served = [describe(name) for name in names]
     blocks = {block.id: block for each in served for block in each.blocks}
-    adaptation = Adaptation(tuple(variant for each in served for variant in each.variants))
+    measured = tuple({profile.block: profile for each in served for profile in each.profiles}.values())
+    profiles = DeviceProfile(config.device, measured, ())
+    adaptation = Adaptation(tuple(variant for each in served for variant in each.variants), profiles=profiles)
     devices = [f"agent-{number}" for number in range(options.agents)]
     cluster = options.cluster()
     known = {each.chain.model: surrogates_of(zoo.store, each.chain.model) for each in served if cluster.speculation.mode != "off"}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import msgspec
 
 from runtime.messages import Message
+from runtime.policy.profiles import BlockProfile
 from runtime.stages import Array, Block, Chain, Stage, Variant
 from runtime.types import ModelSpec, SequenceRequest, StepPlan, TokenEvent
 
@@ -178,11 +179,13 @@ class Tick:
 class Serve:
     """To the scheduler: a new model, or a new version of one: the same name, another `Chain.version` and `Chain.loaded_as`. Answered by
     one Updated, when newcomers get it or when it is clear that they will not. `blocks`: at least those that are not known yet.
+    `profiles`: of those that were measured.
     """
 
     chain: Chain
     blocks: tuple[Block, ...]
     variants: tuple[Variant, ...] = ()
+    profiles: tuple[BlockProfile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

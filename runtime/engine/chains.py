@@ -54,7 +54,7 @@ def describe_chain(
     layers = sum(_attends(placed.component) for placed in manifest.components)
     pages = PageSizes(config.kv_bytes, half_page)
     spec = spec_of(store, manifest, chain, found, config, kv_layers=layers, page_tokens=found.page_tokens(pages))
-    sizes = _Sizes(manifest)
+    sizes = Sizes(manifest)
     uses, blocks = [], []
     for lo, hi in _pieces(manifest, chain, sizes, piece_bytes):
         components = [placed.component for placed in manifest.components[lo:hi]]
@@ -69,8 +69,8 @@ def describe_chain(
     return DescribedChain(Chain(spec, version, tuple(uses), pinned(name, version)), tuple(blocks))
 
 
-class _Sizes:
-    """Bytes of components, each distinct tensor once."""
+class Sizes:
+    """Bytes of a model's components, each distinct tensor once."""
 
     def __init__(self, manifest: ModelManifest) -> None:
         self._bytes = {tensor.digest: tensor.nbytes for tensor in manifest.tensors}
@@ -83,7 +83,7 @@ class _Sizes:
         return sum(self._bytes[digest] for digest in {digest for adapter in own for _, digest in adapter.tensors})
 
 
-def _pieces(manifest: ModelManifest, chain: Sequence[ChainBlock], sizes: _Sizes, piece_bytes: int) -> Iterator[tuple[int, int]]:
+def _pieces(manifest: ModelManifest, chain: Sequence[ChainBlock], sizes: Sizes, piece_bytes: int) -> Iterator[tuple[int, int]]:
     """The zoo's blocks, cut before layers wherever a piece would become larger than `piece_bytes`."""
     components = [placed.component for placed in manifest.components]
     for block in chain:

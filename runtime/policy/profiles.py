@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -146,6 +146,30 @@ def chain_of(profile: DeviceProfile, name: str, blocks: Sequence[str]) -> BlockP
     prefill = Line(chunks, tuple(math.fsum(values) for values in zip(*(each.prefill.seconds for each in found), strict=True)))
     load = math.fsum(each.load_seconds for each in found)
     return BlockProfile(name, sum(each.nbytes for each in found), Grid(batches, contexts, seconds), prefill, load)
+
+
+def part_of(whole: BlockProfile, name: str, time: float, loaded: float) -> BlockProfile:
+    """A piece of a block that has a share `time` of what it computes, and a share `loaded` of its bytes."""
+    decode = Grid(whole.decode.batches, whole.decode.contexts, tuple(tuple(time * each for each in row) for row in whole.decode.seconds))
+    prefill = Line(whole.prefill.xs, tuple(time * each for each in whole.prefill.seconds))
+    return BlockProfile(name, round(loaded * whole.nbytes), decode, prefill, loaded * whole.load_seconds, whole.stands_for)
+
+
+def alike(blocks: Sequence[BlockProfile]) -> tuple[BlockProfile, ...]:
+    """The same tables over all points of all of them, so that they can be added up."""
+    batches = _union(each.decode.batches for each in blocks)
+    contexts = _union(each.decode.contexts for each in blocks)
+    chunks = _union(each.prefill.xs for each in blocks)
+
+    def at_all(each: BlockProfile) -> BlockProfile:
+        decode = Grid(batches, contexts, tuple(tuple(each.decode.at(batch, context) for context in contexts) for batch in batches))
+        return replace(each, decode=decode, prefill=Line(chunks, tuple(each.prefill.at(chunk) for chunk in chunks)))
+
+    return tuple(at_all(each) for each in blocks)
+
+
+def _union(axes: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    return tuple(sorted({point for axis in axes for point in axis}))
 
 
 def profile_of(document: Mapping[str, Any]) -> DeviceProfile:

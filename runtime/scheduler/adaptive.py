@@ -18,7 +18,8 @@ from itertools import chain as joined
 from runtime.agent.admission import refusal
 from runtime.policy.dispatch import Dispatch, DispatchLimits, Kind, Option, dispatch
 from runtime.policy.latency import Candidate, Work
-from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line, chain_of
+from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
+from runtime.scheduler.estimates import Estimates
 from runtime.scheduler.state import ClusterState
 from runtime.stages import Chain, Path, Variant
 from runtime.types import SequenceRequest
@@ -30,10 +31,10 @@ _NOMINAL_ROWS = 64.0
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """What adaptive requests may get, and how it is chosen.
+    """What adaptive requests may get, how that is chosen, and what all choices of paths go by.
 
     `limits`: what is preferred, the least scores, and the latency up to which accuracy comes first. `profiles`: of blocks, under the ids
-    that chains name them by; None for none.
+    that chains name them by; None for none. Newcomers' devices are chosen by them too (`scheduler.estimates`).
     """
 
     variants: tuple[Variant, ...] = ()
@@ -44,11 +45,10 @@ class Adaptation:
 class Adaptive:
     """See the top of the file."""
 
-    def __init__(self, state: ClusterState, adaptation: Adaptation) -> None:
+    def __init__(self, state: ClusterState, limits: DispatchLimits, estimates: Estimates) -> None:
         self._state = state
-        self._limits = adaptation.limits
-        self._profiles = profiles = adaptation.profiles
-        self._measured = frozenset(each.block for each in profiles.blocks) if profiles is not None else frozenset()
+        self._limits = limits
+        self._estimates = estimates
 
     def choose(self, request: SequenceRequest, exact: Chain, now: int) -> Variant | None:
         """The variant that a request gets; None for the chain that it named."""
@@ -99,8 +99,8 @@ class Adaptive:
 
     def _chain_profiles(self, chains: Sequence[Chain]) -> list[BlockProfile]:
         """What was measured, if it was for all blocks of all of them; else what their bytes make likely."""
-        if self._profiles is not None and all(use.block in self._measured for each in chains for use in each.uses):
-            return [chain_of(self._profiles, each.loaded_as, [use.block for use in each.uses]) for each in chains]
+        if all(self._estimates.covers(each) for each in chains):
+            return [self._estimates.whole(each) for each in chains]
         return [self._nominal(each) for each in chains]
 
     def _nominal(self, chain: Chain) -> BlockProfile:

@@ -55,28 +55,28 @@ class Scheduler:
         config: see there.
         trace: where events go.
         surrogates: by model, cheaper stand-ins of parts of it (BL-25).
-        adaptation: what may stand in for these chains where a request allows it; its blocks are among `blocks`.
-        estimates: what rows take on devices, where blocks were profiled; without them paths are chosen by loads.
+        adaptation: what may stand in for these chains where a request allows it; its blocks are among `blocks`. Its profiles say what
+            rows take on devices; without them paths are chosen by loads.
     """
 
     def __init__(
         self, chains: Iterable[Chain], blocks: Iterable[Block], config: ClusterConfig, trace: TraceSink | None = None,
         surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}), adaptation: Adaptation | None = None,
-        estimates: Estimates | None = None,
     ) -> None:  # fmt: skip
-        devices = Devices()
+        devices, adaptation = Devices(), adaptation or Adaptation()
+        estimates = _estimates(adaptation, config)
         provision = Provision(blocks, config, devices, estimates)
         served = {chain.model: chain for chain in chains}
         tell, out = Narrator(trace, "scheduler"), Outbox(config.block_rows)
         self._state = ClusterState(config, served, devices, provision, tell, Ledger(devices), out)
         self._donors = Donors(self._state)
         self._updates = Updates(self._state, self._donors)
-        self._updates.know(() if adaptation is None else adaptation.variants)
+        self._updates.know(adaptation.variants)
         self._seating = Seating(self._state, self._donors)
         self.speculation = Speculation(self._state, surrogates)
         self._seating.predict = self.speculation.plan
         self._rows = Rows(self._state, self._seating, self.speculation)
-        self._admission = Admission(self._state, self._seating, Adaptive(self._state, adaptation or Adaptation()))
+        self._admission = Admission(self._state, self._seating, Adaptive(self._state, adaptation.limits, estimates))
         self.handovers = Handovers(self._state, self._seating)
         self._fleet = Fleet(self._state, self._seating, self._admission, self.handovers, self._updates)
         self._seating.on_leaving = self.handovers.cancel
@@ -254,3 +254,9 @@ class Scheduler:
         state.prefixes.check([*(m.beginning for m in state.running.values() if m.beginning is not None), *self._donors])
         if any(member.holding.ends or member.beginning is not None for member in state.waiting):
             raise RuntimeError("a sequence that waits holds pages")
+
+
+def _estimates(adaptation: Adaptation, config: ClusterConfig) -> Estimates:
+    """What was measured; devices are of one kind, so that one table is all of theirs. A hop is what a row loses between two of them."""
+    blocks = adaptation.profiles.blocks if adaptation.profiles is not None else ()
+    return Estimates({each.block: each for each in blocks}, hop=config.control.crossing_us / 1e6)

@@ -11,10 +11,10 @@ an admission costs a few dictionary look-ups per block and candidate. A block wi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from runtime.policy.latency import Candidate, Latency, Work, latency_of
-from runtime.policy.profiles import BlockProfile, LinkProfile
+from runtime.policy.profiles import BlockProfile, DeviceProfile, LinkProfile, alike, chain_of
 from runtime.scheduler.devices import Device
 from runtime.stages import Chain
 
@@ -25,14 +25,29 @@ class Estimates:
     """
 
     def __init__(self, profiles: Mapping[str, BlockProfile], hop: float, way_in: LinkProfile | None = None) -> None:
-        self._profiles = profiles
+        self._profiles = dict(profiles)
         self._way_in = way_in
         self._known: dict[tuple[str, int, int, int, bool], Latency] = {}
+        self._whole: dict[str, BlockProfile] = {}
         self.hop = hop
+
+    def learn(self, profiles: Iterable[BlockProfile]) -> None:
+        """Of blocks that come later; what is known stays."""
+        for each in profiles:
+            self._profiles.setdefault(each.block, each)
 
     def covers(self, chain: Chain) -> bool:
         """Whether each block of a chain was measured."""
         return all(use.block in self._profiles for use in chain.uses)
+
+    def whole(self, chain: Chain) -> BlockProfile:
+        """A chain that is covered, as one block. Raises KeyError for one that is not."""
+        found = self._whole.get(chain.version)
+        if found is None:
+            blocks = [use.block for use in chain.uses]
+            tables = DeviceProfile("", alike([self._profiles[block] for block in dict.fromkeys(blocks)]), ())
+            found = self._whole[chain.version] = chain_of(tables, chain.loaded_as, blocks)
+        return found
 
     def of(self, block: str, device: Device, context: int) -> Latency:
         """The terms of one candidate for a row at `context` tokens."""

@@ -15,6 +15,7 @@ from runtime.config import ClusterConfig
 from runtime.kv.pages import groups_for
 from runtime.policy.latency import Latency
 from runtime.policy.paths import choose_by_cost, choose_devices, choose_roomy
+from runtime.policy.profiles import BlockProfile
 from runtime.policy.reading import choose
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.estimates import Estimates
@@ -64,9 +65,11 @@ class Provision:
     def block(self, name: str) -> Block:
         return self._blocks[name]
 
-    def learn(self, blocks: Iterable[Block]) -> None:
-        """Blocks of another chain."""
+    def learn(self, blocks: Iterable[Block], profiles: Iterable[BlockProfile] = ()) -> None:
+        """Blocks of another chain, and what was measured of them."""
         self._blocks.update((block.id, block) for block in blocks)
+        if self.estimates is not None:
+            self.estimates.learn(profiles)
 
     def why_not(self, chain: Chain) -> str | None:
         """Why a chain cannot be run by this cluster; None if it can, or if that is not known yet."""

@@ -38,7 +38,7 @@ class Updates:
             state.out.updated(chain.model, self._version(chain.model), why)
             state.tell.version(now, "model.refuse", chain, why)
             return
-        state.provision.learn(event.blocks)
+        state.provision.learn(event.blocks, event.profiles)
         self._coming[chain.model] = event
         state.coming[chain.model] = chain
         state.changed = True
