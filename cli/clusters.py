@@ -6,7 +6,7 @@ Imports torch and transformers only when called: the sizes of K and V come from 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -29,8 +29,13 @@ _PIECES = 4
 _WHOLE = 1 << 62
 
 
-def start_cluster(zoo: Zoo, options: ServeOptions, names: Sequence[str], database: str | None, trace: TraceSink | None) -> ClusterDriver:
-    """A running cluster with these models. Raises InputError, Unavailable when agents cannot be brought up, and as loading does."""
+def start_cluster(
+    zoo: Zoo, options: ServeOptions, names: Sequence[str], database: str | None, trace: TraceSink | None,
+    log: Callable[[bytes], object] | None = None,
+) -> ClusterDriver:  # fmt: skip
+    """A running cluster with these models. `log`: takes lines of its scheduler's log.
+
+    Raises InputError, Unavailable when agents cannot be brought up, and as loading does."""
     from runtime.engine.chains import describe_chain
     from runtime.engine.composed import variants_in
     from runtime.engine.pieces import measured_pieces
@@ -66,7 +71,7 @@ def start_cluster(zoo: Zoo, options: ServeOptions, names: Sequence[str], databas
     known = {each.chain.model: surrogates_of(zoo.store, each.chain.model) for each in served if cluster.speculation.mode != "off"}
     return ClusterDriver(
         [each.chain for each in served], list(blocks.values()), devices, _fleet(options, settings), cluster, trace=trace,
-        adaptation=adaptation, describe=describe, surrogates=known,
+        adaptation=adaptation, describe=describe, surrogates=known, log=log,
     )  # fmt: skip
 
 

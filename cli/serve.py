@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
@@ -35,6 +35,7 @@ def serve(
     api_key: flags.ApiKey = None,
     trace: flags.Trace = None,
     otel: flags.Otel = None,
+    log: flags.Log = None,
     device: flags.Device = None,
     dtype: flags.Dtype = None,
     layers: flags.Layers = None,
@@ -114,7 +115,7 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
         say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor")
         driver: LocalDriver | ClusterDriver
         if options.clustered:
-            driver = stack.enter_context(start_cluster(zoo, options, chosen.names, database, sink))
+            driver = stack.enter_context(start_cluster(zoo, options, chosen.names, database, sink, _open_log(options.log, stack)))
         else:
             engine = start_engine(zoo, engine_config, chosen.names, chosen.executor)
             driver = stack.enter_context(LocalDriver(engine, batching, sink))
@@ -133,6 +134,17 @@ def _open_spans(endpoint: str | None, trace: Trace | None, stack: ExitStack) -> 
     provider = exporting(endpoint)
     stack.callback(provider.shutdown)
     return Spans(provider, trace)
+
+
+def _open_log(path: str | None, stack: ExitStack) -> Callable[[bytes], object] | None:
+    """Where the log of a cluster's scheduler goes."""
+    if path is None:
+        return None
+    from runtime.cluster.journal import Journal
+
+    journal = Journal(Path(path))
+    stack.callback(journal.close)
+    return journal.write
 
 
 def _open_trace(path: str | None, stack: ExitStack) -> Trace | None:

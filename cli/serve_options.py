@@ -42,6 +42,7 @@ class ServeOptions:
     api_key: str | None = None
     trace: str | None = None
     otel: str | None = None
+    log: str | None = None
     device: str = "cpu"
     dtype: str | None = None
     layers: str = "fused"
@@ -178,6 +179,8 @@ def _check(options: ServeOptions) -> None:
         raise InputError("an inline agent is the only one: leave --agents 1, or take another --backend")
     if options.otel is not None and not options.otel.startswith(("http://", "https://")):
         raise InputError(f"otel must be an address such as http://host:4318/v1/traces, not {options.otel!r}")
+    if options.log is not None and not options.clustered:
+        raise InputError("--log is of a cluster's scheduler: give --agents or --backend, or --trace instead")
     if not 1 <= options.agents <= 256:
         raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
     if options.clustered and options.executor == "dense":

@@ -92,8 +92,16 @@ class Updated:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """For the scheduler's driver: what became of a Move. `error`: why it cannot be, empty if it has begun."""
+
+    seq: str
+    error: str = ""
+
+
 RelayCommand = Send | LoadStage | DropStage | ReadPages | WritePages
-SchedulerCommand = Send | Emit | Replace | Updated
+SchedulerCommand = Send | Emit | Replace | Updated | Moving
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +170,16 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class Move:
+    """To the scheduler: blocks [lo, hi) of a running sequence's chain are to go to another device. Answered by one Moving, at once."""
+
+    seq: str
+    lo: int
+    hi: int
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
 class Down:
     """To the scheduler: an agent's process ended, or it has not been heard of for too long. `final`: no other takes its place."""
 
@@ -196,4 +214,4 @@ class Withdraw:
 
 
 RelayEvent = StageLoaded | StageFailed | PagesWritten
-SchedulerEvent = Arrive | Abort | Pause | Resume | Down | Tick | Serve | Withdraw
+SchedulerEvent = Arrive | Abort | Pause | Resume | Move | Down | Tick | Serve | Withdraw

@@ -15,7 +15,21 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
-from runtime.agent.commands import Abort, Arrive, Down, Emit, SchedulerCommand, SchedulerEvent, Send, Serve, Tick, Updated, Withdraw
+from runtime.agent.commands import (
+    Abort,
+    Arrive,
+    Down,
+    Emit,
+    Move,
+    Moving,
+    SchedulerCommand,
+    SchedulerEvent,
+    Send,
+    Serve,
+    Tick,
+    Updated,
+    Withdraw,
+)
 from runtime.agent.events import refusal_event
 from runtime.cluster.changes import Changes
 from runtime.cluster.crew import Crew
@@ -24,6 +38,7 @@ from runtime.cluster.routes import Routes
 from runtime.cluster.stranded import Hopeless, Strandings, ending
 from runtime.messages import Message
 from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.record import Handler
 from runtime.types import SequenceRequest
 
 _log = logging.getLogger(__name__)
@@ -38,6 +53,7 @@ class Conductor:
     Args:
         changed: the lock, notified after whatever has happened. routes: who hears of which sequence, behind it.
         died: told once why it ended, by its thread, without the lock.
+        handler: what stands in the scheduler's place when something has happened (`scheduler.record`).
     """
 
     def __init__(
@@ -48,7 +64,9 @@ class Conductor:
         routes: Routes,
         clock: Callable[[], int],
         died: Callable[[str], None],
+        handler: Handler | None = None,
     ) -> None:
+        self._handle = (handler or scheduler).handle
         self._scheduler, self._company, self._clock, self._died = scheduler, company, clock, died
         self._changed, self._routes = changed, routes
         self._changes, self.strandings = Changes(), Strandings()
@@ -131,7 +149,7 @@ class Conductor:
 
     def _tell(self, events: Iterable[Message | SchedulerEvent], now: int) -> None:
         for event in events:
-            self._carry_out(self._scheduler.handle(event, now), now)
+            self._carry_out(self._handle(event, now), now)
 
     def _carry_out(self, commands: Iterable[SchedulerCommand], now: int) -> None:
         """A Replace is nothing to do: `company` has known of the death before the scheduler, and starts another when its time has come."""
@@ -157,10 +175,9 @@ class Conductor:
         self._tell([event], now)
 
     def _move(self, seq: str, blocks: range, target: str, answer: Future[str | None], now: int) -> None:
-        member = self._scheduler.members.get(seq)
-        why = f"no sequence {seq}" if member is None else self._scheduler.handovers.start(member, blocks, target, now)
-        self._tell([Tick()], now)  # what it has to say goes out with an event's commands
-        answer.set_result(why)
+        commands = self._handle(Move(seq, blocks.start, blocks.stop, target), now)
+        self._carry_out(commands, now)
+        answer.set_result(next((each.error for each in commands if isinstance(each, Moving)), "") or None)
 
     # -- what cannot go on ---------------------------------------------------------------------------------------------
 
@@ -174,7 +191,7 @@ class Conductor:
         chains = self._scheduler.chains()
         for model, why in self.strandings.found(chains, self._scheduler.provision.instances, failed, reasons).items():
             for seq in [seq for seq, member in self._scheduler.members.items() if member.request.model == model]:
-                self._carry_out(ending(self._scheduler.handle(Abort(seq), now), seq, why), now)
+                self._carry_out(ending(self._handle(Abort(seq), now), seq, why), now)
         self.strandings.require_hope(chains)
 
     def _known_final(self, name: str) -> bool:

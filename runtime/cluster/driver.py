@@ -36,6 +36,7 @@ from runtime.cluster.version import own_version
 from runtime.config import ClusterConfig
 from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.record import Recorder, head_of
 from runtime.stages import Block, Chain, Surrogate
 from runtime.trace import TraceSink
 from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
@@ -59,6 +60,7 @@ class ClusterDriver(Reception):
         config, lives: of the scheduler; of the agents' restarts.
         adaptation: what adaptive requests may get. describe: how models that are asked for later are served; None: there are none.
         surrogates: by model, cheaper stand-ins of parts of it (BL-25).
+        log: takes lines of the scheduler's log (`scheduler.record`), on its thread.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class ClusterDriver(Reception):
         adaptation: Adaptation | None = None,
         describe: Callable[[str], Serve] | None = None,
         surrogates: Mapping[str, Sequence[Surrogate]] | None = None,
+        log: Callable[[bytes], object] | None = None,
     ) -> None:
         """Waits until all agents are there, with a path for each model. Raises Unavailable if one cannot be brought up; the fleet is shut
         down then, and on Ctrl-C."""
@@ -85,7 +88,9 @@ class ClusterDriver(Reception):
             undo.callback(_let_go, fleet)
             self._scheduler = Scheduler(chains, blocks, config, trace, surrogates or {}, adaptation)
             self._company: Crew = fleet if isinstance(fleet, Alone) else _company(devices, fleet, lives or LifeConfig(), version, clock)
-            self._conductor = Conductor(self._scheduler, self._company, self._changed, self._routes, clock, self._die)
+            head = head_of(chains, blocks, config, surrogates or {}, adaptation)
+            handler = None if log is None else Recorder(self._scheduler, head, log)
+            self._conductor = Conductor(self._scheduler, self._company, self._changed, self._routes, clock, self._die, handler)
             self.sight = Sight(self._scheduler, self._company, self._conductor.strandings, self._changed)
             undo.pop_all()
             undo.callback(self.shutdown)

@@ -65,11 +65,16 @@ def _pieces(reader: Reader, name: str, chain: Chain, known: Mapping[str, BlockPr
 
 def _part(whole: BlockProfile, block: ChainBlock, use: BlockUse, components: Sequence[Component], sizes: Sizes) -> BlockProfile:
     piece, all_of_it = components[use.lo : use.hi], components[block.lo : block.hi]
-    loaded = sizes.weights(piece) / max(sizes.weights(all_of_it), 1)
-    multiplied = sizes.weights(_multiplied(all_of_it))
-    time = sizes.weights(_multiplied(piece)) / multiplied if multiplied else loaded
+    loaded = _bytes(piece, sizes) / max(_bytes(all_of_it, sizes), 1)
+    multiplied = _bytes(_multiplied(all_of_it), sizes)
+    time = _bytes(_multiplied(piece), sizes) / multiplied if multiplied else loaded
     return part_of(whole, use.block, time, loaded)
 
 
 def _multiplied(components: Sequence[Component]) -> list[Component]:
     return [component for component in components if component.kind != "embedding"]
+
+
+def _bytes(components: Sequence[Component], sizes: Sizes) -> int:
+    """Component by component: what two of them share counts twice, or the shares of pieces would not add up to one."""
+    return sum(sizes.weights([component]) for component in components)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from runtime.agent.commands import Abort, Arrive, Down, Pause, Resume, SchedulerCommand, SchedulerEvent, Serve, Tick, Withdraw
+from runtime.agent.commands import Abort, Arrive, Down, Move, Pause, Resume, SchedulerCommand, SchedulerEvent, Serve, Tick, Withdraw
 from runtime.agent.narrator import Narrator
 from runtime.agent.state import AgentState, block_loads, model_loads
 from runtime.config import ClusterConfig
@@ -125,6 +125,8 @@ class Scheduler:
                 self.control.pauses.pause(event.seq, event.expected, now)
             case Resume():
                 self.control.pauses.resume(event.seq, now)
+            case Move():
+                self._move(event, now)
             case _:
                 raise TypeError(f"{type(event).__name__} is not for schedulers")
         return self._settle(now)
@@ -156,6 +158,13 @@ class Scheduler:
         member = self._state.members.get(seq)
         if member is not None:
             self._seating.end(member, "abort", now)
+
+    def _move(self, event: Move, now: int) -> None:
+        member = self._state.members.get(event.seq)
+        why = f"no sequence {event.seq}"
+        if member is not None:
+            why = self.handovers.start(member, range(event.lo, event.hi), event.target, now) or ""
+        self._state.out.moving(event.seq, why)
 
     # -- looking in ----------------------------------------------------------------------------------------------------
 

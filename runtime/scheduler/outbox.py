@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from runtime.agent.commands import Emit, Replace, SchedulerCommand, Send, Updated
+from runtime.agent.commands import Emit, Moving, Replace, SchedulerCommand, Send, Updated
 from runtime.messages import Close, Drop, Go, Load, Message, Open
 from runtime.scheduler.members import Member
 from runtime.scheduler.tries import Try
@@ -80,7 +80,7 @@ class Outbox:
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
-        self._updated: list[Updated] = []
+        self._updated: list[Updated | Moving] = []
 
     def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
         """Stages, each with its blocks."""
@@ -131,6 +131,9 @@ class Outbox:
 
     def updated(self, model: str, version: str, error: str = "") -> None:
         self._updated.append(Updated(model, version, error))
+
+    def moving(self, seq: str, error: str) -> None:
+        self._updated.append(Moving(seq, error))
 
     def flush(self) -> list[SchedulerCommand]:
         """Everything; the box is empty then."""

@@ -50,11 +50,12 @@ def cluster(
     fleet: Fleet | Literal["processes", "threads"] = "processes",
     lives: LifeConfig | None = None,
     devices: Sequence[str] = DEVICES,
+    log: Callable[[bytes], object] | None = None,
     **config: Any,
 ) -> Iterator[ClusterDriver]:
     made = (processes() if fleet == "processes" else in_threads()) if isinstance(fleet, str) else fleet
     chains = [model.chain(*CUTS) for model in MODELS]
-    driver = ClusterDriver(chains, blocks(), devices, made, ClusterConfig(placing="split", **config), lives)
+    driver = ClusterDriver(chains, blocks(), devices, made, ClusterConfig(placing="split", **config), lives, log=log)
     try:
         yield driver
     finally:

@@ -1,0 +1,47 @@
+"""A file that takes lines while a cluster runs: the log of its scheduler, for `zoo simulate --replay`.
+
+Contract: what cannot be written (a full disk) ends the log, with one warning, and never the cluster. It is only the owner's to read:
+prompts stand in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+from zoo.errors import InputError
+
+_log = logging.getLogger(__name__)
+
+
+class Journal:
+    """One thread writes, then one closes. Raises InputError for a path that cannot be written."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+        except OSError as error:
+            raise InputError(f"the log cannot be written to {path}: {error.strerror}") from None
+        self._ended = False
+
+    def write(self, line: bytes) -> None:
+        """One line; nothing once the log has ended."""
+        if not self._ended:
+            try:
+                self._file.write(line)
+            except OSError as error:
+                self._end(error)
+
+    def close(self) -> None:
+        if not self._ended:
+            self._ended = True
+            try:
+                self._file.close()
+            except OSError as error:
+                self._end(error)
+
+    def _end(self, error: OSError) -> None:
+        self._ended = True
+        _log.warning("the log in %s ends here: %s", self._path, error.strerror)
