@@ -44,6 +44,7 @@ def start_cluster(
 
     config = options.engine()
     check_device(config.device)
+    limits = options.dispatch()
     half = half_page(zoo.store, config, names)
     whole = {block.id: block.nbytes for name in names for block in describe_chain(zoo.store, name, config, half, _WHOLE).blocks}
     piece = max(sum(whole.values()) // (_PIECES * options.agents), 1)
@@ -54,7 +55,7 @@ def start_cluster(
 
     def describe(name: str) -> Serve:
         found = describe_chain(zoo.store, name, config, half, piece)
-        variants = variants_in(zoo.store, found.chain, name, config, half, piece) if options.deltas else ()
+        variants = variants_in(zoo.store, found.chain, name, config, half, piece, limits) if options.deltas else ()
         cut = {zoo.model(name).name: found.chain, **{each.variant.name: each.variant.chain for each in variants}}
         return Serve(
             found.chain, (*found.blocks, *(block for each in variants for block in each.blocks)), tuple(v.variant for v in variants),
@@ -65,7 +66,7 @@ def start_cluster(
     blocks = {block.id: block for each in served for block in each.blocks}
     measured = tuple({profile.block: profile for each in served for profile in each.profiles}.values())
     profiles = DeviceProfile(config.device, measured, ())
-    adaptation = Adaptation(tuple(variant for each in served for variant in each.variants), profiles=profiles)
+    adaptation = Adaptation(tuple(variant for each in served for variant in each.variants), limits, profiles)
     devices = [f"agent-{number}" for number in range(options.agents)]
     cluster = options.cluster()
     known = {each.chain.model: surrogates_of(zoo.store, each.chain.model) for each in served if cluster.speculation.mode != "off"}

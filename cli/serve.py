@@ -62,6 +62,10 @@ def serve(
     speculation: flags.Speculation = None,
     agent_weights: flags.AgentWeights = None,
     deltas: flags.Deltas = None,
+    adaptive: flags.Adaptive = None,
+    adaptive_ms: flags.AdaptiveMs = None,
+    equivalent: flags.Equivalent = None,
+    stitched: flags.Stitched = None,
     config: flags.ConfigFile = None,
     store: StoreOption = DEFAULT_STORE,
     database: DatabaseOption = None,
@@ -119,7 +123,8 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
         else:
             engine = start_engine(zoo, engine_config, chosen.names, chosen.executor)
             driver = stack.enter_context(LocalDriver(engine, batching, sink))
-        source = ZooSource(zoo, options.deltas, engine_config.device)
+        # By accuracy the scheduler alone decides: the server would take a rewriting by latency.
+        source = ZooSource(zoo, options.deltas and options.adaptive == "latency", engine_config.device)
         served = [source.served(spec) for spec in driver.models()]
         app = build_app(driver, served, source, settings, trace)
         serve(app, settings, bound, ready=lambda: print(address_of(bound), flush=True))

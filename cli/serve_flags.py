@@ -92,6 +92,23 @@ Speculation = Annotated[
 ]
 AgentWeights = Annotated[str | None, typer.Option(help="Bytes of weights that an agent takes; 0 for any.", show_default="0")]
 Deltas = Annotated[
-    bool | None, typer.Option("--deltas", help="Serve adaptive requests by a model's low-rank rewriting, where that is served too.")
+    bool | None,
+    typer.Option(
+        "--deltas",
+        help="Serve adaptive requests by a model's low-rank rewriting, where that is served too; over agents also by composed models "
+        "that were scored against it.",
+    ),
 ]
+Adaptive = Annotated[
+    str | None,
+    typer.Option(
+        help="With agents and --deltas, adaptive requests get what is fastest (latency) or the best score (accuracy).",
+        show_default="latency",
+    ),
+]
+AdaptiveMs = Annotated[
+    float | None, typer.Option(help="Accuracy comes first up to so many milliseconds a step; 0 for always.", show_default="0")
+]
+Equivalent = Annotated[float | None, typer.Option(help="The least score of blocks that stand in for a model's own.", show_default="0.98")]
+Stitched = Annotated[float | None, typer.Option(help="The same of chains with stitches.", show_default="0.95")]
 ConfigFile = Annotated[Path | None, typer.Option(help="TOML or JSON file with the same options.", dir_okay=False)]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from runtime.config import (
     BatchingConfig,
@@ -25,6 +25,7 @@ from runtime.config import (
     ServerConfig,
     SpeculationConfig,
 )
+from runtime.policy.dispatch import DispatchLimits
 from zoo.errors import InputError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -69,6 +70,10 @@ class ServeOptions:
     block_rows: int = 0
     agent_weights: int | str = 0
     deltas: bool = False
+    adaptive: str = "latency"
+    adaptive_ms: float = 0.0
+    equivalent: float = 0.98
+    stitched: float = 0.95
 
     @property
     def clustered(self) -> bool:
@@ -105,6 +110,12 @@ class ServeOptions:
             speculation=_built(SpeculationConfig, mode=self.speculation),
             sharing=self.sharing, block_rows=self.block_rows, control=_built(ControlConfig, balancing=self.balancing),
         )  # fmt: skip
+
+    def dispatch(self) -> DispatchLimits:
+        """How adaptive requests are dispatched over agents."""
+        prefer: Literal["latency", "accuracy"] = "accuracy" if self.adaptive == "accuracy" else "latency"
+        limit = self.adaptive_ms / 1000 if self.adaptive_ms else None
+        return DispatchLimits(prefer, self.equivalent, self.stitched, limit=limit)
 
     def relay(self) -> RelayConfig:
         """Raises InputError."""
@@ -187,12 +198,24 @@ def _check(options: ServeOptions) -> None:
         raise InputError("the dense executor runs on one device only: leave --agents 1 and --backend local")
     if options.executor not in ("auto", "paged", "dense"):
         raise InputError(f"executor must be auto, paged or dense, not {options.executor!r}")
+    _check_adaptive(options)
     if options.api_key == "" or os.environ.get("ZOO_API_KEY") == "":
         raise InputError("the API key is empty; leave it out to serve without one")
     if not 0 <= options.port <= 65535:
         raise InputError(f"{options.port} is no port")
     if options.max_queued < 1 or not 0 < options.drain_seconds < 86400:
         raise InputError("max_queued and drain_seconds must be positive")
+
+
+def _check_adaptive(options: ServeOptions) -> None:
+    if options.adaptive not in ("latency", "accuracy"):
+        raise InputError(f"adaptive must be latency or accuracy, not {options.adaptive!r}")
+    if options.adaptive == "accuracy" and not (options.clustered and options.deltas):
+        raise InputError("accuracy first is how agents serve adaptive requests: give --deltas, and --agents or --backend")
+    if options.adaptive_ms and options.adaptive != "accuracy":
+        raise InputError("adaptive_ms is the time up to which accuracy comes first: give --adaptive accuracy")
+    if not (0.0 <= options.equivalent <= 1.0 and 0.0 <= options.stitched <= 1.0 and 0.0 <= options.adaptive_ms < 1e9):
+        raise InputError("equivalent and stitched must be from 0 to 1, adaptive_ms at least 0")
 
 
 def _built(kind: type[C], **values: Any) -> C:

@@ -205,7 +205,7 @@ class TokenEvent(msgspec.Struct, frozen=True, gc=False):
     """One token of one sequence, or its end without a token (`token` None: aborted, or failed with `error`).
 
     Each sequence gets its tokens once each, in order of `index`, and exactly one event with `finish` set, its last.
-    `served`: on the last event, the model that it ran on, where that stood in for the one it asked for (adaptive requests).
+    `served`: the model that it ran on, where that stood in for the one it asked for (adaptive requests).
     """
 
     seq: str

@@ -31,7 +31,8 @@ class TokenEntry:
 class Piece(NamedTuple):
     """What one step added to a choice. `entries` only where logprobs were asked for; `tokens` are new answer tokens.
 
-    `cut`: a stop string ended the choice while its sequence runs on: abort it.
+    `cut`: a stop string ended the choice while its sequence runs on: abort it. `served`: what really ran, where that is not the model
+    that was asked for.
     """
 
     choice: int
@@ -41,6 +42,7 @@ class Piece(NamedTuple):
     finish: FinishReason | None = None
     error: str | None = None
     cut: bool = False
+    served: str | None = None
 
 
 class Choice:
@@ -52,6 +54,7 @@ class Choice:
         self.seq = request.seq
         self.finish: FinishReason | None = None
         self.tokens = 0
+        self._served: str | None = None
         self._min_tokens = request.sampling.min_tokens
         self._model = generation.model
         self._ending = _ending_tokens(generation, index)
@@ -71,6 +74,7 @@ class Choice:
             if self.finish is not None:
                 break
             self._prompt_logprobs += event.prompt_logprobs
+            self._served = event.served or self._served
             text.append(self._opening())
             entries += self._prompt_entries()
             if event.token is not None:
@@ -80,7 +84,7 @@ class Choice:
             error = event.error
             cut = self._stops.stopped and event.finish is None
         self.tokens += len(tokens)
-        return Piece(self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error, cut)
+        return Piece(self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error, cut, self._served)
 
     def _echoed(self, text: str | None, tokens: Sequence[int]) -> str:
         """The prompt as it was given; of token ids what is final, since the answer may complete a character."""

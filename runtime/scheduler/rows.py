@@ -148,9 +148,8 @@ class Rows:
             reason = "length"
         if state.tell.on:
             state.tell.token(now, request, made - 1, sampled.token)
-        served = None if reason is None else member.served
         event = TokenEvent(
-            request.seq, request.request, made - 1, sampled.token, sampled.logprob, sampled.top, scores, reason, None, served
+            request.seq, request.request, made - 1, sampled.token, sampled.logprob, sampled.top, scores, reason, None, member.served
         )  # fmt: skip
         state.out.events.append(event)
         if reason is not None:

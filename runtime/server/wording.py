@@ -28,12 +28,14 @@ class Finished:
     tokens: list[int] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
     finish: FinishReason | None = None
+    served: str | None = None
 
     def add(self, piece: Piece) -> None:
         self.text.append(piece.text)
         self.tokens += piece.tokens
         self.entries += piece.entries
         self.finish = piece.finish
+        self.served = piece.served
 
 
 class Wording(Protocol):
@@ -62,10 +64,14 @@ class _Common:
         self._kind = kind
         self._chunk_kind = chunk_kind
 
-    def frame(self, choices: Iterable[Document], chunk: bool) -> Document:
+    def frame(self, choices: Iterable[Document], chunk: bool, served: Iterable[str | None] = ()) -> Document:
+        """`served`: what ran instead of the model for each of the choices; the document says it where that is one for all of them."""
         kind = self._chunk_kind if chunk else self._kind
         receipt, model = self.generation.receipt, self.generation.model
         named = {"model": model.name} if model.asked is None else {"model": model.asked, "served_by": model.name}
+        instead = set(served)
+        if len(instead) == 1 and (name := instead.pop()) is not None:
+            named["served_by"] = name
         document: Document = {"id": receipt.id, "object": kind, "created": receipt.created, **named, "choices": list(choices)}
         if chunk and self.generation.usage_chunk:
             document["usage"] = None
@@ -89,14 +95,18 @@ class CompletionWording(_Common):
         super().__init__(generation, "text_completion", "text_completion")
 
     def whole(self, choices: Sequence[Finished]) -> Document:
-        worded = [self._choice(c.index, "".join(c.text), c.entries, c.tokens, c.finish, whole=True) for c in choices]
-        return {**self.frame(worded, chunk=False), "usage": self.usage(sum(len(c.tokens) for c in choices))}
+        worded = [_with_served(self._choice(c.index, "".join(c.text), c.entries, c.tokens, c.finish, whole=True), c) for c in choices]
+        return {
+            **self.frame(worded, chunk=False, served=[c.served for c in choices]),
+            "usage": self.usage(sum(len(c.tokens) for c in choices)),
+        }
 
     def opening(self, choice: int) -> Document | None:
         return None
 
     def chunk(self, piece: Piece) -> Document:
-        return self.frame([self._choice(piece.choice, piece.text, piece.entries, piece.tokens, piece.finish, whole=False)], chunk=True)
+        worded = self._choice(piece.choice, piece.text, piece.entries, piece.tokens, piece.finish, whole=False)
+        return self.frame([_with_served(worded, piece)], chunk=True, served=_at_end(piece))
 
     def _choice(
         self, index: int, text: str, entries: Sequence[TokenEntry], tokens: Sequence[int], finish: FinishReason | None, whole: bool
@@ -134,7 +144,10 @@ class ChatWording(_Common):
         super().__init__(generation, "chat.completion", "chat.completion.chunk")
 
     def whole(self, choices: Sequence[Finished]) -> Document:
-        document = {**self.frame(map(self._choice, choices), chunk=False), "usage": self.usage(sum(len(c.tokens) for c in choices))}
+        document = {
+            **self.frame(map(self._choice, choices), chunk=False, served=[c.served for c in choices]),
+            "usage": self.usage(sum(len(c.tokens) for c in choices)),
+        }
         if self.generation.return_token_ids:
             document["prompt_token_ids"] = list(self.generation.prompts[0].tokens)
         return document
@@ -145,7 +158,8 @@ class ChatWording(_Common):
 
     def chunk(self, piece: Piece) -> Document:
         delta = {"content": piece.text} if piece.text else {}
-        return self.frame([self._with_tokens({"index": piece.choice, "delta": delta}, piece, piece.finish)], chunk=True)
+        worded = self._with_tokens({"index": piece.choice, "delta": delta}, piece, piece.finish)
+        return self.frame([worded], chunk=True, served=_at_end(piece))
 
     def _choice(self, choice: Finished) -> Document:
         message = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
@@ -156,7 +170,7 @@ class ChatWording(_Common):
         worded["finish_reason"] = finish
         if self.generation.return_token_ids:
             worded["token_ids"] = list(source.tokens)
-        return worded
+        return _with_served(worded, source)
 
     def _logprobs(self, entries: Sequence[TokenEntry]) -> Document:
         content = []
@@ -168,6 +182,17 @@ class ChatWording(_Common):
     def _token(self, token: int, logprob: float | None) -> Document:
         raw = self.generation.model.tokenizer.token_bytes(token)
         return {"token": printable(raw), "logprob": _finite(logprob), "bytes": list(raw)}
+
+
+def _at_end(piece: Piece) -> tuple[str | None, ...]:
+    return () if piece.finish is None else (piece.served,)
+
+
+def _with_served(worded: Document, source: Piece | Finished) -> Document:
+    """A choice that another model has made than the one that was asked for says so at its end."""
+    if source.finish is not None and source.served is not None:
+        worded["served_by"] = source.served
+    return worded
 
 
 def _finite(logprob: float | None) -> float | None:

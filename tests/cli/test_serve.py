@@ -23,6 +23,7 @@ from cli.serve import ended_by_sigterm
 from cli.serve_options import gather, size_of
 from cli.wiring import choose
 from runtime.frontend.served import SamplingDefaults, defaults_from
+from runtime.policy.dispatch import DispatchLimits
 from zoo.api import Zoo
 from zoo.errors import InputError, NotServable
 
@@ -133,7 +134,7 @@ def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--executor", "dense", "--dense-mode", "relay"), "baton-pd"),
         (("--models", "nobody"), "nobody"),
         (("--agents", "0"), "at least 1"),
-        (("--backend", "pigeons"), "local, threads, processes or ray"),
+        (("--backend", "pigeons"), "threads, processes or ray"),
         (("--otel", "collector:4318"), "http://host:4318"),
         (("--agents", "2", "--executor", "dense"), "one device only"),
         (("--agents", "2", "--agent-weights", "much"), "no size"),
@@ -178,6 +179,13 @@ def test_file_then_command_line(tmp_path: Path) -> None:
     assert gather(same, {}).models == ("a", "b")
 
 
+def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
+    assert gather(None, {}).dispatch() == DispatchLimits()
+    toml = tmp_path / "serve.toml"
+    toml.write_text('agents = 2\ndeltas = true\nadaptive = "accuracy"\nadaptive_ms = 50\nequivalent = 0.9\nstitched = 0.8\n')
+    assert gather(toml, {}).dispatch() == DispatchLimits("accuracy", 0.9, 0.8, limit=0.05)
+
+
 @pytest.mark.parametrize(
     ("text", "word"),
     [
@@ -190,6 +198,11 @@ def test_file_then_command_line(tmp_path: Path) -> None:
         ("host = 5", "host must be str"),
         ("port = ", "neither TOML nor JSON"),
         ('api_key = ""', "empty"),
+        ('adaptive = "speed"', "latency or accuracy"),
+        ('adaptive = "accuracy"', "give --deltas, and --agents"),
+        ("adaptive_ms = 5", "give --adaptive accuracy"),
+        ("equivalent = 1.5", "from 0 to 1"),
+        ('log = "events"', "give --agents"),
         ("max_queued = 0", "positive"),
     ],
 )
