@@ -22,6 +22,8 @@ from runtime.agent.commands import (
     Emit,
     Move,
     Moving,
+    Pause,
+    Resume,
     SchedulerCommand,
     SchedulerEvent,
     Send,
@@ -118,6 +120,13 @@ class Conductor:
         self.ask(lambda now: self._move(seq, blocks, target, answer, now))
         return answer
 
+    def pause(self, request: str, expected: int | None) -> Future[int]:
+        """A request's sequences get no rows until they go on. How many those are."""
+        return self._of(request, lambda seq: Pause(seq, expected))
+
+    def resume(self, request: str) -> Future[int]:
+        return self._of(request, Resume)
+
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -178,6 +187,17 @@ class Conductor:
         commands = self._handle(Move(seq, blocks.start, blocks.stop, target), now)
         self._carry_out(commands, now)
         answer.set_result(next((each.error for each in commands if isinstance(each, Moving)), "") or None)
+
+    def _of(self, request: str, event: Callable[[str], Pause | Resume]) -> Future[int]:
+        answer: Future[int] = Future()
+
+        def tell(now: int) -> None:
+            seqs = [seq for seq, member in self._scheduler.members.items() if member.request.request == request]
+            self._tell([event(seq) for seq in seqs], now)
+            answer.set_result(len(seqs))
+
+        self.ask(tell)
+        return answer
 
     # -- what cannot go on ---------------------------------------------------------------------------------------------
 

@@ -112,6 +112,21 @@ class ClusterDriver(Reception):
         """
         return self._answer(self._conductor.move(seq, blocks, target))
 
+    def pause(self, request: str, expected: int | None = None) -> int:
+        """No tokens of a request's sequences from now on, but those that are under way, until `resume`; they keep their K and V, which may
+        move meanwhile (BL-17). How many sequences those are; 0 for a request that is not here. Waits for the scheduler.
+
+        Args:
+            expected: how long it will be, in ns, where that is known.
+
+        Raises Unavailable once the driver is dead.
+        """
+        return self._answer(self._conductor.pause(request, expected))
+
+    def resume(self, request: str) -> int:
+        """They go on. As `pause`."""
+        return self._answer(self._conductor.resume(request))
+
     # -- models --------------------------------------------------------------------------------------------------------
 
     def models(self) -> tuple[ModelSpec, ...]:

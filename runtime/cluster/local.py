@@ -28,7 +28,7 @@ from runtime.cluster.streams import Sink
 from runtime.config import BatchingConfig
 from runtime.trace import TraceSink
 from runtime.types import Engine, EngineLost, EngineMemory, ModelSpec, SequenceRequest, TokenEvent
-from zoo.errors import InUse, Unavailable, ZooError
+from zoo.errors import InUse, NotServable, Unavailable, ZooError
 
 _log = logging.getLogger(__name__)
 
@@ -63,6 +63,14 @@ class LocalDriver(Reception):
         with self._changed:
             now = self._clock()
             self._deliver([event for seq in seqs for event in self._agent.abort(seq, now)])
+
+    def pause(self, request: str, expected: int | None = None) -> int:
+        """Raises NotServable: pages of one device alone have nowhere to go meanwhile."""
+        raise NotServable("one device alone pauses no requests: serve with --agents or --backend")
+
+    def resume(self, request: str) -> int:
+        """Raises as `pause`."""
+        return self.pause(request)
 
     # -- models --------------------------------------------------------------------------------------------------------
 

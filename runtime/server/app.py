@@ -53,6 +53,8 @@ def _routes(service: Service) -> list[Route]:
         Route("/zoo/models", routes.zoo_models, methods=["GET"]),
         Route("/zoo/state", routes.zoo_state, methods=["GET"]),
         Route("/zoo/trace", routes.zoo_trace, methods=["GET"]),
+        Route("/zoo/requests/{id}/pause", routes.pause, methods=["POST"]),
+        Route("/zoo/requests/{id}/resume", routes.resume, methods=["POST"]),
         Route("/zoo/models/{name:path}/load", routes.load, methods=["POST"]),
         Route("/zoo/models/{name:path}/unload", routes.unload, methods=["POST"]),
     ]

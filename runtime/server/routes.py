@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -69,10 +69,7 @@ class Routes:
         trace = self._service.trace
         if trace is None:
             raise RequestError("No trace is kept; start the server with --trace FILE.", status=404, code="trace_off")
-        limit = request.query_params.get("limit")
-        if limit is not None and not (limit.isascii() and limit.isdigit() and len(limit) < 10):
-            raise RequestError("limit must be a whole number", param="limit")
-        return StreamingResponse(_lines(trace, None if limit is None else int(limit)), media_type="application/jsonl")
+        return StreamingResponse(_lines(trace, _whole(request, "limit")), media_type="application/jsonl")
 
     async def load(self, request: Request) -> Response:
         """Load a model of the store and serve it. One that is served already is nothing to do."""
@@ -94,6 +91,22 @@ class Routes:
                 raise
             return reply({"unloaded": model.name})
 
+    async def pause(self, request: Request) -> Response:
+        """A request waits for somebody else, a tool or a person: no tokens until it goes on. `?expected_ms=`: for how long, if known."""
+        expected = _whole(request, "expected_ms")
+        nanoseconds = None if expected is None else expected * 1_000_000
+        return await self._held(request, True, lambda name: self._service.driver.pause(name, nanoseconds))
+
+    async def resume(self, request: Request) -> Response:
+        return await self._held(request, False, self._service.driver.resume)
+
+    async def _held(self, request: Request, paused: bool, act: Callable[[str], int]) -> Response:
+        name = request.path_params["id"]
+        count = await run_in_threadpool(act, name)
+        if not count:
+            raise RequestError("No request of that id is running or waiting.", status=404, param="id", code="request_not_found")
+        return reply({"id": name, "paused": paused, "sequences": count})
+
     def _load(self, name: str) -> ServedModel:
         driver = self._service.driver
         loaded = driver.load(name)
@@ -104,6 +117,14 @@ class Routes:
         except Exception:
             driver.unload(loaded.name)
             raise
+
+
+def _whole(request: Request, name: str) -> int | None:
+    """A parameter of the query. Raises RequestError for what is no whole number of less than ten digits."""
+    value = request.query_params.get(name)
+    if value is not None and not (value.isascii() and value.isdigit() and len(value) < 10):
+        raise RequestError(f"{name} must be a whole number", param=name)
+    return None if value is None else int(value)
 
 
 def _card(model: ServedModel) -> dict[str, Any]:
