@@ -114,7 +114,7 @@ def impostor(server: Running, name: str, *devices: str, life: int | None = None)
     """Somebody who has got at the sockets, and calls himself that; nobody who has been denied before."""
     driver: Any = server.driver
     post = Post(name, next(LIVES) if life is None else life)
-    post.learn("scheduler", 0, driver._post.address)
+    post.learn("scheduler", 0, driver._company._post.address)
     for device in devices:
         post.learn(device, *address_of(driver, device))
     yield post
