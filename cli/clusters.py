@@ -85,7 +85,8 @@ def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet | Alone:
     from runtime.cluster.threads import Threads
 
     preparation = Preparation("staged", settings)
-    agents = AgentSettings(weights=size_of(options.agent_weights))
+    own_lane = options.agents > 1 and options.cluster().speculation.own_lane
+    agents = AgentSettings(weights=size_of(options.agent_weights), own_lane=own_lane)
     if options.backend == "inline":
         return Alone(ENGINES["staged"](settings), options.relay(), agents)
     if options.backend == "threads":

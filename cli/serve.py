@@ -60,6 +60,7 @@ def serve(
     balancing: flags.Balancing = None,
     block_rows: flags.BlockRows = None,
     speculation: flags.Speculation = None,
+    speculation_lane: flags.SpeculationLane = None,
     agent_weights: flags.AgentWeights = None,
     deltas: flags.Deltas = None,
     adaptive: flags.Adaptive = None,

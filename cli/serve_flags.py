@@ -90,6 +90,13 @@ Speculation = Annotated[
         show_default="off",
     ),
 ]
+SpeculationLane = Annotated[
+    str | None,
+    typer.Option(
+        help="Surrogates run in a lane of their own: own (a thread, or a CUDA stream), or shared: before the other steps.",
+        show_default="own",
+    ),
+]
 AgentWeights = Annotated[str | None, typer.Option(help="Bytes of weights that an agent takes; 0 for any.", show_default="0")]
 Deltas = Annotated[
     bool | None,

@@ -65,6 +65,7 @@ class ServeOptions:
     backend: str = "local"
     placing: str = "auto"
     speculation: str = "off"
+    speculation_lane: str = "own"
     sharing: str = "running"
     balancing: str = "strict"
     block_rows: int = 0
@@ -107,7 +108,7 @@ class ServeOptions:
         """Raises InputError."""
         return _built(
             ClusterConfig, devices=self.agents, placing=self.placing, max_running=self.max_sequences, chunk=min(self.token_budget, 256),
-            speculation=_built(SpeculationConfig, mode=self.speculation),
+            speculation=_built(SpeculationConfig, mode=self.speculation, lane=self.speculation_lane),
             sharing=self.sharing, block_rows=self.block_rows, control=_built(ControlConfig, balancing=self.balancing),
         )  # fmt: skip
 

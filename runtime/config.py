@@ -108,21 +108,30 @@ class ControlConfig:
 #: Predicted hops (BL-25): none; such that every token is the chain's own; or, for requests that allow other blocks, such that predictions
 #: stand which are alike enough.
 SpeculationMode = Literal["off", "exact", "similarity"]
+LaneChoice = Literal["own", "shared"]
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     """`top`: the share of block instances that are predicted, by the time that their queues take. `threshold`: the cosine at which a
-    prediction stands, where that is allowed.
+    prediction stands, where that is allowed. `lane`: stand-ins run on a thread or stream of their own, or before the others on one.
     """
 
     mode: SpeculationMode = "off"
     top: float = 0.1
     threshold: float = 0.95
+    lane: LaneChoice = "own"
 
     def __post_init__(self) -> None:
+        if self.lane not in get_args(LaneChoice):
+            raise ValueError(f"stand-ins' lane is own or shared, not {self.lane!r}")
         if self.mode not in get_args(SpeculationMode) or not 0.0 <= self.top <= 1.0 or not -1.0 <= self.threshold <= 1.0:
             raise ValueError("speculation is off, exact or similarity; top in [0, 1], threshold in [-1, 1]")
+
+    @property
+    def own_lane(self) -> bool:
+        """Whether agents need a lane for stand-ins."""
+        return self.mode != "off" and self.lane == "own"
 
 
 #: Whether sequences with a common beginning share its pages: never, with those that run, or also with ones that have ended, which stay

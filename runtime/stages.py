@@ -201,6 +201,12 @@ class StageResult:
     outputs: Mapping[str, Array]
 
 
+class StepRunner(Protocol):
+    """What runs steps; `StageEngine.run`."""
+
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult: ...
+
+
 class StageEngine(Protocol):
     """One device that runs parts of chains. Plans are those of `runtime.types`, with stages in the place of models:
 
@@ -209,7 +215,7 @@ class StageEngine(Protocol):
     [tokens, width], is in `inputs` under the row's name. `sample` is false but in stages with a head. A stage without attention takes no
     pages. Pages of all devices have the same bytes, and all stages of a model put as many tokens into a page. What lies before the
     start of a table's first row is in its pages already: they were shared, or brought by `write_pages`.
-    Calls come from one thread.
+    Calls come from one thread, but where there is a lane beside.
     """
 
     @property
@@ -234,6 +240,14 @@ class StageEngine(Protocol):
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         """Run one step. Raises EngineLost when no later step can succeed; any other exception fails this step's rows only."""
+        ...
+
+    def beside(self) -> StepRunner | None:
+        """A lane of its own for steps, on the same stages and pages (BL-25); None where there is none. To be called once, before any step.
+
+        From then on its steps and `run`'s may overlap, each on a thread of its own: a sequence keeps to one of the two, and no page that
+        one writes is the other's. Either is told what is released. All else may be called from a third thread, and waits for steps.
+        """
         ...
 
     def read_pages(self, pages: Sequence[int]) -> Array:

@@ -1,8 +1,9 @@
 """One agent's loop: messages in, the relay decides, commands and steps are carried out, messages out. In a process, a thread, an actor.
 
-Contract: everything but `stop` and `stalled_ns` happens on the thread that calls `run`: the engine is loaded, read, written and run there.
-What a step gives is sent before the next one begins. A failing step is its rows' affair; after `MAX_FAILURES` failed steps in a row, or an
-EngineLost, the agent ends, as it does when the scheduler or a peer will not have it. `run` returns why; it never leaves by an exception.
+Contract: everything but `stop` and `stalled_ns` happens on the thread that calls `run`: the engine is loaded, read, written and run there,
+but for steps of lanes that have threads of their own (`lanes`). What a step gives is sent before its lane's next one begins. A failing step
+is its rows' affair; an EngineLost ends the agent, as it does when the scheduler or a peer will not have it. `run` returns why; it never
+leaves by an exception.
 Every wait has a limit: an agent that nobody answers ends.
 
 Control messages are taken of the scheduler only; agents may pass rows and pages. What a relay asks for beside steps is `hands`'.
@@ -22,9 +23,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.agent.commands import SCHEDULER, RelayCommand, RelayEvent, Send, StageStep
+from runtime.agent.relay import Lane
 from runtime.cluster.ended import Ended, Exit
-from runtime.cluster.errors import MAX_FAILURES, public
+from runtime.cluster.errors import public
 from runtime.cluster.hands import Hands
+from runtime.cluster.lanes import lanes_for
 from runtime.cluster.link import Link
 from runtime.cluster.post import Cut, Mail
 from runtime.messages import PROTOCOL, Gone, Halt, Message, Pages, Pass, Peers, Ready, Report, Severed, ToAgent, Want
@@ -46,12 +49,14 @@ class AgentSettings:
     """`weights`: bytes of weights it may hold, 0: no limit. `hello_seconds`: how long the scheduler may take to answer.
 
     `server`: the machine that it is on, whose devices are near each other (BL-26); the host's name if it is empty.
+    `own_lane`: steps that predict run on a thread or stream of their own, beside the others (BL-25).
     """
 
     weights: int = 0
     report_seconds: float = 0.5
     hello_seconds: float = 10.0
     server: str = ""
+    own_lane: bool = False
 
 
 class Relay(Protocol):
@@ -68,11 +73,11 @@ class Relay(Protocol):
 
     def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]: ...
 
-    def next_step(self, now: int) -> StageStep | None: ...
+    def next_step(self, now: int, lane: Lane = "all") -> StageStep | None: ...
 
-    def finish_step(self, result: StageResult, now: int) -> list[RelayCommand]: ...
+    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
 
-    def fail_step(self, reason: str, now: int) -> list[RelayCommand]: ...
+    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
 
     def starved(self, now: int) -> list[RelayCommand]: ...
 
@@ -104,11 +109,12 @@ class AgentLoop:
     ) -> None:
         self._engine, self._relay, self._post, self._clock = engine, relay, post, clock
         self._settings, self._version, self._hands = settings, version, Hands(engine, post)
+        beside = engine.beside() if settings.own_lane else None
+        self._lanes = lanes_for(engine, beside, relay, clock, post.wake)
         self._agents: dict[str, int] = {}
         self._welcome = False
         self._stopping = self._ran = False
         self._began: int | None = None
-        self._failures = 0
         self._next_report = 0
         self._busy_since: int | None = None
 
@@ -118,15 +124,18 @@ class AgentLoop:
         self._post.wake()
 
     def stalled_ns(self) -> int:
-        """How long the loop has been at one thing; 0 while it waits for messages."""
-        since = self._busy_since
+        """How long the loop, or a lane's thread, has been at one thing; 0 while all wait."""
+        since = min((each for each in (self._busy_since, self._lanes.since()) if each is not None), default=None)
         return 0 if since is None else self._clock() - since
 
     def run(self) -> Ended:
         """Work until told to stop, or something ends it."""
-        while (ended := self.turn()) is None:
-            pass
-        return ended
+        try:
+            while (ended := self.turn()) is None:
+                pass
+            return ended
+        finally:
+            self._lanes.close()
 
     def turn(self, limit: float = math.inf) -> Ended | None:
         """Take what came and run a step, if there is one; where there is none, wait for something, up to `limit` seconds. How it ended, if
@@ -206,30 +215,13 @@ class AgentLoop:
             self._carry_out(self._relay.starved(now))
 
     def _step(self) -> bool:
-        """Run a step, if there is one to run; whether there was."""
+        """A turn of the lanes: run a step, or begin and take some; whether there was anything to do."""
         self._busy_since = self._clock()
-        step = self._relay.next_step(self._clock())
-        if step is None:
+        commands = self._lanes.turn()
+        if commands is None:
             return False
-        try:
-            result = self._engine.run(step.plan, step.inputs)
-            commands = self._relay.finish_step(result, self._clock())
-            self._failures = 0
-        except EngineLost:
-            raise
-        except Exception as error:
-            _log.exception("step %d failed", step.plan.step)
-            commands = self._failed(error)
         self._carry_out(commands)
         return True
-
-    def _failed(self, error: Exception) -> list[RelayCommand]:
-        """If the step had been taken already the defect is the relay's: it raises, and that is the end."""
-        commands = self._relay.fail_step(f"the engine failed: {public(error)}", self._clock())
-        self._failures += 1
-        if self._failures >= MAX_FAILURES:
-            raise EngineLost(f"{self._failures} steps in a row failed, the last with {public(error)}") from error
-        return commands
 
     # -- messages --------------------------------------------------------------------------------------------------------
 

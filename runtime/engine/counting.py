@@ -18,9 +18,10 @@ from itertools import accumulate
 from operator import mul
 
 from runtime.engine.counted import PRIME, CountingModel, Part, kept, prompt_logprobs_of, sampled_of
+from runtime.engine.counting_lanes import CountingLanes
 from runtime.engine.fake import FakeFault, require
 from runtime.kv.pages import Group
-from runtime.stages import Array, Likeness, Stage, StageResult
+from runtime.stages import Array, Likeness, Stage, StageResult, StepRunner
 from runtime.types import EngineMemory, ModelSpec, Opened, PromptLogprobs, Row, Sampled, StepPlan, StepResult
 from zoo.errors import NotFound, NotServable
 
@@ -46,8 +47,7 @@ class CountingEngine:
     Args:
         models: those it can load stages of.
         page_capacity, page_bytes: of the device; bytes of K and V together, a multiple of 16.
-        fail_at: steps that raise FakeFault, behind learning what was opened.
-        rewrites: whether rows may go back and write again what was tentative (BL-25).
+        fail_at: steps that raise FakeFault, behind learning what was opened. rewrites: rows may write again what was tentative (BL-25).
     """
 
     def __init__(
@@ -65,14 +65,14 @@ class CountingEngine:
     ) -> None:
         self._models = {model.spec.name: model for model in models}
         self._device, self._capacity, self._page_bytes = device, page_capacity, page_bytes
-        self._alpha, self._beta, self._fail_at, self._pace = alpha, beta, frozenset(fail_at), pace
+        self._alpha, self._beta, self._fail_at = alpha, beta, frozenset(fail_at)
         self._rewrites = rewrites
         self._pool = bytearray(page_capacity * page_bytes)
         self._words = memoryview(self._pool).cast("q")
         self._stages: dict[str, Stage] = {}
         self._held: dict[str, _Held] = {}
         self._tables: dict[int, set[str]] = {}  # page -> sequences in whose tables it is
-        self._last_step = 0
+        self._lanes = CountingLanes(self, pace)
         self._brought: set[int] = set()  # pages as `write_pages` left them
         self._failed: set[str] = set()  # sequences of steps that failed, which are released in any case
 
@@ -133,17 +133,24 @@ class CountingEngine:
 
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         """Run a step. Raises PlanViolation, or FakeFault where that was asked for."""
-        require(plan.step > self._last_step, f"step {plan.step} comes after step {self._last_step}")
-        self._last_step = plan.step
+        return self._lanes.run(plan, inputs)
+
+    def beside(self) -> StepRunner:
+        self._lanes.several = True
+        return self._lanes
+
+    def begin(self, plan: StepPlan, inputs: Mapping[str, Array]) -> int:
+        """The nanoseconds that a step takes, before which all but its rows is done. Raises as `run`."""
         self._release(plan.released)
         self._open(plan.opened)
         if plan.step in self._fail_at:
             self._failed.update([row.seq for row in plan.rows], [one.request.seq for one in plan.opened], plan.released)
             raise FakeFault(f"step {plan.step} was to fail")
         self._verify(plan.rows, inputs)
-        busy = self._alpha + self._beta * plan.tokens
-        if self._pace is not None:
-            self._pace(busy)
+        return self._alpha + self._beta * plan.tokens
+
+    def end(self, plan: StepPlan, inputs: Mapping[str, Array], busy: int) -> StageResult:
+        """The rest of it."""
         sampled: list[Sampled] = []
         prompts: list[PromptLogprobs] = []
         outputs: dict[str, Array] = {}

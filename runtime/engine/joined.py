@@ -1,10 +1,11 @@
-"""What a layer makes of the adapters that are in use together: kept until others are.
+"""What a layer makes of the adapters that are in use together: kept until others are, by each thread that runs steps for itself.
 
 A recorded step reads what it read while it was recorded, so it keeps that itself: another step may have other adapters joined in between.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -14,10 +15,11 @@ T = TypeVar("T")
 
 
 class Joined(Generic[T]):
-    """The last of what was made of adapters, by their names."""
+    """The last of what was made of adapters, by their names. A thread's own: another one's may not be there yet (a stream each), or be of
+    others by the time that it is read."""
 
     def __init__(self) -> None:
-        self._last: tuple[tuple[str, ...], T] | None = None
+        self._last: dict[int, tuple[tuple[str, ...], T]] = {}
 
     def of(self, names: tuple[str, ...], frame: Frame, make: Callable[[tuple[str, ...]], T]) -> T:
         """What `make` makes of these adapters, for a frame."""
@@ -25,10 +27,12 @@ class Joined(Generic[T]):
             if (self, names) not in frame.kept:
                 frame.kept[self, names] = make(names)
             return frame.kept[self, names]  # type: ignore[no-any-return]
-        if self._last is None or self._last[0] != names:
-            self._last = names, make(names)
-        return self._last[1]
+        me = threading.get_ident()
+        last = self._last.get(me)
+        if last is None or last[0] != names:
+            last = self._last[me] = names, make(names)
+        return last[1]
 
     def forget(self) -> None:
         """An adapter came or went."""
-        self._last = None
+        self._last.clear()

@@ -8,23 +8,22 @@ whichever models, hold it once and run it once. Decides nothing: which rows run,
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from runtime.config import EngineConfig
-from runtime.engine.arrays import array_of, arrays_of, joined, likeness
+from runtime.engine.arrays import array_of, joined, likeness
+from runtime.engine.beside import Beside, Released
 from runtime.engine.graphs import graphs_for
-from runtime.engine.outcome import Outcome, sampling_of, wanted_of
-from runtime.engine.paged import eager, learn, rows_of
 from runtime.engine.residents import Residents
-from runtime.engine.rows import Rows
+from runtime.engine.stepped import stepped
 from runtime.kv.pool import PagePool
-from runtime.stages import Array, Likeness, Stage, StageResult
-from runtime.types import EngineMemory, ModelSpec, SegmentRun, StepPlan, StepResult
+from runtime.stages import Array, Likeness, Stage, StageResult, StepRunner
+from runtime.types import EngineMemory, ModelSpec, StepPlan
 from zoo.store import Store
 
 
@@ -45,6 +44,8 @@ class StagedEngine:
         self._residents = Residents(store, config, "paged")
         self._pool = PagePool(config.kv_bytes, half_page, config.device)
         self._graphs = None if self._trace else graphs_for(config.graphs, self._residents.units, self._pool)
+        self._turn, self._released = threading.Lock(), Released(self._residents.models)
+        self._beside: Beside | None = None
 
     @property
     def device(self) -> str:
@@ -60,43 +61,39 @@ class StagedEngine:
 
     def load(self, stage: Stage) -> ModelSpec:
         """Make a stage ready; one that is loaded already costs nothing. Raises NotServable, NotFound, AmbiguousName, DamagedObject."""
-        before = len(self._residents.models)
-        spec = self._residents.load(stage.model, self._pool, stage).spec
-        if len(self._residents.models) > before:
-            self._forget()  # adapters came to units that recordings have in them
-        return spec
+        with self._alone():
+            before = len(self._residents.models)
+            spec = self._residents.load(stage.model, self._pool, stage).spec
+            if len(self._residents.models) > before:
+                self._forget()  # adapters came to units that recordings have in them
+            return spec
 
     def unload(self, stage: Stage) -> None:
         """Drop a stage; what no other one uses is freed. Raises NotFound."""
-        self._forget()
-        self._residents.unload(stage.id)
+        with self._alone():
+            self._forget()
+            self._residents.unload(stage.id)
 
     @torch.inference_mode()
     def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
         """Run one step. Raises ValueError for rows without what they start from, or with what does not fit them."""
-        begin = time.perf_counter_ns()
-        models, units = self._residents.models, self._residents.units
-        learn(models, plan)
-        batches = {name: _begun(batch, inputs, units.device) for name, batch in rows_of(models, self._pool, plan).items()}
-        outcome, behind, segments = self._ran(batches)
-        outputs: dict[str, Array] = {}
-        for name, hidden in behind.items():
-            arrays = arrays_of(hidden, [(span.lo, span.hi) for span in batches[name].spans])
-            outputs.update(zip((row.seq for row in batches[name].rows), arrays, strict=True))
-        busy = time.perf_counter_ns() - begin
-        return StageResult(StepResult(plan.step, outcome.sampled, outcome.prompts, segments, busy), outputs)
+        residents = self._residents
+        if self._beside is None:
+            return stepped(residents.models, residents.units, self._pool, self._trace, plan, inputs, self._graphs)
+        with self._turn:
+            self._beside.released.tell(plan.released)
+            self._released.tell(plan.released)
+            mine = replace(plan, released=self._released.take())
+            result = stepped(residents.models, residents.units, self._pool, self._trace, mine, inputs, self._graphs)
+            self._finish()
+        return result
 
-    def _ran(self, batches: Mapping[str, Rows]) -> tuple[Outcome, Mapping[str, Tensor], tuple[SegmentRun, ...]]:
-        """Tokens, hidden states behind stages without a head, and what ran; a recording tells nothing of that."""
-        units = self._residents.units
-        made = None if self._graphs is None else self._graphs.forward(batches)
-        if made is None:
-            run = eager(batches, units, self._pool, self._trace)
-            return run.execute(units.operations.largest), run.behind, tuple(run.segments)
-        wanted = {name: wanted_of(batch) for name, batch in batches.items()}
-        outcome = sampling_of(batches, wanted, made, units.operations.largest).read()
-        # The next replay writes over them, and whoever they go to may read them later.
-        return outcome, {name: made[name].clone() for name, batch in batches.items() if not batch.model.has_head}, ()
+    def beside(self) -> StepRunner:
+        units, models = self._residents.units, self._residents.models
+        if units.device.type == "cuda":
+            self._graphs = None  # while one thread records, another's work would break the recording
+        self._beside = Beside(units, models, self._pool, self._released, self._trace)
+        return self._beside
 
     def _forget(self) -> None:
         if self._graphs is not None:
@@ -104,10 +101,13 @@ class StagedEngine:
 
     def read_pages(self, pages: Sequence[int]) -> Array:
         """Raises ValueError for pages that are not there."""
-        return array_of(self._pool.read(pages))
+        with self._alone():
+            return array_of(self._pool.read(pages))
 
     def write_pages(self, pages: Sequence[int], data: Array) -> None:
-        self._pool.write(pages, joined([data], (len(pages), self.page_bytes), torch.uint8))
+        given = joined([data], (len(pages), self.page_bytes), torch.uint8)
+        with self._alone():
+            self._pool.write(pages, given)
 
     def alike(self, a: Array, b: Array) -> Likeness:
         return likeness(a, b)
@@ -115,14 +115,20 @@ class StagedEngine:
     def memory(self) -> EngineMemory:
         return EngineMemory(self._residents.units.nbytes, self._residents.bytes_alone(), self._pool.nbytes)
 
+    # -- two lanes -----------------------------------------------------------------------------------------------------
 
-def _begun(batch: Rows, inputs: Mapping[str, Array], device: torch.device) -> Rows:
-    """A stage's rows with the hidden states that they start from. Raises ValueError where they are missing or do not fit."""
-    model = batch.model
-    if model.has_embedding:
-        return batch
-    for row in batch.rows:
-        if row.seq not in inputs or inputs[row.seq].shape[:1] != (len(row.tokens),):
-            raise ValueError(f"{row.seq} has {len(row.tokens)} tokens, and no hidden states for as many")
-    hidden = joined([inputs[row.seq] for row in batch.rows], (batch.tokens, model.width), model.dtype)
-    return replace(batch, hidden=hidden.to(device)[None])
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Between steps of both lanes; the one beside learns of stages that came or went."""
+        if self._beside is None:
+            yield
+            return
+        with self._turn, self._beside.turn:
+            yield
+            self._finish()
+            self._beside.follow(self._residents.units)
+
+    def _finish(self) -> None:
+        """What one lane has written is there when the other one reads it."""
+        if self._residents.units.device.type == "cuda":
+            torch.cuda.current_stream(self._residents.units.device).synchronize()

@@ -15,6 +15,7 @@ pads the tables, the other takes what nobody reads (rows that only fill a batch 
 from __future__ import annotations
 
 import contextlib
+import copy
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,6 +132,12 @@ class PagePool:
         self._scratch: dict[str, Tensor] = {}
         self._views: dict[tuple[Geometry, int], PageView] = {}
         self.clear([self.padding, self.spill])
+
+    def beside(self) -> PagePool:
+        """The same pages with scratch of their own: for steps that run at the same time as others."""
+        other = copy.copy(self)
+        other._scratch = {}
+        return other
 
     @property
     def padding(self) -> int:

@@ -107,6 +107,9 @@ class SimEngine:
             if not self._held[piece.name]:
                 del self._held[piece.name], self._sizes[piece.name]
 
+    def beside(self) -> None:
+        """Whoever runs this says what lanes there are."""
+
     def memory(self) -> EngineMemory:
         unshared = sum(piece.nbytes for stage in self._stages.values() for piece in stage.pieces)
         return EngineMemory(sum(self._sizes.values()), unshared, self.page_capacity * self.page_bytes)

@@ -71,8 +71,7 @@ class Added:
         self._kernels, self._layers = kernels, tuple(layers)
         self._packed: dict[str, Low] = {}
         self._nothing = Low(kernels, [None] * len(layers))
-        self._names: tuple[str, ...] = ()
-        self._lows: Lows | None = None
+        self._last: tuple[tuple[str, ...], Lows] | None = None
 
     @property
     def nbytes(self) -> int:
@@ -85,7 +84,7 @@ class Added:
         if all(part is None for part in there):
             return
         low = self._packed[adapter] = Low(self._kernels, [None if part is None else (part.a, part.b, part.bias) for part in there])
-        self._lows = None
+        self._last = None
         for at, (layer, part) in enumerate(zip(self._layers, there, strict=True)):
             if part is not None:
                 layer.attach(adapter, PackedLowRank(low, at, layer.product.outputs))
@@ -93,7 +92,7 @@ class Added:
     def detach(self, adapter: str) -> None:
         """Let go of an adapter, whom the layers have let go of."""
         if self._packed.pop(adapter, None) is not None:
-            self._lows = None
+            self._last = None
 
     def lows(self, frame: Frame) -> Lows | None:
         """What the frame's adapters have here, in the order of its spans; None where none of them has anything."""
@@ -102,9 +101,10 @@ class Added:
         names = spans_of(frame).names
         if self._packed.keys().isdisjoint(names):
             return None
-        if self._lows is None or names != self._names:
-            self._lows, self._names = Lows([self._packed.get(name, self._nothing) for name in names]), names
-        return self._lows
+        last = self._last
+        if last is None or names != last[0]:
+            last = self._last = names, Lows([self._packed.get(name, self._nothing) for name in names])
+        return last[1]
 
 
 class Grouped(Generic[Stock]):

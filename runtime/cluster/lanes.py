@@ -1,0 +1,204 @@
+"""Whose turn a step is, and on which thread it runs: on the loop's, one after the other, or in two lanes with a thread each (BL-25).
+
+    OneLane     turn: next_step("all") -> run -> finish_step                                  on the loop's thread
+    TwoLanes    turn: what has come back -> finish_step(lane); what is idle -> next_step(lane) -> its thread runs it, and wakes the loop
+
+Contract: `turn` is called by the loop's thread, and the relay by nobody else: what lanes share is the engine, which is made for that
+(`StageEngine.beside`). A failing step is its rows' affair; after `MAX_FAILURES` failed steps in a row of a lane, or an EngineLost, `turn`
+raises EngineLost.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from runtime.agent.commands import RelayCommand, StageStep
+from runtime.agent.relay import Lane
+from runtime.cluster.errors import MAX_FAILURES, public
+from runtime.stages import StageResult, StepRunner
+from runtime.types import EngineLost
+
+_log = logging.getLogger(__name__)
+
+#: How long an end waits for a step under way, in seconds: by then whoever watches beats has given the process up.
+_PATIENCE = 30.0
+
+
+class Steps(Protocol):
+    """What lanes need of `runtime.agent.relay.Relay`."""
+
+    def next_step(self, now: int, lane: Lane = "all") -> StageStep | None: ...
+
+    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
+
+    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
+
+
+class Lanes(Protocol):
+    def turn(self) -> list[RelayCommand] | None:
+        """Do what there is to do now: commands that came of it, None if there was nothing. Raises EngineLost."""
+        ...
+
+    def since(self) -> int | None:
+        """When the oldest step that runs elsewhere began; None while none does. From any thread."""
+        ...
+
+    def close(self) -> None:
+        """Behind the steps under way."""
+        ...
+
+
+class _Outcomes:
+    """What became of the steps of one lane, told to the relay."""
+
+    def __init__(self, relay: Steps, clock: Callable[[], int], lane: Lane) -> None:
+        self._relay, self._clock, self._lane = relay, clock, lane
+        self._failures = 0
+
+    def finished(self, result: StageResult) -> list[RelayCommand]:
+        commands = self._relay.finish_step(result, self._clock(), self._lane)
+        self._failures = 0
+        return commands
+
+    def failed(self, error: Exception) -> list[RelayCommand]:
+        """If the step had been taken already the defect is the relay's: it raises, and that is the end."""
+        commands = self._relay.fail_step(f"the engine failed: {public(error)}", self._clock(), self._lane)
+        self._failures += 1
+        if self._failures >= MAX_FAILURES:
+            raise EngineLost(f"{self._failures} steps in a row failed, the last with {public(error)}") from error
+        return commands
+
+
+class OneLane:
+    """See the top of the file."""
+
+    def __init__(self, runner: StepRunner, relay: Steps, clock: Callable[[], int]) -> None:
+        self._runner, self._relay, self._clock = runner, relay, clock
+        self._outcomes = _Outcomes(relay, clock, "all")
+
+    def turn(self) -> list[RelayCommand] | None:
+        step = self._relay.next_step(self._clock())
+        if step is None:
+            return None
+        try:
+            return self._outcomes.finished(self._runner.run(step.plan, step.inputs))
+        except EngineLost:
+            raise
+        except Exception as error:
+            _log.exception("step %d failed", step.plan.step)
+            return self._outcomes.failed(error)
+
+    def since(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """A step that has come back."""
+
+    lane: Lane
+    step: int
+    outcome: StageResult | Exception
+
+
+class _Thread:
+    """One lane's thread. `since`: when its step began, None while it has none."""
+
+    def __init__(self, lane: Lane, runner: StepRunner, over: Callable[[_Over], None]) -> None:
+        self._lane: Lane = lane
+        self._runner, self._over = runner, over
+        self._todo: queue.SimpleQueue[StageStep | None] = queue.SimpleQueue()
+        self.since: int | None = None
+        self._thread = threading.Thread(target=self._run, name=f"zoo-lane-{lane}", daemon=True)
+        self._thread.start()
+
+    def begin(self, step: StageStep, now: int) -> None:
+        self.since = now
+        self._todo.put(step)
+
+    def close(self) -> None:
+        self._todo.put(None)
+        self._thread.join(_PATIENCE)
+
+    def _run(self) -> None:
+        while (step := self._todo.get()) is not None:
+            self._over(_Over(self._lane, step.plan.step, self._ran(step)))
+
+    def _ran(self, step: StageStep) -> StageResult | Exception:
+        try:
+            return self._runner.run(step.plan, step.inputs)
+        except Exception as error:
+            return error
+
+
+class TwoLanes:
+    """See the top of the file.
+
+    Args:
+        runners: by lane.
+        wake: ends the loop's wait for messages; called from the lanes' threads.
+    """
+
+    def __init__(self, runners: Mapping[Lane, StepRunner], relay: Steps, clock: Callable[[], int], wake: Callable[[], None]) -> None:
+        self._relay, self._clock, self._wake = relay, clock, wake
+        self._back: queue.SimpleQueue[_Over] = queue.SimpleQueue()
+        self._outcomes = {lane: _Outcomes(relay, clock, lane) for lane in runners}
+        self._threads = {lane: _Thread(lane, runner, self._over) for lane, runner in runners.items()}
+
+    def turn(self) -> list[RelayCommand] | None:
+        """What has come back comes first: its commands are to be carried out before any lane goes on."""
+        back: list[_Over] = []
+        while not self._back.empty():
+            back.append(self._back.get())
+        if back:
+            return [command for over in back for command in self._take(over)]
+        begun = [lane for lane, thread in self._threads.items() if thread.since is None and self._begin(lane, thread)]
+        return [] if begun else None
+
+    def since(self) -> int | None:
+        return min((since for thread in self._threads.values() if (since := thread.since) is not None), default=None)
+
+    def close(self) -> None:
+        for thread in self._threads.values():
+            thread.close()
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _over(self, over: _Over) -> None:
+        self._back.put(over)
+        self._wake()
+
+    def _begin(self, lane: Lane, thread: _Thread) -> bool:
+        now = self._clock()
+        step = self._relay.next_step(now, lane)
+        if step is not None:
+            thread.begin(step, now)
+        return step is not None
+
+    def _take(self, over: _Over) -> list[RelayCommand]:
+        self._threads[over.lane].since = None
+        if isinstance(over.outcome, EngineLost):
+            raise over.outcome
+        if isinstance(over.outcome, Exception):
+            _log.error("step %d failed", over.step, exc_info=over.outcome)
+            return self._outcomes[over.lane].failed(over.outcome)
+        try:
+            return self._outcomes[over.lane].finished(over.outcome)
+        except Exception as error:  # what the engine gave does not answer the plan
+            _log.exception("step %d failed", over.step)
+            return self._outcomes[over.lane].failed(error)
+
+
+def lanes_for(engine: StepRunner, beside: StepRunner | None, relay: Steps, clock: Callable[[], int], wake: Callable[[], None]) -> Lanes:
+    """`beside`: a lane of their own for stand-ins, where there is to be one."""
+    if beside is None:
+        return OneLane(engine, relay, clock)
+    return TwoLanes({"real": engine, "ahead": beside}, relay, clock, wake)
