@@ -115,16 +115,22 @@ LaneChoice = Literal["own", "shared"]
 class SpeculationConfig:
     """`top`: the share of block instances that are predicted, by the time that their queues take. `threshold`: the cosine at which a
     prediction stands, where that is allowed. `lane`: stand-ins run on a thread or stream of their own, or before the others on one.
+    `window`: predictions of an instance by which it is judged whether they gain anything; 0: they never end. `rest`: reviews (ticks) after
+    which one that has ended may be tried again.
     """
 
     mode: SpeculationMode = "off"
     top: float = 0.1
     threshold: float = 0.95
     lane: LaneChoice = "own"
+    window: int = 32
+    rest: int = 60
 
     def __post_init__(self) -> None:
         if self.lane not in get_args(LaneChoice):
             raise ValueError(f"stand-ins' lane is own or shared, not {self.lane!r}")
+        if self.window < 0 or self.rest < 1:
+            raise ValueError("a window is a number of predictions, or 0; a rest is at least one review")
         if self.mode not in get_args(SpeculationMode) or not 0.0 <= self.top <= 1.0 or not -1.0 <= self.threshold <= 1.0:
             raise ValueError("speculation is off, exact or similarity; top in [0, 1], threshold in [-1, 1]")
 

@@ -226,6 +226,7 @@ class Scheduler:
             speculations=predicted.started,
             speculation_hits=predicted.hits,
             speculation_misses=predicted.misses,
+            speculations_ended=predicted.ended,
             moves=moved.committed,
             moves_aborted=moved.aborted,
             copied=moved.copied,

@@ -215,7 +215,8 @@ class Rows:
     def _send_predicted(self, member: Member, tokens: tuple[int, ...], sample: bool, guess: int | None, now: int) -> None:
         member.turn += 2
         # Where it has to be exact only a token is worth a guess; and what moves is not predicted (UN-13).
-        started = member.move == 0 and (sample or (member.ahead is not None and member.ahead.threshold is not None))
+        wanted = member.move == 0 and self._speculation.goes_on(member)
+        started = wanted and (sample or (member.ahead is not None and member.ahead.threshold is not None))
         one = Try(member.turn, len(tokens), started, guess)
         member.tries.add(one)
         self._speculation.started(now, member, one)

@@ -20,6 +20,7 @@ from runtime.messages import Report
 from runtime.policy.speculation import Bottleneck, PassedBy, choose
 from runtime.scheduler.members import Member
 from runtime.scheduler.state import ClusterState
+from runtime.scheduler.trials import Trials
 from runtime.scheduler.tries import Try
 from runtime.stages import Hop, Path, RunAhead, Stage, Surrogate
 
@@ -34,6 +35,7 @@ Key = TypeVar("Key")
 class SpeculationCounts:
     """Totals. `started`: rows that might be predicted; `hits` and `misses` of them were, rightly and wrongly (in exact mode by bits or by
     token), the others not in time. `guesses`: rows that were sent on from a guessed token; `redone`: of these, from the wrong one.
+    `ended`: instances whose predictions were wrong too often.
     """
 
     started: int = 0
@@ -41,6 +43,7 @@ class SpeculationCounts:
     misses: int = 0
     guesses: int = 0
     redone: int = 0
+    ended: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,7 @@ class Speculation:
         self._pinned = False
         self.passed_by: tuple[PassedBy, ...] = ()
         self._counts: Counter[str] = Counter()
+        self.trials = Trials(state, surrogates)
 
     @property
     def chosen(self) -> tuple[tuple[str, str], ...]:
@@ -82,11 +86,12 @@ class Speculation:
         config, state = self._state.config.speculation, self._state
         if config.mode == "off" or not self._surrogates or self._pinned:
             return
+        self.trials.review()
         instances = [
             Bottleneck(block, name, self._drain(block, name))
             for block, where in state.provision.instances.items()
             for name in where
-            if state.devices.alive(name)
+            if state.devices.alive(name) and not self.trials.ended(block, name)
         ]
         chains = [[use.block for use in chain.uses] for chain in state.chains.values()]
         choice = choose(instances, chains, self._blocks_with_surrogates(), config.top)
@@ -205,6 +210,19 @@ class Speculation:
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
+    def goes_on(self, member: Member) -> bool:
+        """Whether more rows of a sequence may be predicted: those of its instance were not wrong too often."""
+        instance = self._instance(member)
+        return self._pinned or instance is None or not self.trials.ended(*instance)
+
+    def _instance(self, member: Member) -> tuple[str, str] | None:
+        """(block, device) that a sequence has predicted."""
+        if member.ahead is None:
+            return None
+        device = member.path[member.ahead.hop].device
+        block = self._loaded.get((device, member.ahead.stage))
+        return None if block is None else (block, device)
+
     def started(self, now: int, member: Member, one: Try) -> None:
         """A row goes out that may be predicted, or from a guess."""
         self._counts["guesses"] += one.guess is not None
@@ -221,6 +239,10 @@ class Speculation:
         if one.started and hit is not None:
             self._counts["hits" if hit else "misses"] += 1
             self._tell(now, "spec.hit" if hit else "spec.miss", member, one)
+            instance = self._instance(member)
+            if instance is not None and not self._pinned and self.trials.add(now, member, instance, hit):
+                self._counts["ended"] += 1
+                self._chosen = tuple(each for each in self._chosen if each != instance)
 
     def redone(self) -> None:
         """A row that went on from a guess is sent again."""

@@ -172,6 +172,9 @@ class _DriverCollector(Collector):
         yield CounterMetricFamily("blockzoo:speculations", "Rows that might be predicted.", value=counters.speculations)
         yield CounterMetricFamily("blockzoo:speculation_hits", "Rows that were predicted rightly.", value=counters.speculation_hits)
         yield CounterMetricFamily("blockzoo:speculation_misses", "Rows that were predicted wrongly.", value=counters.speculation_misses)
+        yield CounterMetricFamily(
+            "blockzoo:speculations_ended", "Block instances that were predicted wrongly too often.", value=counters.speculations_ended
+        )
 
     def _cluster(self, state: AgentState) -> Iterator[Metric]:
         """What only several devices do; zero on one."""

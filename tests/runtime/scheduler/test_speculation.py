@@ -181,6 +181,35 @@ def test_ticks_choose_the_longest_queues() -> None:
     assert cluster.scheduler.speculation.counts().hits > 0
 
 
+@pytest.mark.parametrize(("misses", "ends"), [(1, True), (0, False)])
+def test_predictions_that_are_wrong_too_often_end_and_tokens_stay(misses: int, ends: bool) -> None:
+    """A stand-in that is always wrong is not asked any more, also by those that run; one that is right goes on."""
+    slow = {"m[2:5]"}
+    cluster = cluster_of(misses, pinned=False, costs=lambda plan: 10 * MS if any(row.model in slow for row in plan.rows) else MS)
+
+    def beat() -> None:
+        for node in cluster.living():
+            cluster.tell(node.relay.report())
+        cluster.carry_out(cluster.scheduler.handle(Tick(), cluster.now))
+        if cluster.scheduler.busy:
+            cluster.at(cluster.now + 5 * MS, beat)
+
+    cluster.at(MS, beat)
+    warm(cluster)
+    for number in range(20):
+        cluster.ask(request(f"s{number}", (number % 3, 1), "m", max_tokens=30), at=(5 + 7 * number) * MS)
+    cluster.run()
+    cluster.expect()
+    told, counts = cluster.trace.named("spec.end"), cluster.scheduler.speculation.counts()
+    assert bool(told) == ends == (cluster.scheduler.state().counters.speculations_ended > 0)
+    if not ends:
+        assert counts.hits > 100
+        return
+    assert told[0].block == M.chain(*CUT).uses[1].block and told[0].extra["rate"] < told[0].extra["needed"] and told[0].extra["of"] == 32
+    began = [event.t for event in cluster.trace.named("spec.start") if event.dev == told[0].dev]
+    assert not [at for at in began if told[0].t < at < told[0].t + 60 * 5 * MS], "none until it has rested"
+
+
 def test_off_is_as_if_there_were_none() -> None:
     """The negative control: the same messages as without surrogates, and nothing of it in the trace."""
     sent = []
