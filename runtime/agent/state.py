@@ -42,9 +42,9 @@ class AgentCounters:
     for nobody (BA-18).
     `adapted`: sequences that got another chain than the one they named, because they allow it (BL-28).
     `finished`: sequences by their last event's reason. `speculations`: rows that might be predicted; `speculation_hits` and
-    `speculation_misses`: that were, rightly and wrongly; `speculations_ended`: instances that were so too often (BL-25). `moves`: of sequences to other devices that were handed over, and
-    `moves_aborted`; tokens whose K and V were `copied` and `recomputed` for them, `moved_bytes` (BL-16). `shared`: newcomers that began
-    with others' pages, `shared_tokens` of them (BL-32).
+    `speculation_misses`: that were, rightly and wrongly; `speculations_ended`: instances that were so too often (BL-25).
+    `moves`: of sequences to other devices that were handed over, and `moves_aborted`; tokens whose K and V were `copied` and `recomputed`
+    for them, `moved_bytes` (BL-16). `shared`: newcomers that began with others' pages, `shared_tokens` of them (BL-32).
     """
 
     prompt_tokens: int = 0

@@ -30,7 +30,10 @@ def stepped(
     inputs: Mapping[str, Array],
     graphs: Graphs | None = None,
 ) -> StageResult:
-    """Run one step; `graphs`: what decodes are recorded with. Raises ValueError for rows without what they start from, or with what does not fit them."""
+    """Run one step; `graphs`: what decodes are recorded with.
+
+    Raises ValueError for rows without what they start from, or with what does not fit them.
+    """
     begin = time.perf_counter_ns()
     learn(models, plan)
     batches = {name: _begun(batch, inputs, units.device) for name, batch in rows_of(models, pool, plan).items()}
