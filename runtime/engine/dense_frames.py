@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from runtime.engine.attention import Tokens
-from runtime.engine.frame import Frame, RowSpan
+from runtime.engine.frame import Frame, Paging, RowSpan
 from runtime.engine.native.calls import Kernels
+from runtime.engine.native.program import Program as CellProgram
+from runtime.engine.native.window import NativeOnes
 from runtime.engine.rows import Piece, Program, Rows, adapter_spans, virtual_spans
 from runtime.engine.slab import Slab
 from runtime.engine.units import Unit, UnitStore
@@ -67,6 +69,26 @@ class _Cache:
         return self.slab.write(self.layer, key, value)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ones:
+    """`engine.rows.Program` where one model's slab is all that attends, in a window one place wide."""
+
+    made: CellProgram
+
+    def takes(self, hidden: Tensor, frame: Frame, paging: Paging | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+        return self.made.takes_cells(hidden, frame, _cells(frame), rotary)
+
+    def run(
+        self, hidden: Tensor, frame: Frame, paging: Paging | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        return self.made.run_cells(hidden, frame, _cells(frame), layers, rotary)
+
+
+def _cells(frame: Frame) -> NativeOnes | None:
+    parts = frame.dense.parts if isinstance(frame.dense, _Slabs) else ()
+    return parts[0].slab.ones() if len(parts) == 1 else None
+
+
 class DenseFrames:
     """`engine.rows.Frames` over the slabs of these models, whose windows are open."""
 
@@ -99,7 +121,8 @@ class DenseFrames:
         return frame
 
     def program(self, key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
-        return None
+        found = self._units.programs.of(key, units, at)
+        return None if found is None else (_Ones(found[0]), found[1])
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
         tables = [tuple(table.flatten(0, 1)[None] for table in self._tables(name, key, like)) for name in models]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from runtime.engine.attention import How, Tokens, softmax_attention
 from runtime.engine.native.calls import Kernels
-from runtime.engine.native.window import NativeWindow, takes
+from runtime.engine.native.window import NativeOnes, NativeWindow, takes
 from runtime.engine.window import Window
 from runtime.kv.columns import Columns
 
@@ -43,6 +43,7 @@ class Slab:
         self._window: Window | None = None
         self._keys: Tensor | None = None
         self._native: NativeWindow | None = None
+        self._ones: NativeOnes | None = None
 
     @property
     def stored_rows(self) -> int:
@@ -153,8 +154,16 @@ class Slab:
         self._keys = None
         filled = None if filled is None else frozenset(filled)
         self._window = Window(at, made, tuple(counts), fresh, padding, tuple(starts), self.columns.capacity, filled)
-        self._native = None
+        self._native = self._ones = None
         return self._window
+
+    def ones(self) -> NativeOnes | None:
+        """The window for the kernels to run whole layers over; None where it is wider than a place."""
+        if self.window.width != 1:
+            return None
+        if self._ones is None:
+            self._ones = NativeOnes(self.window, self._places[: self.columns.rows], self._stores)
+        return self._ones
 
     def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Keep K and V of the window [rows, kv_heads, width, head_dim]; returns all that the layer has, as [.., columns, ..]."""
@@ -189,7 +198,7 @@ class Slab:
         """Keep K and V of the window's tokens, then attend with all that is computed of it, row by row: [computed, heads, head_dim] -> as
         given. What comes of empty places is finite and means nothing.
         """
-        k, v = (self._of(store, layer, given) for store, given in ((self._k, now.key), (self._v, now.value)))
+        k, v = self._stores(layer, now.key)
         window, rows = self.window, self.columns.rows
         if kernels is not None and takes(now):
             if self._native is None:
@@ -206,6 +215,9 @@ class Slab:
         return out if window.computed is None else out[window.computed]
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _stores(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        return self._of(self._k, layer, like), self._of(self._v, layer, like)
 
     def _of(self, store: list[Tensor | None], layer: int, like: Tensor) -> Tensor:
         """A layer's K or V, made when first written: layers of one model may differ in heads. `like`: [.., kv_heads, head_dim]."""

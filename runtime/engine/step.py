@@ -65,6 +65,8 @@ class StepRun:
         self._kept = kept
         self._narrows = any(len(own) < batches[name].tokens for name, own in self._picks.items())
         self._narrowed: set[str] = set()
+        # Rows of a token each go through all layers in one call; those whose token nobody reads drop out behind it.
+        self._chunks = picks is not None or any(len(row.tokens) > 1 for batch in batches.values() for row in batch.rows)
         self._frames = frames
         self._hidden = {name: batch.hidden for name, batch in batches.items() if batch.hidden is not None}
         self._logits: dict[str, Tensor] = {}
@@ -121,7 +123,8 @@ class StepRun:
                 self._run_head(unit, segment, adapters, hidden)
             if unit.kind == "lm_head" or not hidden.shape[1]:
                 break
-            ahead = None if self._narrows else self._run_ahead(segment, uses, at, hidden)
+            apart = self._narrows and (self._chunks or bool(self._narrowed))
+            ahead = None if apart else self._run_ahead(segment, uses, at, hidden)
             hidden, at = ahead or (self._run_unit(unit, segment, adapters, layers, hidden), at + 1)
         else:
             parts = torch.split(hidden, [self._width(name) for name in segment.models], dim=1)

@@ -377,14 +377,16 @@ class Kernels:
         if failed:
             raise MemoryError("no memory for prompts' attention")
 
-    def layers_(self, hidden: Tensor, halves: ctypes.Array[Half], step: StepData) -> None:
-        """Halves of layers one after the other on hidden [1, rows, width], in place.
+    def layers_(self, hidden: Tensor, halves: ctypes.Array[Half], step: StepData, lo: int = 0, hi: int | None = None) -> None:
+        """Halves of layers [lo, hi) one after the other on hidden [1, rows, width], in place.
 
         Raises:
             MemoryError: there was none for what they work in.
         """
         _rows_of(hidden, halves[0].width)
-        if self._layers(hidden.data_ptr(), ctypes.addressof(halves), len(halves), ctypes.addressof(step), self.threads):
+        count = (len(halves) if hi is None else hi) - lo
+        first = ctypes.addressof(halves) + lo * ctypes.sizeof(Half)
+        if self._layers(hidden.data_ptr(), first, count, ctypes.addressof(step), self.threads):
             raise MemoryError("no memory for a layer")
 
     def argmax(self, x: Tensor) -> Tensor:

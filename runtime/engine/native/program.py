@@ -3,15 +3,16 @@
     program_of(modules) -> Program      Program.run(hidden, frame, …) -> hidden
 
 A program is made for some neighbouring units whose modules are fused halves over packed weights. It computes what these would, by the same
-kernels, and is asked to only where every row of the frame is one token, at one depth for all models, in pages of one size.
+kernels, and is asked to only where every row of the frame is one token, at one depth for all models, in pages of one size (`run`) or in
+the cells of one dense batch (`run_cells`).
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +41,38 @@ class _Step:
         return not self.module.side and self.into.added_only and self.out.added_only
 
 
+class Cells(Protocol):
+    """K and V of a dense batch whose rows compute one place each (`engine.native.window`)."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """[rows]: tokens that each has, this one included."""
+        ...
+
+    def put(self, step: StepData, layer: int, like: Tensor) -> None:
+        """Point to the store of a layer whose K is shaped `like`, [.., kv_heads, head_dim]."""
+        ...
+
+    def clear(self, layers: Iterable[int], like: Tensor) -> None:
+        """These layers have run: what they kept of places without a token goes."""
+        ...
+
+
+class _Work:
+    """What a run writes to, and what its step points to, kept alive."""
+
+    def __init__(self, program: Program, hidden: Tensor, rotary: tuple[Tensor, Tensor] | None) -> None:
+        rows = hidden.shape[1]
+        self.out = hidden.clone(memory_format=torch.contiguous_format)
+        self._room = torch.empty(rows * sum(program.room))
+        normed = self._room.data_ptr()
+        wide = normed + 4 * rows * program.room[0]
+        self.step = StepData(rows=rows, normed=normed, wide=wide, made=wide + 4 * rows * program.room[1])
+        if rotary is not None:
+            self._cos, self._sin = rotary[0][0].contiguous(), rotary[1][0].contiguous()
+            self.step.cosine, self.step.sine = self._cos.data_ptr(), self._sin.data_ptr()
+
+
 class Program:
     """See the top of the file."""
 
@@ -47,37 +80,34 @@ class Program:
         self._kernels = kernels
         self._steps = tuple(steps)
         self._halves = (Half * len(steps))(*(step.half for step in steps))
-        self._width = max(step.half.width for step in steps)
-        self._wide = max(step.half.in_total for step in steps)
-        self._made = max(step.half.out_inputs for step in steps)
+        #: Room that a row needs: for the normed, the widest products, and what goes into the last ones.
+        self.room = (
+            max(step.half.width for step in steps), max(step.half.in_total for step in steps), max(step.half.out_inputs for step in steps),
+        )  # fmt: skip
         self._geometries = sorted({(s.half.kv_heads, s.half.dim) for s in steps if s.half.kind == _ATTENTION})
         self._like = torch.empty((1, *self._geometries[0])) if self._geometries else None
 
     def takes(self, hidden: Tensor, frame: Frame, paging: Paging | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
         """Whether it can run over this frame, whose attention is over this paging, by these tables (None where no half attends)."""
-        if hidden.dtype != torch.float32 or frame.virtual or not all(step.plain for step in self._steps):
+        if self._geometries and (paging is None or paging.tokens is not None or len(paging.spans) != frame.tokens):
             return False
-        if not self._geometries:
-            return True
-        if paging is None or rotary is None or paging.tokens is not None or len(paging.spans) != frame.tokens or len(self._geometries) > 1:
+        return self._plain(hidden, frame, rotary)
+
+    def takes_cells(self, hidden: Tensor, frame: Frame, cells: Cells | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+        """As `takes`, with K and V in cells."""
+        if self._geometries and (cells is None or cells.lengths.numel() != frame.tokens):
             return False
-        shape = (1, frame.tokens, self._geometries[0][1])
-        return all(table.dtype == torch.float32 and table.shape == shape for table in rotary)
+        return self._plain(hidden, frame, rotary)
 
     def run(
         self, hidden: Tensor, frame: Frame, paging: Paging | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
     ) -> Tensor:
         """hidden [1, rows, width] -> the same. `layers`: the number of each half's attention layer in `paging`, None for an FFN."""
-        rows = hidden.shape[1]
-        out = hidden.clone(memory_format=torch.contiguous_format)
-        room = torch.empty(rows * (self._width + self._wide + self._made))
-        normed, wide, made = torch.split(room, [rows * self._width, rows * self._wide, rows * self._made])
-        step = StepData(rows=rows, normed=normed.data_ptr(), wide=wide.data_ptr(), made=made.data_ptr())
-        if paging is not None and rotary is not None and self._like is not None:
-            cos, sin = rotary[0][0].contiguous(), rotary[1][0].contiguous()
+        work = _Work(self, hidden, rotary)
+        step = work.step
+        if paging is not None and self._like is not None:
             tables, pages, offsets = paging.tables, paging.token_pages.contiguous(), paging.token_offsets.contiguous()
             view, lengths = paging.view(self._like), paging.lengths.contiguous()
-            step.cosine, step.sine = cos.data_ptr(), sin.data_ptr()
             step.k_pool, step.v_pool = view.k.data_ptr(), view.v.data_ptr()
             step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
             step.token_pages, step.token_offsets, step.lengths = pages.data_ptr(), offsets.data_ptr(), lengths.data_ptr()
@@ -85,9 +115,39 @@ class Program:
         lows = self._adapters(frame, step)
         for half, layer in zip(self._halves, layers, strict=True):
             half.layer = layer or 0
-        self._kernels.layers_(out, self._halves, step)
+        self._kernels.layers_(work.out, self._halves, step)
         del lows
-        return out
+        return work.out
+
+    def run_cells(
+        self, hidden: Tensor, frame: Frame, cells: Cells | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """As `run`, with K and V in cells: a call per layer, for each has a store of its own."""
+        work = _Work(self, hidden, rotary)
+        lows = self._adapters(frame, work.step)
+        starts = [at for at, layer in enumerate(layers) if layer is not None]
+        for lo, hi in zip([0, *starts], [*starts, len(layers)], strict=True):
+            layer = layers[lo]
+            if layer is not None and cells is not None and self._like is not None:
+                self._halves[lo].layer = 0
+                cells.put(work.step, layer, self._like)
+            if lo < hi:
+                self._kernels.layers_(work.out, self._halves, work.step, lo, hi)
+        if cells is not None and self._like is not None:
+            cells.clear([layer for layer in layers if layer is not None], self._like)
+        del lows
+        return work.out
+
+    def _plain(self, hidden: Tensor, frame: Frame, rotary: tuple[Tensor, Tensor] | None) -> bool:
+        """Whether what is not K and V is as the kernels take it."""
+        if hidden.dtype != torch.float32 or frame.virtual or not all(step.plain for step in self._steps):
+            return False
+        if not self._geometries:
+            return True
+        if rotary is None or len(self._geometries) > 1:
+            return False
+        shape = (1, frame.tokens, self._geometries[0][1])
+        return all(table.dtype == torch.float32 and table.shape == shape for table in rotary)
 
     def _adapters(self, frame: Frame, data: StepData) -> list[object]:
         """Point to what the frame's adapters have; returns what must live until the call is over."""

@@ -6,14 +6,14 @@ row's result does not depend on how wide the window is, or who else is in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from runtime.engine.attention import Tokens
-from runtime.engine.native.calls import MOST_HEADS, MOST_WIDTH, Chunk, Chunks, Kernels, Pool, back_to_back
-from runtime.engine.window import Place
+from runtime.engine.native.calls import MOST_HEADS, MOST_WIDTH, Chunk, Chunks, Kernels, Pool, StepData, back_to_back
+from runtime.engine.window import Place, Window
 
 
 class NativeWindow:
@@ -27,10 +27,7 @@ class NativeWindow:
 
     def __init__(self, kernels: Kernels, rows: Sequence[Place], tokens: Tensor | None, cells: Tensor, places: Tensor) -> None:
         self._kernels = kernels
-        count, columns = places.shape
-        # Position p of a row goes to p + 1, and all placeholders to 0, which nobody reads.
-        table = torch.empty((count, columns + 1), dtype=torch.int64)
-        self._tables = table.scatter_(1, places + 1, torch.arange(count * columns).view(count, columns))[:, 1:]
+        self._tables = _tables(places)
         self._kept, self._cells, self._offsets = tokens, cells, torch.zeros_like(cells)
         lengths = [] if tokens is None else (places.amax(1) + 1).tolist()
         decodes: list[tuple[int, int, int]] = []
@@ -60,6 +57,45 @@ class NativeWindow:
         if self._prompts.count:
             self._kernels.chunks(now.query, pool, self._prompts, out, *terms)
         return out
+
+
+class NativeOnes:
+    """A window one place wide, for programs of whole layers: `engine.native.program.Cells`. What is computed is a place of a row each.
+
+    Args:
+        places: as for `NativeWindow`.
+        stores: K and V of a layer, [rows, columns, kv_heads, head_dim], made where they are not there yet.
+    """
+
+    def __init__(self, window: Window, places: Tensor, stores: Callable[[int, Tensor], tuple[Tensor, Tensor]]) -> None:
+        cells = torch.arange(places.shape[0]) * window.capacity + torch.arange(window.capacity)[window.columns]
+        rows = window.computed
+        tables, lengths = _tables(places), torch.tensor(window.starts) + 1 if window.padding is None else places.amax(1) + 1
+        self._stores = stores
+        self._tables, self.lengths, self._cells = (x if rows is None else x[rows] for x in (tables, lengths, cells))
+        self._offsets = torch.zeros_like(self._cells)
+        self._empty = None if window.tokens is None or window.padding is None else cells[window.padding[:, 0]]
+
+    def put(self, step: StepData, layer: int, like: Tensor) -> None:
+        k, v = self._stores(layer, like)
+        step.k_pool, step.v_pool, step.page_stride, step.page_tokens = k.data_ptr(), v.data_ptr(), k.stride(1), 1
+        step.token_pages, step.token_offsets, step.lengths = self._cells.data_ptr(), self._offsets.data_ptr(), self.lengths.data_ptr()
+        step.tables, step.table_stride = self._tables.data_ptr(), self._tables.stride(0)
+
+    def clear(self, layers: Iterable[int], like: Tensor) -> None:
+        """What the layers kept of empty places goes: placeholders are zero."""
+        if self._empty is not None:
+            for layer in layers:
+                for x in self._stores(layer, like):
+                    x.view(-1, *x.shape[2:])[self._empty] = 0
+
+
+def _tables(places: Tensor) -> Tensor:
+    """[rows, columns] -> the same: in which cell, of all [rows * columns], position p of a row is."""
+    count, columns = places.shape
+    # Position p of a row goes to p + 1, and all placeholders to 0, which nobody reads.
+    table = torch.empty((count, columns + 1), dtype=torch.int64)
+    return table.scatter_(1, places + 1, torch.arange(count * columns).view(count, columns))[:, 1:]
 
 
 def takes(now: Tokens) -> bool:
