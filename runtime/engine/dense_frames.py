@@ -120,7 +120,9 @@ class DenseFrames:
         frame.dense = _Slabs(tuple(self._parts(models, layers)), self._units.kernels)
         return frame
 
-    def program(self, key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+    def program(self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+        if len(models) > 1 or self._batches[models[0]].slab.window.width > 1:
+            return None
         found = self._units.programs.of(key, units, at)
         return None if found is None else (_Ones(found[0]), found[1])
 

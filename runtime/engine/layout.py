@@ -168,7 +168,7 @@ class FrameMaker:
         frame.paging = paging
         return frame
 
-    def program(self, key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+    def program(self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
         return self._units.programs.of(key, units, at)
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -82,8 +82,8 @@ class Frames(Protocol):
         """The frame for an attention layer that is number `layers[i]` of `models[i]`, set to run it."""
         ...
 
-    def program(self, key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
-        """What runs units [at, end) of a segment at once, and end. `key`: the units' digests."""
+    def program(self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+        """What runs units [at, end) of a segment at once, and end. `models`: whose segment it is; `key`: the units' digests."""
         ...
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:

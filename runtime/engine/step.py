@@ -188,7 +188,7 @@ class StepRun:
         self, segment: Segment, uses: Sequence[tuple[Unit, _Keys, _Layers]], at: int, hidden: Tensor
     ) -> tuple[Tensor, int] | None:
         """Several units in one call, where the device can: what is behind them, and the number of the next one."""
-        found = self._frames.program(segment.units, [unit for unit, _, _ in uses], at)
+        found = self._frames.program(segment.models, segment.units, [unit for unit, _, _ in uses], at)
         if found is None:
             return None
         program, end = found
