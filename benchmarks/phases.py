@@ -69,9 +69,11 @@ class Scene:
     def held(self, moment: str, meanwhile: Callable[[], object] = lambda: None) -> Iterator[int]:
         """The first agent that comes to a moment is held there, with its process id; what is left of it goes on behind the block."""
         pipe, go = self.folder / moment, self.folder / f"{moment}.go"
-        os.mkfifo(pipe)
+        made = self.folder / f"{moment}.made"  # it gets its name when it is open: an agent takes it away at once
+        os.mkfifo(made)
         os.mkfifo(go)
-        reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+        reader = os.open(made, os.O_RDONLY | os.O_NONBLOCK)
+        made.rename(pipe)
         pid = 0
         try:
             pid = self._first(reader, moment, meanwhile)
