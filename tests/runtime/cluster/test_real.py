@@ -133,6 +133,42 @@ def test_moves_of_each_kind(three: tuple[ClusterDriver, Any, ListTrace], answers
     assert eventually(lambda: at_rest(driver))
 
 
+def test_predicted_hops_and_a_death(three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]) -> None:
+    """A hop with all that its stand-in stands for is predicted, exactly; an agent is killed meanwhile, and its place taken."""
+    driver, fleet, _ = three
+    (chain,) = (each for each in driver._scheduler.chains() if each.model == "llama")
+    blocks = [use.block for use in chain.uses if use.lo < 5 and use.hi > 3]
+
+    def where(block: str) -> list[str]:
+        return list(driver._scheduler.provision.instances[block])
+
+    home = where(chain.uses[0].block)[0]  # where the chain begins: never the last hop
+
+    def gather(scheduler: Scheduler, now: int) -> None:
+        for block, source in [(each, name) for each in blocks for name in where(each) if name != home]:
+            scheduler.control.orders.grow([block], home, "BL-24", now)
+            scheduler.control.orders.drain(Drain(frozenset([block]), source, home, now + 20_000_000_000, "BL-26"))
+
+    def gathered() -> bool:
+        if all(where(block) == [home] for block in blocks):
+            return True
+        on_scheduler(driver, gather)
+        return False
+
+    assert eventually(gathered, SOON)
+    on_scheduler(driver, lambda scheduler, now: scheduler.speculation.pin([(block, home) for block in blocks]))
+    with Load(driver, {question: answer for question, answer in answers.items() if question[0] == "llama"}) as load:
+        assert eventually(lambda: driver.sight.speculation().hits + driver.sight.speculation().misses > 10 or bool(load.wrong), SOON)
+        victim = fleet.pid("agent-1", driver._company.lives.incarnation("agent-1"))
+        os.kill(victim, signal.SIGKILL)
+        assert eventually(lambda: driver.agents()[1].deaths == 1 and driver.health()["status"] == "ok", SOON)
+        before = load.done
+        assert eventually(lambda: load.done > before + 5 or bool(load.wrong), SOON)
+    on_scheduler(driver, lambda scheduler, now: scheduler.speculation.pin(None))
+    assert load.wrong == []
+    assert eventually(lambda: at_rest(driver))
+
+
 def test_instances_come_and_go_and_change_places(three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]) -> None:
     """What `scaler` and `rearranger` order, for every block in turn: one more, with sequences that go there; one less; one elsewhere."""
     driver, _, trace = three
@@ -168,39 +204,4 @@ def test_instances_come_and_go_and_change_places(three: tuple[ClusterDriver, Any
     counts = driver._scheduler.control.counts
     assert counts.grown >= 3 and counts.dropped >= 3 and counts.moved > 0
     assert len(trace.named("instance.add")) >= 3
-    assert eventually(lambda: at_rest(driver))
-
-
-def test_predicted_hops_and_a_death(three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]) -> None:
-    """A hop with all that its stand-in stands for is predicted, exactly; an agent is killed meanwhile, and its place taken."""
-    driver, fleet, _ = three
-    (chain,) = (each for each in driver._scheduler.chains() if each.model == "llama")
-    blocks = [use.block for use in chain.uses if use.lo < 5 and use.hi > 3]
-
-    def where(block: str) -> list[str]:
-        return list(driver._scheduler.provision.instances[block])
-
-    home = where(chain.uses[0].block)[0]  # where the chain begins: never the last hop
-
-    def gather(scheduler: Scheduler, now: int) -> None:
-        for block, source in [(each, name) for each in blocks for name in where(each) if name != home]:
-            scheduler.control.orders.grow([block], home, "BL-24", now)
-            scheduler.control.orders.drain(Drain(frozenset([block]), source, home, now + 20_000_000_000, "BL-26"))
-
-    def gathered() -> bool:
-        if all(where(block) == [home] for block in blocks):
-            return True
-        on_scheduler(driver, gather)
-        return False
-
-    assert eventually(gathered, SOON)
-    on_scheduler(driver, lambda scheduler, now: scheduler.speculation.pin([(block, home) for block in blocks]))
-    with Load(driver, {question: answer for question, answer in answers.items() if question[0] == "llama"}) as load:
-        assert eventually(lambda: driver.sight.speculation().hits + driver.sight.speculation().misses > 10 or bool(load.wrong), SOON)
-        victim = fleet.pid("agent-1", driver._company.lives.incarnation("agent-1"))
-        os.kill(victim, signal.SIGKILL)
-        assert eventually(lambda: driver.agents()[1].deaths == 1 and driver.health()["status"] == "ok", SOON)
-        before = load.done
-        assert eventually(lambda: load.done > before + 5 or bool(load.wrong), SOON)
-    assert load.wrong == []
     assert eventually(lambda: at_rest(driver))
