@@ -178,7 +178,7 @@ def plot(reports: Sequence[dict[str, Any]], path: Path) -> None:
         axis.set_xlabel("seconds")
     for row in axes:
         row[0].set_ylabel("pages in use, padding included")
-    axes[0][0].legend(fontsize="small")
+    axes.flat[len(reports) - 1].legend(fontsize="small")
     figure.savefig(path, dpi=110)
 
 
