@@ -12,6 +12,11 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 /* VL floats in a vector, NV vectors in a panel, MR rows at once: MR * NV accumulators, NV weights and one broadcast fill the registers. */
 #if defined(__AVX512F__)
@@ -33,6 +38,23 @@
 #define INLINE static inline __attribute__((always_inline))
 typedef float vec __attribute__((vector_size(VL * 4), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(VL * 4), aligned(4)));
+
+/* a * b + c, rounded once where the processor can: for sums whose number is known to the compiler, which otherwise chooses between one rounding
+ * and two by how many there are, and a row would depend on its company. */
+INLINE vec fused(vec a, vec b, vec c)
+{
+#if defined(__FMA__) && VL == 16
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && VL == 8
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FMA__) && VL == 4
+    return (vec)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
+#elif defined(__ARM_NEON) && defined(__aarch64__)
+    return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
 
 /* The sum of a vector, halves upon halves: the order is fixed, and no element waits for all before it. */
 #if VL == 16
@@ -291,15 +313,24 @@ INLINE void dots(int m, int c, int64_t k, const float *restrict x, const float *
         for (int j = 0; j < c; j++) b[j] = *(const vec *)(w + j * k + p);
         for (int i = 0; i < m; i++) {
             vec a = *(const vec *)(x + i * k + p);
-            for (int j = 0; j < c; j++) acc[i][j] += a * b[j];
+            for (int j = 0; j < c; j++) acc[i][j] = fused(a, b[j], acc[i][j]);
+        }
+    }
+    if (p < k) {
+        size_t rest = (size_t)(k - p) * 4;
+        vec b[RIGHT];
+        for (int j = 0; j < c; j++) {
+            b[j] = (vec){0};
+            memcpy(&b[j], w + j * k + p, rest);
+        }
+        for (int i = 0; i < m; i++) {
+            vec a = {0};
+            memcpy(&a, x + i * k + p, rest);
+            for (int j = 0; j < c; j++) acc[i][j] = fused(a, b[j], acc[i][j]);
         }
     }
     for (int i = 0; i < m; i++)
-        for (int j = 0; j < c; j++) {
-            float sum = bias == NULL ? 0.0f : bias[j];
-            for (int64_t rest = p; rest < k; rest++) sum += x[i * k + rest] * w[j * k + rest];
-            out[i * across + j] = sum + sum_of(acc[i][j]);
-        }
+        for (int j = 0; j < c; j++) out[i * across + j] = (bias == NULL ? 0.0f : bias[j]) + sum_of(acc[i][j]);
 }
 
 #define DOTS(m) \
