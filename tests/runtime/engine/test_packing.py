@@ -111,9 +111,10 @@ def test_the_faster_of_both_is_taken_where_there_are_no_kernels(monkeypatch, mea
 def test_ours_is_taken_where_there_are_kernels_and_the_dtype_is_theirs(monkeypatch, measured):
     monkeypatch.setattr(packing, "_measured", lambda layout, dtype: 0.1)
     packs = Packs("auto", torch.device("cpu"), Kernels())
-    for dtype, name in ((torch.float32, "panels"), (torch.bfloat16, "oneDNN")):
+    half = "oneDNN" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None  # not every processor's
+    for dtype, name in ((torch.float32, "panels"), (torch.bfloat16, half)):
         made = packs.acquire(f"{dtype}", torch.ones(1024, 512, dtype=dtype))
-        assert made is not None and made.layout.name == name
+        assert (None if made is None else made.layout.name) == name
 
 
 def test_a_build_without_the_layout_stays_plain(monkeypatch, measured):
