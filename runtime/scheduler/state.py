@@ -27,7 +27,8 @@ class ClusterState:
     """`chains`: the version of each model that newcomers get. `placed`: blocks have been put on devices.
 
     `users`: sequences alive, by `Chain.loaded_as`. `variants`: what may stand in, by `loaded_as` of what it stands in for. `coming`: chains
-    that are made ready, by model; `leaving`: those that no newcomer gets, by `loaded_as`, as long as anything of them is there.
+    that are made ready, by model, each with its variants; `leaving`: those that no newcomer gets, by `loaded_as`, as long as anything of
+    them is there.
     """
 
     config: ClusterConfig
@@ -46,14 +47,14 @@ class ClusterState:
     ready: list[Member] = field(default_factory=list)
     users: Counter[str] = field(default_factory=Counter)
     variants: dict[str, tuple[Variant, ...]] = field(default_factory=dict)
-    coming: dict[str, Chain] = field(default_factory=dict)
+    coming: dict[str, tuple[Chain, ...]] = field(default_factory=dict)
     leaving: dict[str, Chain] = field(default_factory=dict)
     changed: bool = False
     placed: bool = False
 
     def in_use(self) -> list[Chain]:
         """Every chain that newcomers or somebody alive may need, variants and those that are on their way in or out among them."""
-        served = [*self.chains.values(), *self.coming.values()]
+        served = [*self.chains.values(), *(chain for some in self.coming.values() for chain in some)]
         variants = [variant.chain for some in self.variants.values() for variant in some]
         return [*served, *variants, *(chain for name, chain in self.leaving.items() if self.users[name] > 0)]
 

@@ -40,7 +40,7 @@ class Updates:
             return
         state.provision.learn(event.blocks, event.profiles)
         self._coming[chain.model] = event
-        state.coming[chain.model] = chain
+        state.coming[chain.model] = chain, *(variant.chain for variant in event.variants)
         state.changed = True
 
     def withdraw(self, event: Withdraw, now: int) -> None:

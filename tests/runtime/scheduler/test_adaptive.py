@@ -143,6 +143,22 @@ def test_an_update_takes_the_variants_of_the_old_version_with_it() -> None:
     cluster.expect_only()
 
 
+def test_what_goes_takes_nothing_that_a_variant_on_its_way_needs() -> None:
+    """B and its variant are being loaded when A is withdrawn, whose variant has the block that B's is to have."""
+    other, its = counting_model("b", "21 2* 23 4* 5* 26"), counting_model("b~v", "21 2* 23 7* 5* 26")
+    cluster = cluster_of(known=(A, V, other, its))
+    variant = variant_of(other, its, *CUT)
+    variant = replace(variant, chain=replace(variant.chain, spec=replace(variant.chain.spec, name="b")))
+    blocks = [SMALL.get(block.id, block) for block in its.blocks(*CUT)]
+    assert not {block.id for block in blocks}.isdisjoint(SMALL)
+    cluster.at(20 * MS, lambda: cluster.tell(serve(other, "b", *CUT, variants=(variant,), blocks=blocks)))
+    cluster.at(20 * MS + 1, lambda: cluster.tell(Withdraw("a")))
+    cluster.ask(replace(request("s", (1, 2, 3), "b"), adaptive=True), at=40 * MS)
+    cluster.run()
+    cluster.expect()
+    assert cluster.given == {"s": "b~v"} and cluster.loaded() == {"b", "b~v"}
+
+
 # -- accuracy under load (BL-29) -----------------------------------------------------------------------------------------
 
 LARGE, MEDIUM, TINY = counting_model("x", "1* 2 3* 4* 5* 6"), counting_model("x~m", "1* 2 9"), counting_model("x~s", "8*")
