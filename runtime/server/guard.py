@@ -12,6 +12,7 @@ import time
 import uuid
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.frontend.errors import RequestError
@@ -19,7 +20,7 @@ from runtime.server.replies import error_reply
 
 _log = logging.getLogger("blockzoo.access")
 
-#: Routes that say nothing but whether the server lives.
+#: Routes that say nothing but whether the server lives, to whoever has no key (`is_known`).
 OPEN_ROUTES = frozenset({"/health", "/live"})
 
 
@@ -46,19 +47,25 @@ class Guard:
 
         scope.setdefault("state", {})["request_id"] = name
         try:
-            if self._admits(scope):
+            scope["state"]["known"] = known = self._knows(scope)
+            if known or scope["path"] in OPEN_ROUTES:
                 await self._app(scope, receive, named_send)
             else:
                 await error_reply(_no_key())(scope, receive, named_send)
         finally:
             _log.info("%s %.200r %d %.3fs id=%s", scope["method"], scope["path"], status, time.monotonic() - began, name)
 
-    def _admits(self, scope: Scope) -> bool:
-        if self._key is None or scope["path"] in OPEN_ROUTES:
+    def _knows(self, scope: Scope) -> bool:
+        if self._key is None:
             return True
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         # Headers are decoded as latin-1: encoding them back gives the bytes that were sent.
         return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("latin-1"), self._key)
+
+
+def is_known(request: Request) -> bool:
+    """Whether whoever asks has brought the key, or none is set."""
+    return bool(request.state.known)
 
 
 def _no_key() -> RequestError:

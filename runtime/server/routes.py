@@ -12,6 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from runtime.frontend.errors import RequestError
 from runtime.frontend.served import ServedModel
+from runtime.server.guard import is_known
 from runtime.server.replies import reply
 from runtime.server.service import Service
 from runtime.server.state import state_document
@@ -42,12 +43,17 @@ class Routes:
         return reply({"status": "live"})
 
     async def health(self, request: Request) -> Response:
-        """200 only while the driver lives and requests are taken; what is amiss all the same stands in it."""
+        """200 only while the driver lives and requests are taken; what is amiss all the same stands in it.
+
+        Without the key of a server that has one: the state alone. Reasons name models, and what an engine said.
+        """
+        known = is_known(request)
         if not self._service.driver.alive:
-            return reply({"status": "dead", "reason": self._service.driver.death}, 503)
+            return reply({"status": "dead"} | ({"reason": self._service.driver.death} if known else {}), 503)
         if self._service.gate.closed:
             return reply({"status": "draining"}, 503)
-        return reply(dict(self._service.driver.health()))
+        health = self._service.driver.health()
+        return reply(dict(health) if known else {"status": health["status"]})
 
     async def metrics(self, request: Request) -> Response:
         text = await run_in_threadpool(self._service.metrics.text)

@@ -16,6 +16,7 @@ import httpx
 import openai
 import pytest
 
+from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
 from tests.runtime.server.harness import Running, eventually, running
 
@@ -77,6 +78,22 @@ def test_a_failed_step_is_an_error_event_in_a_stream_and_the_server_goes_on(toke
         assert http.get("/health").status_code == 200
         assert client.completions.create(**{**SLOW, "max_tokens": 3}).usage.completion_tokens == 3
         assert idle(server)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_without_the_key_health_tells_the_state_and_nothing_else(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, alive: bool
+) -> None:
+    why = "the model org/secret cannot be loaded from /srv"
+    told = {"status": "degraded", "agents": [{"device": "a", "reason": why}], "unavailable": {"org/secret": why}}
+    with running(tokenizer, config=ServerConfig(api_key="k3y")) as server, server.http() as http:
+        with monkeypatch.context() as patch:
+            patch.setattr(server.driver, "health", lambda: told)
+            patch.setattr(server.driver, "_death", None if alive else why)
+            stranger = httpx.get(f"{server.address}/health", timeout=5, trust_env=False)
+            assert stranger.json() == {"status": "degraded" if alive else "dead"} and stranger.status_code == (200 if alive else 503)
+            assert "org/secret" in http.get("/health").text
+        assert httpx.get(f"{server.address}/metrics", timeout=5, trust_env=False).status_code == 401
 
 
 def test_a_failed_step_is_a_500_for_a_whole_answer(tokenizer: Tokenizer) -> None:
