@@ -158,6 +158,8 @@ class ClusterConfig:
     A migration hands over when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
     `block_rows`: rows of a step that may pass one block instance, of which slots are kept for sequences that are expected back (BL-14,
     BL-22); 0: as many as a step takes. `control`: what happens by the clock. `speculation`: hops that are predicted.
+    `deaths`: devices that may die in a row with a sequence's row, before its next token; then it ends. From the second on it runs beside
+    no other such sequence, so that it is known who kills devices.
     """
 
     devices: int = 1
@@ -175,13 +177,14 @@ class ClusterConfig:
     sharing: Sharing = "running"
     owner_margin: float = 8.0
     block_rows: int = 0
+    deaths: int = 4
 
     def __post_init__(self) -> None:
         if self.paths not in get_args(Paths):
             raise ValueError("paths are chosen by reads or loads")
         if self.sharing not in get_args(Sharing) or not self.owner_margin >= 0 or self.block_rows < 0:
             raise ValueError("sharing must be off, running or cached, owner_margin and block_rows at least 0")
-        whole = (self.devices, self.max_running, self.chunk, self.stride, self.handover_groups, self.handover_stages)
+        whole = (self.devices, self.max_running, self.chunk, self.stride, self.handover_groups, self.handover_stages, self.deaths)
         if min(whole) < 1 or not 0.0 <= self.watermark < 1.0 or self.hop_cost < 0 or self.placing not in get_args(Placing):
             raise ValueError(
                 f"a cluster's numbers must be at least 1, its watermark in [0, 1), its placing one of {', '.join(get_args(Placing))}"

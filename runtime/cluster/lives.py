@@ -1,9 +1,10 @@
 """The lives of a cluster's agents: which one each device has, since when, how often it died, when the next one begins. Pure bookkeeping.
 
-    starting --ready--> up --died, overdue--> down --(backoff)--> starting …          too often in a row, or refused: failed, for good
+    starting --ready--> up --died, overdue--> down --(backoff)--> starting …               too often lately, or refused: failed, for good
 
 Contract: times are nanoseconds of the driver's clock. An incarnation is never used twice, so that what an earlier one did is known as such.
-The first death after a while is answered at once, the next ones later and later. Starts and kills nothing itself.
+The first death after a while is answered at once, the next ones later and later: each is a strike, and time that an agent was up makes up
+for them bit by bit, so that one that dies every few seconds is not started for ever. Starts and kills nothing itself.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ Phase = Literal["starting", "up", "down", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class LifeConfig:
-    """`starts`: an agent that dies so often in a row, each time within `steady_seconds` of being ready, is given up.
+    """`starts`: strikes at which an agent is given up; `steady_seconds`: of being up make up for one.
 
     `backoff_seconds`: before the second try; it doubles up to `backoff_most`. `silent_seconds`: without a beat it counts as hung;
     `stalled_seconds`: so does one that is at one step, or one load, for so long. `ready_seconds`: what a start may take.
     """
 
     starts: int = 6
-    steady_seconds: float = 10.0
+    steady_seconds: float = 60.0
     backoff_seconds: float = 0.25
     backoff_most: float = 15.0
     silent_seconds: float = 10.0
@@ -46,13 +47,17 @@ class LifeConfig:
 
 @dataclass(frozen=True, slots=True)
 class AgentFacts:
-    """What `/health` tells of an agent. `deaths`: in all. `reason`: of the last death."""
+    """What `/health` tells of an agent. `deaths`: in all. `reason`: of the last death. `strikes`: deaths that count still, of `most` at
+    which it is given up; `backoff`: seconds that it stays down after the last one."""
 
     device: str
     phase: Phase
     incarnation: int
     deaths: int
     reason: str
+    strikes: float = 0.0
+    most: int = 0
+    backoff: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,8 @@ class _Life:
     stalled_ms: int = 0
     due: int | None = 0
     deaths: int = 0
-    in_a_row: int = 0
+    strikes: float = 0.0
+    backoff: int = 0
     reason: str = ""
 
 
@@ -116,16 +122,16 @@ class Lives:
         if life is None or life.incarnation != incarnation or life.phase not in ("starting", "up"):
             return False
         if planned:
-            life.phase, life.due, life.reason, life.since = "down", now, reason, now
+            life.phase, life.due, life.reason, life.since, life.backoff = "down", now, reason, now, 0
             return True
-        steady = life.phase == "up" and now - life.since > self.config.steady_seconds * 1e9
+        lived = now - life.since if life.phase == "up" else 0
         life.deaths += 1
-        life.in_a_row = 1 if steady else life.in_a_row + 1
-        life.reason, life.since = reason, now
-        if final or life.in_a_row >= self.config.starts:
+        life.strikes = max(0.0, life.strikes - lived / (self.config.steady_seconds * 1e9)) + 1
+        life.reason, life.since, life.backoff = reason, now, self._backoff(int(life.strikes))
+        if final or life.strikes >= self.config.starts:
             life.phase, life.due = "failed", None
         else:
-            life.phase, life.due = "down", now + self._backoff(life.in_a_row)
+            life.phase, life.due = "down", now + life.backoff
         return True
 
     # -- what is to be done ----------------------------------------------------------------------------------------------
@@ -166,10 +172,16 @@ class Lives:
         return [life.device for life in self._lives.values() if life.phase == "failed"]
 
     def facts(self) -> tuple[AgentFacts, ...]:
-        return tuple(AgentFacts(life.device, life.phase, life.incarnation, life.deaths, life.reason) for life in self._lives.values())
+        return tuple(self._facts(life) for life in self._lives.values())
 
-    def _backoff(self, in_a_row: int) -> int:
+    def _facts(self, life: _Life) -> AgentFacts:
+        backoff = life.backoff / 1e9 if life.phase == "down" else 0.0
+        return AgentFacts(
+            life.device, life.phase, life.incarnation, life.deaths, life.reason, round(life.strikes, 2), self.config.starts, backoff
+        )
+
+    def _backoff(self, strikes: int) -> int:
         """Nanoseconds: none before the first try again."""
-        if in_a_row == 1:
+        if strikes < 2:
             return 0
-        return int(min(self.config.backoff_most, self.config.backoff_seconds * 2 ** (in_a_row - 2)) * 1e9)
+        return int(min(self.config.backoff_most, self.config.backoff_seconds * 2.0 ** min(strikes - 2, 64)) * 1e9)

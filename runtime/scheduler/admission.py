@@ -68,7 +68,9 @@ class Admission:
         heads = [(member.rank, member) for member in state.waiting.heads()]
         while heads:
             member = heads[0][1]
-            route = state.provision.route(member.chain, state.devices.loads, context=member.tokens, groups=member.longest)
+            route = None
+            if not (member.suspect and any(other.suspect and other.paused is None for other in state.running.values())):
+                route = state.provision.route(member.chain, state.devices.loads, context=member.tokens, groups=member.longest)
             if route is None or not (self._joins(member, route, full, now) or self._let_in(member, route, full, now)):
                 heapq.heappop(heads)
                 continue

@@ -1,6 +1,7 @@
 """Devices come, load, report and die.
 
-Contract: a device that is gone takes with it what it held; who passed it runs again on another path, or waits until it is replaced.
+Contract: a device that is gone takes with it what it held; who passed it runs again on another path, or waits until it is replaced; whoever
+was under way on `config.deaths` of them in a row, without a token between, ends with the reason, before no device is left.
 Blocks are placed once as many devices are there as the cluster was made for. Devices of another protocol are not taken.
 """
 
@@ -10,6 +11,7 @@ from runtime.agent.commands import Down
 from runtime.messages import PROTOCOL, Gone, Loaded, Ready, Refused, Report
 from runtime.scheduler.admission import Admission
 from runtime.scheduler.handover import Handovers
+from runtime.scheduler.members import Member
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.state import ClusterState
 from runtime.scheduler.updates import Updates
@@ -59,11 +61,20 @@ class Fleet:
                 state.out.say(other.name, Gone(down.device))
         lost = [m for m in state.running.values() if down.device in m.devices and not self._handovers.survives(m, down.device)]
         for member in lost:
-            self._seating.preempt(member, now)
+            self._bereave(member, down, now)
         self._handovers.gone(down.device, now)
         self._seating.donors.gone(down.device)
         state.out.replace(down.device)
         state.changed = True
+
+    def _bereave(self, member: Member, down: Down, now: int) -> None:
+        """A sequence's device has died: it runs again, unless that has come to nothing too often."""
+        member.deaths += member.flying
+        if member.deaths < self._state.config.deaths:
+            self._seating.preempt(member, now)
+        else:
+            why = f"{member.deaths} devices in a row died while they ran it, the last of them {down.device}: {down.reason}"
+            self._seating.end(member, "error", now, why)
 
     def loaded(self, loaded: Loaded) -> None:
         device = self._state.devices[loaded.device]

@@ -50,7 +50,7 @@ class Member(LiveSequence):
     `held`: no rows are issued, for its last stage. `ahead`: the hop that is predicted; `tries`: its rows then; `turn`: of the latest.
     `tentative`: it was predicted here, so that nobody may begin with its K and V (UN-13).
     `variant`: what it runs on instead of the chain that it named (BL-28). `paused`: since when it waits for somebody else, and gets no
-    rows; None while it does not.
+    rows; None while it does not. `deaths`: devices that died with a row of it since its latest token.
     """
 
     chain: Chain = NOWHERE
@@ -78,6 +78,12 @@ class Member(LiveSequence):
     turn: int = 0
     tentative: bool = False
     variant: Variant | None = None
+    deaths: int = 0
+
+    @property
+    def suspect(self) -> bool:
+        """Whether it may be what kills devices: more than one has died with it."""
+        return self.deaths > 1
 
     @property
     def served(self) -> str | None:

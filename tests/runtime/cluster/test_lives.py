@@ -44,6 +44,26 @@ def test_a_death_after_a_steady_while_counts_from_the_beginning() -> None:
     assert lives.failed() == []
 
 
+def test_one_that_dies_every_few_seconds_is_not_started_for_ever() -> None:
+    """Each life half of what makes up for a death: later and later, and then no more; `/health` says how far it is."""
+    lives, now, waits, strikes = started(), 0, [], []
+    for incarnation in range(1, 100):
+        now += 5 * SECOND
+        assert lives.died("a", incarnation, "it fell", now)
+        facts = lives.facts()[0]
+        strikes.append(facts.strikes)
+        if facts.phase == "failed":
+            break
+        before = now
+        while not lives.due(now):
+            now += SECOND // 4
+        waits.append((now - before) / SECOND)
+        assert waits[-1] == facts.backoff and facts.most == 4
+        assert lives.ready("a", incarnation + 1, now)
+    assert strikes == [1, 1.5, 2, 2.5, 3, 3.5, 4]
+    assert waits == [0, 0, 1, 1, 2, 2] and lives.failed() == ["a"]
+
+
 def test_what_earlier_lives_do_is_not_listened_to() -> None:
     lives = started()
     assert lives.died("a", 1, "gone", 0) and not lives.died("a", 1, "gone", 0)

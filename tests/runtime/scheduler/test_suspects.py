@@ -1,0 +1,85 @@
+"""A sequence whose rows kill the devices that run them ends with the reason; whoever ran beside it is not hurt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from runtime.agent.commands import Pause, Resume
+from runtime.config import ClusterConfig
+from runtime.engine.counted import counting_model
+from runtime.engine.counting import CountingEngine
+from runtime.stages import Array, StageResult
+from runtime.types import StepPlan
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1 2* 3* 4", max_model_len=128)
+
+
+def killing(*bad: str, at: int = 0, devices: int = 2) -> VirtualCluster:
+    """Steps with a row of these, at this token or behind it, kill their device before they are over."""
+
+    class Killed(CountingEngine):
+        def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+            if any(row.seq.partition("@")[0].startswith(bad) and row.start + len(row.tokens) > at for row in plan.rows):
+                cluster.at(cluster.now, lambda: cluster.kill(self.device))
+            return super().run(plan, inputs)
+
+    cluster = VirtualCluster(
+        [M], [(2,)], devices=devices, config=ClusterConfig(devices=devices, placing="split", hop_cost=0.0), restart=5 * MS,
+        make_engine=lambda name: Killed([M], 256, device=name),
+    )  # fmt: skip
+    return cluster
+
+
+@pytest.mark.parametrize("at", [0, 12])
+def test_what_kills_devices_ends_with_the_reason_and_all_others_have_their_tokens(at: int) -> None:
+    cluster = killing("bad", at=at)
+    cluster.ask(*(request(f"s{number}", range(3 + number), "m", max_tokens=20) for number in range(6)))
+    cluster.ask(request("bad", range(5), "m", max_tokens=30), at=MS)
+    cluster.ask(*(request(f"t{number}", range(3 + number), "m", max_tokens=20) for number in range(6)), at=60 * MS)
+    cluster.run()
+    told = cluster.told["bad"]
+    assert told.last.finish == "error" and "4 devices in a row died" in (told.last.error or "") and "killed" in (told.last.error or "")
+    assert len(cluster.trace.named("fault")) == 4 and len(told.tokens) == max(0, at - 5 + 1)
+    del cluster.requests["bad"]
+    cluster.expect()
+
+
+def test_two_that_do_are_told_apart_from_whoever_ran_beside_them() -> None:
+    cluster = killing("bad")
+    cluster.ask(*(request(name, range(4), "m", max_tokens=20) for name in ("bad1", "s0", "bad2", "s1", "s2")))
+    cluster.run()
+    for name in ("bad1", "bad2"):
+        assert cluster.told[name].last.finish == "error"
+        del cluster.requests[name]
+    cluster.expect()
+
+
+def test_deaths_between_which_tokens_come_end_nobody() -> None:
+    cluster = killing()
+    cluster.ask(request("s", range(5), "m", max_tokens=60))
+    for number in range(12):
+        cluster.at((20 + 40 * number) * MS, lambda: cluster.kill("d0"))
+    cluster.run()
+    assert len(cluster.trace.named("fault")) > 4
+    cluster.expect()
+
+
+def test_whoever_has_no_row_under_way_is_no_suspect() -> None:
+    """It is paused when its device dies, and would be ended by one death more."""
+    cluster = killing()
+    cluster.ask(request("s", range(5), "m", max_tokens=60))
+    cluster.run(until=12 * MS)
+    member = cluster.scheduler.members["s"]
+    cluster.tell(Pause("s"))
+    cluster.run(until=20 * MS)
+    assert member.path and not member.flying
+    member.deaths = 3
+    cluster.kill("d0")
+    cluster.run(until=40 * MS)
+    cluster.tell(Resume("s"))
+    cluster.run()
+    cluster.expect()
