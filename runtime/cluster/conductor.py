@@ -37,7 +37,7 @@ from runtime.cluster.changes import Changes
 from runtime.cluster.crew import Crew
 from runtime.cluster.errors import public
 from runtime.cluster.routes import Routes
-from runtime.cluster.stranded import Hopeless, Strandings, ending
+from runtime.cluster.stranded import Hopeless, Strandings, ending, whys
 from runtime.messages import Message
 from runtime.scheduler.cluster import Scheduler
 from runtime.scheduler.record import Handler
@@ -153,7 +153,7 @@ class Conductor:
             if now >= self._next_tick:
                 self._next_tick = now + int(TICK * 1e9)
                 self._tell([Tick()], now)
-            self._strand(now)
+                self._strand(now)
             self._changed.notify_all()
 
     def _tell(self, events: Iterable[Message | SchedulerEvent], now: int) -> None:
@@ -208,9 +208,13 @@ class Conductor:
             return
         reasons = {each.device: each.reason for each in self._company.lives.facts()}
         self._tell([Down(name, reasons[name], final=True) for name in failed if not self._known_final(name)], now)
-        chains = self._scheduler.chains()
-        for model, why in self.strandings.found(chains, self._scheduler.provision.instances, failed, reasons).items():
-            for seq in [seq for seq, member in self._scheduler.members.items() if member.request.model == model]:
+        chains, instances = self._scheduler.chains(), self._scheduler.provision.instances
+        self.strandings.look(chains, instances, failed, reasons)
+        # Each by the chain that it keeps to, which newcomers may not get any more. Whoever runs, runs elsewhere.
+        waiting = [(seq, member.chain) for seq, member in self._scheduler.members.items() if not member.path]
+        ends = {chain.version: whys([chain], instances, failed, reasons) for chain in {each.version: each for _, each in waiting}.values()}
+        for seq, chain in waiting:
+            for why in ends[chain.version].values():
                 self._carry_out(ending(self._handle(Abort(seq), now), seq, why), now)
         self.strandings.require_hope(chains)
 

@@ -15,7 +15,7 @@ class Hopeless(Exception):
 
 
 class Strandings:
-    """Models that were found stranded so far, and why."""
+    """Models that newcomers cannot be run on, and why: as of the last look."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
@@ -26,23 +26,27 @@ class Strandings:
     def reasons(self) -> dict[str, str]:
         return dict(self._reasons)
 
-    def found(
+    def look(
         self, chains: Iterable[Chain], instances: Mapping[str, Sequence[str]], failed: Collection[str], reasons: Mapping[str, str]
-    ) -> dict[str, str]:
-        """Those that are stranded now and were not before: model -> why. `reasons`: by device, why it does not come back."""
-        new = {
-            model: f"{model} cannot run any more: the agent of {device} does not come back ({reasons[device]})"
-            for model, device in stranded(chains, instances, failed).items()
-            if model not in self._reasons
-        }
-        self._reasons |= new
-        return new
+    ) -> None:
+        """`chains`: those that newcomers get. `instances`: devices by block; `reasons`: by device, why it does not come back."""
+        self._reasons = whys(chains, instances, failed, reasons)
 
     def require_hope(self, chains: Iterable[Chain]) -> None:
         """Raises Hopeless if there are models, and all are stranded."""
         models = {chain.model for chain in chains}
         if models and self._reasons.keys() >= models:
             raise Hopeless(next(iter(self._reasons.values())))
+
+
+def whys(
+    chains: Iterable[Chain], instances: Mapping[str, Sequence[str]], failed: Collection[str], reasons: Mapping[str, str]
+) -> dict[str, str]:
+    """Model -> why it cannot run any more, of those that cannot. As `stranded`."""
+    return {
+        model: f"{model} cannot run any more: the agent of {device} does not come back ({reasons[device]})"
+        for model, device in stranded(chains, instances, failed).items()
+    }
 
 
 def stranded(chains: Iterable[Chain], instances: Mapping[str, Sequence[str]], failed: Collection[str]) -> dict[str, str]:

@@ -44,6 +44,8 @@ from tests.runtime.cluster.clusters import (
 )
 from zoo.errors import NotFound, NotServable, Unavailable
 
+#: A later version of MODELS[1].
+NEXT = counting_model("org/n-2", "1 2* 3 4* 5 6* 7 10", max_model_len=512)
 EAGER = LifeConfig(silent_seconds=1.0, backoff_seconds=0.02, steady_seconds=0.1, starts=6)
 
 
@@ -313,6 +315,28 @@ def test_a_device_that_does_not_come_back_ends_what_needs_it() -> None:
         assert "signal 9" in str(driver.death)
         with pytest.raises(Unavailable, match="does not come back"):
             driver.run([request("f", [1])])
+
+
+def test_what_began_on_a_version_whose_device_does_not_come_back_ends_though_its_model_goes_on() -> None:
+    """The next version lies elsewhere: newcomers run, and whoever keeps to the one before has an end."""
+    fleet = processes(pace=1.0, models=[*MODELS, NEXT])
+    with cluster(fleet, LifeConfig(starts=1), ("a", "b", "c", "d")) as driver:
+        stream = driver.run([request("e", [1, 2, 3], "org/n", max_tokens=400)])
+        next(stream)
+        (own,) = driver._scheduler.provision.instances[MODELS[1].chain(*CUTS).uses[-1].block]
+        others = {name for use in MODELS[0].chain(*CUTS).uses for name in driver._scheduler.provision.instances[use.block]}
+        assert own not in others
+        chain = replace(NEXT.chain(*CUTS), spec=MODELS[1].spec, source=NEXT.spec.name)
+        with driver._changed:  # where the block before it is, there is no room
+            driver._scheduler.devices[own].limit = 1
+        driver.serve(Serve(chain, NEXT.blocks(*CUTS)), LIMIT)
+        os.kill(pid(driver, fleet, own), signal.SIGKILL)
+        end = list(stream)[-1]
+        assert end.finish == "error" and "does not come back" in str(end.error)
+        one = request("f", [1, 2, 3], "org/n")
+        tokens = [event.token for event in driver.run([one]) if event.token is not None]
+        assert tokens == expected(NEXT, one.prompt, one.sampling) and driver.alive
+        assert driver.health()["status"] == "degraded" and "unavailable" not in driver.health()
 
 
 def test_a_drain_waits_and_a_shutdown_ends_what_is_left_and_every_process() -> None:

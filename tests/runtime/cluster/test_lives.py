@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.cluster.lives import LifeConfig, Lives, Overdue
-from runtime.cluster.stranded import stranded
+from runtime.cluster.stranded import Strandings, stranded
 from runtime.engine.counted import counting_model
 
 SECOND = 1_000_000_000
@@ -109,3 +109,12 @@ def test_a_model_is_stranded_when_the_last_instance_of_one_of_its_blocks_is() ->
     assert stranded(chains, where, ["b"]) == {"m": "b"}
     assert set(stranded(chains, where, ["a", "b"])) == {"m", "n"}
     assert stranded(chains, {}, ["a"]) == {}
+
+
+def test_a_model_is_stranded_no_more_when_its_next_version_is_elsewhere() -> None:
+    first, second = counting_model("m", "1 2* 3 4"), counting_model("m", "1 2* 3 5")
+    strandings, where = Strandings(), {first.chain(2).uses[0].block: ["a"], first.chain(2).uses[1].block: ["b"]}
+    strandings.look([first.chain(2)], where, ["b"], {"b": "it fell"})
+    assert strandings.reason("m") == "m cannot run any more: the agent of b does not come back (it fell)"
+    strandings.look([second.chain(2)], where | {second.chain(2).uses[1].block: ["a"]}, ["b"], {"b": "it fell"})
+    assert strandings.reason("m") is None and strandings.reasons() == {}
