@@ -119,7 +119,7 @@ def be(
         post = Post(identity.device, identity.incarnation, identity.bind, keys, context=context)
         heart = Post(identity.device, identity.incarnation, keys=keys, context=context, purpose="beat")
         for each in (post, heart):
-            each.learn(SCHEDULER, 0, identity.scheduler)
+            each.learn(SCHEDULER, 0, identity.scheduler, calls=False)
     except (ValueError, zmq.ZMQError) as error:
         return Ended(Exit.LOST, f"it cannot listen: {error}")
     loop, over = AgentLoop(engine, relay, post, identity.settings, own_version()), threading.Event()

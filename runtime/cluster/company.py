@@ -38,6 +38,7 @@ class Company:
         self._deaths: queue.SimpleQueue[Died] = queue.SimpleQueue()
         self._planned: set[tuple[str, int]] = set()
         self._leaving: list[tuple[int, str, int]] = []
+        post.admit(self.lives.begun)
         fleet.attach(self.died, post.address)
 
     @property

@@ -105,6 +105,11 @@ class Lives:
         life.phase, life.since, life.heard, life.stalled_ms = "up", now, now, 0
         return True
 
+    def begun(self, device: str, incarnation: int) -> bool:
+        """Whether that life of a device has been started, and is not followed by another."""
+        life = self._lives.get(device)
+        return life is not None and life.incarnation == incarnation > 0
+
     def up(self, device: str, incarnation: int) -> bool:
         """Whether what an agent says is to be listened to."""
         life = self._lives.get(device)

@@ -7,12 +7,13 @@
 Contract: one thread; `wake` alone may be called from any. Nothing here blocks but `receive`, and that no longer than it is told to.
 A peer that sends what is no message, leaves one out, does not read, or speaks another protocol is *cut*: it is told why, what else comes
 from it is dropped, and whoever uses the post hears of it once. An incarnation that was forgotten, or was followed by a later one, is not
-heard any more. Knows neither relays nor schedulers.
+heard any more. Nobody takes another's place by saying so: whoever was learnt is who was learnt, a later life of it waits until that is
+learnt, and where lives are `admitted` all others are denied. Knows neither relays nor schedulers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ from runtime.stages import Array
 
 #: Messages taken of one socket before the others have their turn.
 _BURST = 256
+#: Messages of lives that are not known yet which are kept for each peer.
+_EARLY = 256
 #: How soon what waits for a peer is tried again.
 _RETRY_MS = 5
 _LINGER_MS = 500
@@ -63,10 +66,11 @@ class Settings:
 
 @dataclass(slots=True)
 class _Peer:
-    """How a peer is reached in one incarnation. `socket`: None where its own connection is used."""
+    """How a peer is reached in one incarnation. `socket`: None where its own connection is used. `calls`: it may connect to this one."""
 
     incarnation: int
     address: str | None
+    calls: bool = True
     outbox: Outbox | None = None
     socket: zmq.Socket[bytes] | None = None
 
@@ -101,6 +105,8 @@ class Post:
         self._sockets = Sockets(keys, context, self._settings.high_water)
         self._peers: dict[str, _Peer] = {}
         self._register = Register()
+        self._admits: Callable[[str, int], bool] = lambda name, incarnation: True
+        self._early: dict[str, list[tuple[bytes, list[memoryview]]]] = {}
         self._notices: list[Mail | Cut] = []
         self._poller, self._bell = zmq.Poller(), Bell()
         self._poller.register(self._bell, zmq.POLLIN)
@@ -111,10 +117,14 @@ class Post:
 
     # -- who is where ----------------------------------------------------------------------------------------------------
 
-    def learn(self, name: str, incarnation: int, address: str) -> None:
+    def admit(self, admits: Callable[[str, int], bool]) -> None:
+        """From now on only these lives, by name and incarnation, are heard over the inbox; all others are denied."""
+        self._admits = admits
+
+    def learn(self, name: str, incarnation: int, address: str, *, calls: bool = True) -> None:
         """Where a peer is; it is connected when something is to go there. What is known already is nothing to do.
 
-        Raises ValueError for addresses that are none.
+        `calls`: it may connect to this one, too; else whoever does in its name is not heard. Raises ValueError for addresses that are none.
         """
         if not NAME.fullmatch(name) or not ADDRESS.fullmatch(address):
             raise ValueError("a peer's name or address is none")
@@ -125,7 +135,10 @@ class Post:
             return
         self._drop(name)
         self._register.met(name, incarnation)
-        self._peers[name] = _Peer(incarnation, address)
+        self._peers[name] = _Peer(incarnation, address, calls)
+        for who, frames in self._early.pop(name, ()):
+            if (item := self._come(who, frames)) is not None:
+                self._notices.append(item)
 
     def forget(self, name: str) -> None:
         """A peer is gone, in the incarnation that is known: what still comes of that is dropped. A later one is another."""
@@ -231,11 +244,35 @@ class Post:
                 frames = [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
             except zmq.Again:
                 break
-            who = bytes(frames.pop(0)) if socket is self._inbox else self._other_end(socket)
-            item = self._read(who, frames)
+            item = self._come(bytes(frames.pop(0)), frames) if socket is self._inbox else self._read(self._other_end(socket), frames)
             if item is not None:
                 out.append(item)
         return out
+
+    def _come(self, who: bytes, frames: list[memoryview]) -> Mail | Cut | None:
+        """What came over the inbox, where whoever connects says himself who he is."""
+        heard = self._register.heard(who)
+        if heard is None:
+            return None
+        name, incarnation = heard
+        if not self._admits(name, incarnation):
+            self._turn_away(who, f"nobody waits for {name} in its life {incarnation}")
+            return None
+        known = self._peers.get(name)
+        if known is not None and not known.calls:
+            return None
+        unknown = name in self._early if known is None else known.address is not None and incarnation > known.incarnation
+        if unknown:
+            early = self._early.setdefault(name, [])
+            if len(early) < _EARLY:  # what is left out is missed, and cut, when that life is learnt
+                early.append((who, frames))
+            return None
+        return self._read(who, frames)
+
+    def _turn_away(self, who: bytes, reason: str) -> None:
+        if self._inbox is not None:
+            with suppress(zmq.ZMQError, Choked):
+                Outbox(putting(self._inbox, who), 0).send(Denial(reason))
 
     def _other_end(self, socket: zmq.Socket[bytes]) -> bytes:
         name, peer = next((name, peer) for name, peer in self._peers.items() if peer.socket is socket)

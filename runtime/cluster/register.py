@@ -19,25 +19,30 @@ def link(name: str, incarnation: int, purpose: str = "main") -> bytes:
 
 
 class Register:
+    """See the top of the file. What is known of the links of a life goes with it."""
+
     def __init__(self) -> None:
         self._newest: dict[str, int] = {}
-        self._expected: dict[bytes, int] = {}
-        self._cut: set[bytes] = set()
+        #: By peer: link -> the number that is due; None for one that was cut.
+        self._links: dict[str, dict[bytes, int | None]] = {}
 
     def heard(self, who: bytes) -> tuple[str, int] | None:
         """A link's peer and incarnation; None for whoever is not to be heard."""
         known = _WHO.fullmatch(who)
-        if known is None or who in self._cut:
+        if known is None:
             return None
         name, incarnation = known[1].decode(), int(known[2])
-        return None if self.outdated(name, incarnation) else (name, incarnation)
+        if self.outdated(name, incarnation) or self._links.get(name, {}).get(who, 0) is None:
+            return None
+        return name, incarnation
 
     def count(self, who: bytes, number: int) -> None:
         """A message came. Raises WireError unless it is the one behind the last: a link that broke may have lost some."""
-        expected = self._expected.get(who, 0)
+        links = self._of(who)
+        expected = links.get(who, 0)
         if number != expected:
             raise WireError(f"number {number} came where {expected} was due")
-        self._expected[who] = expected + 1
+        links[who] = expected + 1
 
     def outdated(self, name: str, incarnation: int) -> bool:
         """Whether a later life of a peer is known, or is all that may be heard."""
@@ -46,12 +51,23 @@ class Register:
     def met(self, name: str, incarnation: int) -> None:
         """Earlier lives of it are over."""
         self._newest[name] = incarnation
+        links = self._links.get(name, {})
+        for who in [who for who in links if _life(who) < incarnation]:
+            del links[who]
 
     def gone(self, name: str, incarnation: int | None) -> None:
         """That life of a peer is over; None: the latest that is known."""
         last = self._newest.get(name, -1) if incarnation is None else incarnation
-        self._newest[name] = max(self._newest.get(name, 0), last + 1)
+        self.met(name, max(self._newest.get(name, 0), last + 1))
 
     def cut(self, *links: bytes) -> None:
         """Hear them no more."""
-        self._cut.update(links)
+        for who in links:
+            self._of(who)[who] = None
+
+    def _of(self, who: bytes) -> dict[bytes, int | None]:
+        return self._links.setdefault(who.partition(b"/")[0].decode(), {})
+
+
+def _life(who: bytes) -> int:
+    return int(who.split(b"/")[1])

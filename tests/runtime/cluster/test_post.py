@@ -14,6 +14,7 @@ import zmq
 
 from runtime.cluster.keys import Keys
 from runtime.cluster.post import Cut, Mail, Post, Settings
+from runtime.cluster.register import Register, link
 from runtime.cluster.wire import decode, encode
 from runtime.messages import PROTOCOL, Beat, Denial, Halt, Pages
 from runtime.stages import Array
@@ -217,6 +218,71 @@ def test_a_later_life_ends_the_one_before(made: Callable[..., Post]) -> None:
     second.send("scheduler", Beat(5))
     assert taken(scheduler, 1, seconds=0.3) == []
     assert not scheduler.send("a", Beat(6))
+
+
+def test_a_life_that_nobody_has_told_of_waits_until_somebody_does(made: Callable[..., Post]) -> None:
+    """So nobody takes a peer's place by calling himself its next life; and what the real one says early is not lost."""
+    one, first = made("b"), made("a", 1)
+    one.learn("a", 1, first.address)
+    first.learn("b", 0, one.address)
+    next_one, forged = made("a", 2), made("a", 9, bind=None)
+    for post in (next_one, forged):
+        post.learn("b", 0, one.address)
+    forged.send("b", Beat(9))
+    for number in range(3):
+        next_one.send("b", Beat(20 + number))
+    assert taken(one, 1, seconds=0.3) == []
+    first.send("b", Beat(1))
+    assert heard(one, 1) == [1]
+    assert one.send("a", Beat(2)) and heard(first, 1) == [2]
+    one.forget("a")
+    next_one.send("b", Beat(23))
+    assert taken(one, 1, seconds=0.3) == []
+    one.learn("a", 2, next_one.address)
+    next_one.send("b", Beat(24))
+    assert heard(one, 5) == [20, 21, 22, 23, 24]
+    assert one.send("a", Beat(3)) and heard(next_one, 1) == [3]
+
+
+def test_nobody_calls_in_the_name_of_a_peer_that_does_not_call(made: Callable[..., Post]) -> None:
+    scheduler, agent = made("scheduler"), made("a", 1)
+    agent.learn("scheduler", 0, scheduler.address, calls=False)
+    for who in (b"scheduler/0/main", b"scheduler/1/main", b"scheduler/0/link"):
+        socket = raw(agent, who)
+        socket.send_multipart(encode(0, Halt()))
+        assert taken(agent, 1, seconds=0.2) == []
+        socket.close()
+    assert agent.send("scheduler", Beat(1)) and heard(scheduler, 1) == [1]
+    assert scheduler.send("a", Beat(2)) and heard(agent, 1) == [2]
+
+
+def test_where_lives_are_admitted_others_are_denied_and_change_nothing(made: Callable[..., Post]) -> None:
+    scheduler, agent = made("scheduler"), made("a", 1, bind=None)
+    scheduler.admit(lambda name, incarnation: (name, incarnation) == ("a", 1))
+    agent.learn("scheduler", 0, scheduler.address)
+    agent.send("scheduler", Beat(1))
+    assert heard(scheduler, 1) == [1]
+    for name, life in (("a", 2), ("z", 1)):
+        other = made(name, life, bind=None)
+        other.learn("scheduler", 0, scheduler.address)
+        other.send("scheduler", Beat(9))
+        assert taken(scheduler, 1, seconds=0.2) == []
+        assert taken(other, 1) == [Cut("scheduler", 0, f"nobody waits for {name} in its life {life}", denied=True)]
+    agent.send("scheduler", Beat(2))
+    assert heard(scheduler, 1) == [2]
+    assert scheduler.send("a", Beat(3)) and heard(agent, 1) == [3]
+
+
+def test_what_is_known_of_links_goes_with_their_lives() -> None:
+    register = Register()
+    for life in range(50):
+        for purpose in ("main", "beat"):
+            register.count(link("a", life, purpose), 0)
+        register.cut(link("a", life))
+        assert register.heard(link("a", life)) is None and register.heard(link("a", life, "beat")) == ("a", life)
+        register.gone("a", life)
+        assert register.heard(link("a", life, "beat")) is None
+    assert not register._links["a"]
 
 
 def test_a_peer_that_does_not_read_blocks_nobody_and_is_given_up(made: Callable[..., Post]) -> None:

@@ -139,12 +139,42 @@ def denied(post: Post) -> str:
 @pytest.mark.parametrize(("version", "protocol"), [("0.0.other", PROTOCOL), (own_version(), PROTOCOL + 1)])
 def test_an_agent_of_another_version_is_refused_and_the_cluster_goes_on(server: Running, version: str, protocol: int) -> None:
     asked = Asked(server, [[5, 6, 7]], 40)
+    driver: Any = server.driver
+    driver._company._post.admit(lambda name, life: True)  # as if somebody had started it
     with impostor(server, "z") as post:
         post.send("scheduler", Ready("z", protocol, version, PAGES, 64, 0, "ipc:///nowhere"))
         assert "it is of version" in denied(post)
+    driver._company._post.admit(driver._company.lives.begun)
     asked.expect()
     with server.http() as http:
         assert [each["device"] for each in http.get("/health").json()["agents"]] == [*DEVICES]
+
+
+@pytest.mark.parametrize("name", ["z", "b"])
+def test_an_agent_that_nobody_has_started_takes_nobodys_place(server: Running, name: str) -> None:
+    """It has got at the sockets, and calls itself the next life of an agent: the real one goes on."""
+    asked = Asked(server, [[5, 6, 7]], 40)
+    with impostor(server, name) as post:
+        post.send("scheduler", Ready(name, PROTOCOL, own_version(), PAGES, 64, 0, "ipc:///nowhere"))
+        assert f"nobody waits for {name}" in denied(post)
+    asked.expect()
+    assert tokens(ask(server, [4, 5])) == own([4, 5])
+    driver: Any = server.driver
+    assert [(each.phase, each.incarnation, each.deaths) for each in driver.agents()] == [("up", 1, 0)] * 2
+
+
+@pytest.mark.parametrize("name", ["b", "scheduler"])
+def test_nobody_takes_a_peers_place_at_an_agent(server: Running, name: str) -> None:
+    asked = Asked(server, [[5, 6, 7]], 60)
+    one = running(server)
+    with impostor(server, name, "a") as post:
+        for message in (Close((one.seq,), (one.epoch,)), Want(9, one.seq, one.epoch, (0, 1), 0, 4, "z")):
+            post.send("a", message)
+        post.receive(0.3)
+    asked.expect()
+    assert tokens(ask(server, [4, 5])) == own([4, 5])
+    driver: Any = server.driver
+    assert [(each.phase, each.incarnation, each.deaths) for each in driver.agents()] == [("up", 1, 0)] * 2
 
 
 def test_what_an_earlier_life_of_an_agent_says_is_not_heard(server: Running) -> None:
