@@ -5,7 +5,8 @@ token authentication must be on; for a cluster that is started here it is switch
 through Ray: whoever holds Ray's token holds the cluster.
 
 Contract: `Fleet`. Ray restarts nothing (`max_restarts=0`): when, and how often, is `lives`' affair, as for every fleet. One actor stands by
-with everything imported. Needs the extra `ray`.
+with everything imported. Where Ray itself fails, the agent that it was asked about ends, with the reason; nothing is raised at whoever
+asked, and whoever watches goes on watching. Needs the extra `ray`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import os
 import secrets
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,7 +92,7 @@ class Rays:
         self._pids: dict[tuple[str, int], Any] = {}
         self._runs: dict[Any, tuple[str, int]] = {}
         self._spare: tuple[Any, Any] | None = None
-        self._closing = False
+        self._closing = self._ended = False
         self._thread = threading.Thread(target=self._watch, name="zoo-rays", daemon=True)
         self._thread.start()
 
@@ -105,17 +107,24 @@ class Rays:
         with self._lock:
             if self._closing:
                 return
-            actor, pid = self._spare or self._make()
-            self._spare = self._make() if config.warm and not config.gpus else None
-            self._actors[who], self._pids[who] = actor, pid
-            self._runs[actor.run.remote(msgspec.json.encode(identity))] = who
+            try:
+                actor, pid = self._spare or self._make()
+                self._spare = None
+                run = actor.run.remote(msgspec.json.encode(identity))
+            except Exception as error:
+                _log.warning("Ray does not start an agent of %s", device, exc_info=True)
+                self._spare = None
+                self._listener(Died(device, incarnation, None, f"Ray does not start it: {type(error).__name__}"))
+                return
+            self._actors[who], self._pids[who], self._runs[run] = actor, pid, who
             self._lock.notify_all()
+            self._stand_by()
 
     def kill(self, device: str, incarnation: int) -> None:
         with self._lock:
             actor = self._actors.get((device, incarnation))
         if actor is not None:
-            self._ray.kill(actor, no_restart=True)
+            self._end(actor)
 
     def pid(self, device: str, incarnation: int, timeout: float = 30.0) -> int | None:
         """Of a living agent, on whatever machine it is. Waits until its process is there."""
@@ -129,10 +138,11 @@ class Rays:
             self._lock.wait_for(lambda: not self._runs, timeout)
             left = [*self._actors.values(), *([self._spare[0]] if self._spare else [])]
         for actor in left:
-            self._ray.kill(actor, no_restart=True)
+            self._end(actor)
         with self._lock:
             self._lock.notify_all()
         self._thread.join(timeout)
+        self._ended = True
         if self._started_ray:
             self._ray.shutdown()
 
@@ -147,15 +157,39 @@ class Rays:
         actor = kind.remote(config.engines)
         return actor, actor.prepare.remote(msgspec.json.encode(config.preparation))
 
+    def _stand_by(self) -> None:
+        """Have one more actor than is needed. The lock is held."""
+        if self._spare is None and self._config.warm and not self._config.gpus:
+            try:
+                self._spare = self._make()
+            except Exception:
+                _log.warning("no agent can stand by", exc_info=True)
+
+    def _end(self, actor: Any) -> None:
+        """What has ended, or cannot be reached, is nothing to do: who does not beat is gone."""
+        try:
+            self._ray.kill(actor, no_restart=True)
+        except Exception:
+            _log.warning("Ray does not end an agent", exc_info=True)
+
     def _watch(self) -> None:
         """Tell of every run that has ended, however it did."""
+        deaf = False
         while True:
             with self._lock:
                 self._lock.wait_for(lambda: self._runs or self._closing)
                 runs = list(self._runs)
-                if not runs:
+                if not runs or self._ended:
                     return
-            ended, _ = self._ray.wait(runs, num_returns=1, timeout=_LOOK)
+            try:
+                ended, _ = self._ray.wait(runs, num_returns=1, timeout=_LOOK)
+            except Exception:
+                if not deaf:
+                    _log.warning("Ray does not tell of agents' ends; those that are silent are given up", exc_info=True)
+                deaf = True
+                time.sleep(_LOOK)
+                continue
+            deaf = False
             for run in ended:
                 self._tell(run)
 
@@ -163,14 +197,14 @@ class Rays:
         code: int | None = None
         try:
             code, reason = self._ray.get(run)
-        except self._ray.exceptions.RayError as error:
+        except Exception as error:
             reason = f"its actor has ended: {type(error).__name__}"
         with self._lock:
             who = self._runs.pop(run)
             self._pids.pop(who, None)
             actor = self._actors.pop(who)
             self._lock.notify_all()
-        self._ray.kill(actor, no_restart=True)
+        self._end(actor)
         self._listener(Died(*who, code, reason))
 
 
