@@ -4,7 +4,8 @@ One process stands by warm, with everything imported, so that a device whose age
 weights. Sockets lie in a folder that only this user can enter; over the network (`host`) everything is encrypted with the cluster's keys.
 
 Contract: `Fleet`. Children are started from one thread that lives as long as the fleet does, because the kernel ends them with it
-(PR_SET_PDEATHSIG is the thread's death); where there is no such thing they end when their pipe does. No agent outlives this process.
+(PR_SET_PDEATHSIG is the thread's death); where there is no such thing they end when their pipe does. No agent outlives this process. What
+cannot be started ends with the reason, whatever it was; that thread goes on. Nothing is written to a child under the lock.
 """
 
 from __future__ import annotations
@@ -50,14 +51,22 @@ class ProcessConfig:
 
 
 class _Child:
-    """One process, and the thread that reads its words until it has ended."""
+    """One process, and, from `begin` on, the thread that reads its words until it has ended."""
 
-    def __init__(self, program: Sequence[str], preparation: Preparation, ended: Callable[[_Child, int, str], None]) -> None:
+    def __init__(self, program: Sequence[str], ended: Callable[[_Child, int, str], None]) -> None:
         self.who: tuple[str, int] | None = None
         self._ended = ended
         self.process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
-        self.tell(preparation)
-        threading.Thread(target=self._read, name=f"zoo-agent-{self.process.pid}", daemon=True).start()
+        self._thread = threading.Thread(target=self._read, name=f"zoo-agent-{self.process.pid}", daemon=True)
+
+    def begin(self) -> None:
+        """Raises RuntimeError where there can be no thread; it has been killed then."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def tell(self, line: msgspec.Struct) -> None:
         """A line of its standard input. If it has died meanwhile, its thread tells of that."""
@@ -142,7 +151,10 @@ class Processes:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            work()
+            try:
+                work()
+            except Exception:  # with this thread all agents would end
+                _log.critical("the fleet could not do what it was to do", exc_info=True)
 
     def _start(self, device: str, incarnation: int) -> None:
         with self._lock:
@@ -151,10 +163,11 @@ class Processes:
             child, self._spare = self._spare, None
         try:
             child = child or self._spawn()
-        except OSError as error:
-            self._listener(Died(device, incarnation, None, f"its process cannot be started: {error.strerror}"))
+        except (OSError, RuntimeError) as error:
+            self._listener(Died(device, incarnation, None, f"its process cannot be started: {_strerror(error)}"))
             return
         with self._lock:
+            self._spoiled = 0
             child.who = device, incarnation
             ended = child not in self._all
             if not ended:
@@ -171,17 +184,28 @@ class Processes:
                 return
         try:
             child = self._spawn()
-        except OSError as error:
-            _log.warning("no agent can stand by: %s", error.strerror)
+        except (OSError, RuntimeError) as error:
+            _log.warning("no agent can stand by: %s", _strerror(error))
             return
         with self._lock:
             self._spare = child if child in self._all else None
 
     def _spawn(self) -> _Child:
+        """Raises OSError, and RuntimeError where there can be no thread for it."""
+        child = _Child(self._config.program, self._ended)
         with self._lock:
-            child = _Child(self._config.program, self._config.preparation, self._ended)
             self._all.add(child)
-            return child
+        try:
+            child.begin()
+        except RuntimeError:
+            with self._lock:
+                self._all.discard(child)
+            raise
+        child.tell(self._config.preparation)
+        with self._lock:
+            if self._closing:  # whoever shut down may not have seen it
+                child.process.terminate()
+        return child
 
     def _identity(self, device: str, incarnation: int) -> Identity:
         config, keys = self._config, self.seat.keys
@@ -207,6 +231,10 @@ class Processes:
         elif spoiled and not self._closing:
             _log.warning("an agent that stood by has ended: %s", reason)
             self._work.put(self._stand_by)
+
+
+def _strerror(error: OSError | RuntimeError) -> str:
+    return (error.strerror or "") if isinstance(error, OSError) else str(error)
 
 
 def _meaning(code: int) -> str:
