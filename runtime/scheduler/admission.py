@@ -124,10 +124,14 @@ class Admission:
 
     def _let_in(self, member: Member, route: Route, full: set[str], now: int) -> bool:
         """Seat it, or end what will never run; false where it has to wait."""
-        provision = self._state.provision
-        if (full and not full.isdisjoint(route.devices)) or provision.comes_to_hold(member.chain, route, member.longest):
+        provision, alive = self._state.provision, self._state.devices.alive
+        if provision.holds(route) < member.longest:  # is that the last word?
+            route = provision.roomier(member.chain, route, member.longest)
+        if (full and not full.isdisjoint(route.devices)) or not all(map(alive, route.devices)):
             return False
         missing = provision.lacking(route)
+        if self._shunned(member, missing):
+            return self._again(member, full, now)
         why = self._hopeless(member, route, missing)
         if why is not None:
             self._seating.end(member, "error", now, why)
@@ -147,6 +151,20 @@ class Admission:
             return False
         self._seating.seat(member, route, now)
         return True
+
+    def _shunned(self, member: Member, missing: Sequence[tuple[str, Stage]]) -> bool:
+        """Whether any of these stages was refused, and its blocks are elsewhere too: then they run there. (A device may have been given
+        them again since.)"""
+        state, shunned = self._state, False
+        for device, stage in missing:
+            if stage.id in state.devices[device].refused:
+                shunned |= state.provision.shun(device, state.provision.blocks_of(member.chain, stage))
+        return shunned
+
+    def _again(self, member: Member, full: set[str], now: int) -> bool:
+        """As `_let_in`, over the path that is there now; each time there is one instance less."""
+        route = self._state.provision.route(member.chain, self._state.devices.loads, groups=member.longest)
+        return route is not None and self._let_in(member, route, full, now)
 
     def _hopeless(self, member: Member, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
         """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for the sequence."""

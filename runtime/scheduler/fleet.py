@@ -97,9 +97,8 @@ class Fleet:
         device.loading.discard(refused.stage.id)
         device.refused[refused.stage.id] = refused.reason
         self._state.tell.fault(now, 0, f"{refused.device} refuses {refused.stage.id}: {refused.reason}")
-        for block in device.wanted[refused.stage.id][1] if refused.stage.id in device.wanted else ():
-            if block in device.blocks and len(self._state.provision.instances[block]) > 1:
-                self._state.provision.remove(block, device.name)
+        if refused.stage.id in device.wanted:
+            self._state.provision.shun(device.name, device.wanted[refused.stage.id][1])
         self._state.changed = True
 
     def report(self, report: Report) -> None:

@@ -203,12 +203,30 @@ class Provision:
         """Page groups that one sequence alone can have along a route."""
         return min((self._devices[name].capacity // pages for name, pages in route.weights), default=math.inf)
 
-    def comes_to_hold(self, chain: Chain, route: Route, groups: int) -> bool:
-        """Whether a route that cannot hold so many is not the last word: one over devices that are away, and come back, holds more."""
-        if self.holds(route) >= groups:
-            return False
+    def roomier(self, chain: Chain, route: Route, groups: int) -> Route:
+        """For a sequence of so many page groups that a route does not hold: one that holds more, over whatever devices there are or will be
+        again; the same one if there is none."""
         soon = [[name for name in self._where.get(use.block, ()) if not self._devices[name].final] for use in chain.uses]
-        return self._roomier(chain, soon, route, groups).path != route.path
+        return self._roomier(chain, soon, route, groups)
+
+    def spoils(self, chains: Iterable[Chain], block: str, source: str, target: str | None = None) -> bool:
+        """Whether sequences of one of these chains could not become as long as their model lets them, or as they now can, if a block were
+        not on `source` any more, but on `target` if that is given."""
+        where = [name for name in self._where.get(block, ()) if name != source]
+        after = {block: where if target is None or target in where else [*where, target]}
+        for chain in chains:
+            if any(use.block == block for use in chain.uses):
+                groups = groups_for(chain.spec, chain.spec.virtual_tokens + chain.spec.max_model_len)
+                if self._most(chain, after, groups) < min(groups, self._most(chain, {}, groups)):
+                    return True
+        return False
+
+    def shun(self, device: str, blocks: Iterable[str]) -> bool:
+        """A device cannot load a stage with these blocks: they run where else they are to be. Whether any does."""
+        gone = [block for block in blocks if block in self._devices[device].blocks and len(self._where[block]) > 1]
+        for block in gone:
+            self.remove(block, device)
+        return bool(gone)
 
     def _by_reading(self, chain: Chain, candidates: Sequence[Sequence[str]], context: int) -> tuple[str, ...] | None:
         """Where everybody's steps read least with a newcomer on them; a hop is a few hundredths of what it reads itself."""
@@ -280,6 +298,17 @@ class Provision:
             if name in living:
                 some.append(name)
         return some
+
+    def _most(self, chain: Chain, instead: Mapping[str, Sequence[str]], groups: int) -> float:
+        """Page groups, up to about so many, that one sequence alone can have where a chain's blocks are, or are to be."""
+        soon = [
+            [name for name in instead.get(use.block, self._where.get(use.block, ())) if not self._devices[name].final]
+            for use in chain.uses
+        ]  # fmt: skip
+        capacity = {name: self._devices[name].capacity for some in soon for name in some}
+        layers = [use.kv_layers for use in chain.uses]
+        found = (choose_roomy(soon, layers, capacity, most) for most in (groups, max(groups // 2, 1), 1))
+        return max((self.holds(self._routes.over(chain, chosen)) for chosen in found if chosen is not None), default=0)
 
     def _roomier(self, chain: Chain, candidates: Sequence[Sequence[str]], route: Route, groups: int) -> Route:
         """A route that holds longer sequences than this one, if one is found."""

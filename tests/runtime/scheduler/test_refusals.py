@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from runtime.config import ClusterConfig
 from runtime.engine.counted import counting_model
 from runtime.engine.counting import CountingEngine
@@ -55,3 +57,29 @@ def test_what_every_device_refuses_ends_with_the_reason() -> None:
     cluster.run()
     assert cluster.told["a"].last.finish == "error" and "no room" in (cluster.told["a"].last.error or "")
     cluster.expect_empty()
+
+
+def test_what_a_device_was_given_again_and_has_refused_runs_on_the_others() -> None:
+    cluster = one_small("d1")
+    cluster.ask(*(request(f"s{at}", (at,), "m", max_tokens=8) for at in range(6)))
+    cluster.run()
+    blocks = [block.id for block in M.blocks()]
+    assert all(cluster.scheduler.provision.instances[block] == ["d0"] for block in blocks)
+    cluster.scheduler.control.orders.grow(blocks, "d1", "a test", cluster.now)
+    cluster.ask(*(request(f"t{at}", (at,), "m", max_tokens=8) for at in range(6)), at=cluster.now)
+    cluster.run()
+    cluster.expect()
+    assert all(cluster.scheduler.provision.instances[block] == ["d0"] for block in blocks)
+
+
+@pytest.mark.parametrize("large", range(12))
+def test_the_one_of_many_devices_that_is_large_enough_is_found(large: int) -> None:
+    """Others are weighed each time, not all of them."""
+
+    def made(name: str) -> CountingEngine:
+        return CountingEngine([M], 40 if name == f"d{large}" else 8, device=name)
+
+    cluster = VirtualCluster([M], devices=12, config=ClusterConfig(devices=12, placing="copies"), make_engine=made)
+    cluster.ask(request("long", range(30), "m", max_tokens=20), at=50 * MS)
+    cluster.run()
+    cluster.expect()
