@@ -37,6 +37,7 @@ class Controller:
         self._rearranger = Rearranger(state, self.orders, self.flow)
         self._balancer = Balancer(state, self.orders)
         self._next = 0
+        self._begun: int | None = None
 
     def tick(self, now: int) -> None:
         """Go on with what is under way; look at loads where it is time."""
@@ -49,9 +50,23 @@ class Controller:
             if self._config.scaling:
                 self._scaler.look(now)
             self._balancer.look(now)
-        if self._config.rearranging and self._config.locality:
+        rearranging = self._config.rearranging and self._config.locality
+        if self._is_over(now):
+            self.flow.turn()
+            if rearranging:
+                self._rearranger.decide(now)
+        if rearranging:
             self._rearranger.look(now)
         self.orders.advance(now)
+
+    def _is_over(self, now: int) -> bool:
+        """Whether a period of what rows are counted in is over: another begins then. Scaling goes by it too."""
+        if self._begun is None:
+            self._begun = now
+        if now - self._begun < self._config.period_ms * _MS:
+            return False
+        self._begun = now
+        return True
 
     @property
     def counts(self) -> OrderCounts:

@@ -151,6 +151,8 @@ class Orders:
                 for member, part in staying:
                     self._send_on(member, part, drain, now)
                 return True
+        if any(state.provision.spoils(state.in_use(), block, drain.source) for block in drain.blocks):
+            return self._keep(drain, "answers could not become as long without it", now)
         self._drop(device, drain.blocks)
         for block in sorted(block for block in drain.blocks if block in device.blocks):
             state.provision.remove(block, drain.source)

@@ -1,14 +1,20 @@
 """Instances move to whom they exchange rows with, period by period (BL-26): `policy.placement.rearrange` over what `flow` has counted.
 
-A move loads at its target first, hands over who runs at its source, and then drops there. Contract: `look` on every tick; it decides once
-in a period. Only the busiest pairs of blocks and `_INSTANCES` of their instances are looked at, so that what a decision costs has a bound.
+A move loads at its target first, hands over who runs at its source, and then drops there. Contract: `decide` once in a period, while
+nothing is left of the one before; `look` on every tick. Moves begin in the order in which they were decided, each when its target has room
+for it (what makes room for another has gone by then), and only where no sequence could become less long for it; one that cannot begin in
+time is forgotten. Only the busiest pairs of blocks and `_INSTANCES` of their instances are looked at, so that what a decision costs has a
+bound.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from runtime.policy.placement import Cluster, Instance, MoveCosts, rearrange
+from runtime.policy.placement import Cluster, Instance, Move, MoveCosts, rearrange
 from runtime.policy.placement import Device as Place
 from runtime.scheduler.flow import Flow
 from runtime.scheduler.orders import Drain, Orders
@@ -17,6 +23,15 @@ from runtime.scheduler.state import ClusterState
 _MS = 1_000_000
 #: Pairs of blocks, and instances of them, that a decision looks at; and steps.
 _PAIRS, _INSTANCES, _EFFORT = 128, 512, 400
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A move that has not begun. `until`: ns; `weights`: of the traffic, without and with all that was decided with it."""
+
+    move: Move
+    until: int
+    weights: Mapping[str, float]
 
 
 class Rearranger:
@@ -28,31 +43,47 @@ class Rearranger:
         self._costs = MoveCosts(config.crossing_us / 1e6, 1 / config.bandwidth, period=config.period_ms * _MS)
         self._patience = config.patience_ms * _MS
         self._moved: dict[tuple[str, str], int] = {}
-        self._begun: int | None = None
+        self._todo: deque[_Planned] = deque()
 
-    def look(self, now: int) -> None:
-        """Decide, where a period is over."""
-        if self._begun is None:
-            self._begun = now
-        if now - self._begun < self._costs.period:
-            return
-        self._begun = now
-        self._flow.turn()
+    def decide(self, now: int) -> None:
+        """A period is over."""
         self._moved = {each: when for each, when in self._moved.items() if now - when < self._costs.period}
-        self._decide(now)
-
-    def _decide(self, now: int) -> None:
-        state = self._state
+        if self._todo:
+            return
         cluster = self._cluster(now)
         if not cluster.pairs:
             return
         found = rearrange(cluster, self._costs, now, _EFFORT)
-        for move in found.moves:
-            extra = {"from": move.source, "saved": round(move.saved, 1), "before": found.before.weight, "after": found.after.weight}
-            state.tell.control(now, "placement.move", "BL-26", move.target, move.block, **extra)
-            self._moved[move.block, move.target] = now
-            self._orders.grow([move.block], move.target, "BL-26", now)
-            self._orders.drain(Drain(frozenset([move.block]), move.source, move.target, now + self._patience, "BL-26"))
+        weights = {"before": found.before.weight, "after": found.after.weight}
+        self._todo.extend(_Planned(move, now + self._patience, weights) for move in found.moves)
+
+    def look(self, now: int) -> None:
+        """Begin what can begin now."""
+        while self._todo:
+            planned = self._todo[0]
+            move = planned.move
+            if self._stands(move) and now <= planned.until:
+                if self._state.devices[move.target].room < self._state.provision.block(move.block).nbytes:
+                    return
+                self._begin(planned, now)
+            self._todo.popleft()
+
+    def _stands(self, move: Move) -> bool:
+        """Whether a move is still what it was decided to be, and costs nobody the end of an answer."""
+        state, provision = self._state, self._state.provision
+        where = provision.instances.get(move.block, ())
+        if move.source not in where or move.target in where or (move.block, move.source) in provision.leaving:
+            return False
+        alive = state.devices.alive(move.source) and state.devices.alive(move.target)
+        return alive and not provision.spoils(state.in_use(), move.block, move.source, move.target)
+
+    def _begin(self, planned: _Planned, now: int) -> None:
+        move = planned.move
+        extra = {"from": move.source, "saved": round(move.saved, 1), **planned.weights}
+        self._state.tell.control(now, "placement.move", "BL-26", move.target, move.block, **extra)
+        self._moved[move.block, move.target] = now
+        self._orders.grow([move.block], move.target, "BL-26", now)
+        self._orders.drain(Drain(frozenset([move.block]), move.source, move.target, now + self._patience, "BL-26"))
 
     def _cluster(self, now: int) -> Cluster:
         """The blocks that exchange most rows, where they are, and the devices that they could go to."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
@@ -83,3 +85,59 @@ def test_deaths_while_instances_move_lose_and_alter_nothing(seed: int) -> None:
         cluster.at(rng.randrange(150 * MS), lambda: cluster.kill(f"d{rng.randrange(4)}"))
     cluster.run()
     cluster.expect()
+
+
+def placed_by_hand(monkeypatch: pytest.MonkeyPatch, *where: tuple[str, str]) -> None:
+    """Where blocks are at first: (block, device)."""
+    monkeypatch.setattr("runtime.scheduler.provision.laid_out", lambda *_: SimpleNamespace(instances=where, lacking={}))
+
+
+def test_a_swap_begins_with_what_makes_room_and_never_takes_more_than_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each model's halves lie on two servers; one device has room for a block more, the other one none."""
+    a, b = counting_model("a", "1 2*", max_model_len=128), counting_model("b", "11 12*", max_model_len=128)
+    (a1, a2), (b1, b2) = ([block.id for block in model.blocks(1)] for model in (a, b))
+    placed_by_hand(monkeypatch, (a1, "d0"), (b2, "d0"), (b1, "d1"), (a2, "d1"))
+    config = ClusterConfig(devices=2, placing="split", control=CONTROL, hop_cost=0.0)
+    cluster = VirtualCluster([a, b], [(1,), (1,)], devices=2, pages=400, config=config, servers=("x", "y"), limits=(3000, 2000))
+    most = {"d0": 0, "d1": 0}
+
+    def look() -> None:
+        for device in cluster.scheduler.devices:
+            most[device.name] = max(most[device.name], device.planned)
+
+    for when in range(1, 400):
+        cluster.at(when * MS, look)
+    cluster.ticks(4 * MS, 400 * MS)
+    ask(cluster, "a", 0, 300)
+    ask(cluster, "b", 0, 300)
+    cluster.run()
+    cluster.expect()
+    assert len(cluster.trace.named("placement.move")) == 2 and len(cluster.trace.named("instance.drop")) == 2
+    assert most == {"d0": 3000, "d1": 2000}
+    instances = cluster.scheduler.provision.instances
+    assert instances[a1] == instances[a2] and instances[b1] == instances[b2] != instances[a1]
+
+
+def test_no_chain_is_brought_where_its_longest_sequences_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both halves on one device would save every hop, and leave pages for 24 tokens instead of 48."""
+    model = counting_model("a", "1* 2*", max_model_len=48)
+    one, other = (block.id for block in model.blocks(1))
+    placed_by_hand(monkeypatch, (one, "d0"), (other, "d1"))
+    config = ClusterConfig(devices=2, placing="split", control=CONTROL, hop_cost=0.0)
+    cluster = VirtualCluster([model], [(1,)], devices=2, pages=12, config=config, servers=("x", "y"))
+    cluster.ticks(4 * MS, 400 * MS)
+    ask(cluster, "a", 0, 200)
+    cluster.ask(request("long", range(8), "a", max_tokens=40), at=250 * MS)
+    cluster.run()
+    cluster.expect()
+    assert not cluster.trace.named("placement.move") and len(cluster.told["long"].tokens) == 40
+
+
+def test_rows_are_counted_by_periods_though_nothing_is_rearranged() -> None:
+    """New instances go near those that they exchange rows with, by the same counts."""
+    cluster = two_servers(replace(CONTROL, rearranging=False))
+    cluster.ticks(4 * MS, 200 * MS)
+    ask(cluster, "a", 0, 160)
+    cluster.run()
+    cluster.expect()
+    assert cluster.scheduler.control.flow.pairs and not cluster.trace.named("placement.move")
