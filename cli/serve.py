@@ -59,6 +59,8 @@ def serve(
     sharing: flags.Sharing = None,
     balancing: flags.Balancing = None,
     block_rows: flags.BlockRows = None,
+    paths: flags.Paths = None,
+    linger_us: flags.LingerUs = None,
     speculation: flags.Speculation = None,
     speculation_lane: flags.SpeculationLane = None,
     agent_weights: flags.AgentWeights = None,

@@ -82,6 +82,21 @@ Balancing = Annotated[
 BlockRows = Annotated[
     int | None, typer.Option(help="Rows of an agent's step through one block; 0 for as many as a step takes.", show_default="0")
 ]
+Paths = Annotated[
+    str | None,
+    typer.Option(
+        help="Where newcomers go whose blocks were not profiled (zoo profile): loads: to agents with few sequences; reads: where all "
+        "steps then read the fewest bytes.",
+        show_default="loads",
+    ),
+]
+LingerUs = Annotated[
+    int | None,
+    typer.Option(
+        help="An agent's step waits up to so many microseconds for sequences that are due back, so that they meet in one batch; 0: never.",
+        show_default="2000",
+    ),
+]
 Speculation = Annotated[
     str | None,
     typer.Option(

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+from cli.serve_effects import require_effects
 from runtime.config import (
     BatchingConfig,
     ClusterConfig,
@@ -69,6 +70,8 @@ class ServeOptions:
     sharing: str = "running"
     balancing: str = "strict"
     block_rows: int = 0
+    paths: str = "loads"
+    linger_us: int = 2000
     agent_weights: int | str = 0
     deltas: bool = False
     adaptive: str = "latency"
@@ -109,7 +112,7 @@ class ServeOptions:
         return _built(
             ClusterConfig, devices=self.agents, placing=self.placing, max_running=self.max_sequences, chunk=min(self.token_budget, 256),
             speculation=_built(SpeculationConfig, mode=self.speculation, lane=self.speculation_lane),
-            sharing=self.sharing, block_rows=self.block_rows, control=_built(ControlConfig, balancing=self.balancing),
+            sharing=self.sharing, block_rows=self.block_rows, paths=self.paths, control=_built(ControlConfig, balancing=self.balancing),
         )  # fmt: skip
 
     def dispatch(self) -> DispatchLimits:
@@ -120,7 +123,7 @@ class ServeOptions:
 
     def relay(self) -> RelayConfig:
         """Raises InputError."""
-        return _built(RelayConfig, token_budget=self.token_budget, max_rows=self.max_sequences)
+        return _built(RelayConfig, token_budget=self.token_budget, max_rows=self.max_sequences, linger_us=self.linger_us)
 
     def server(self) -> ServerConfig:
         return ServerConfig(
@@ -200,6 +203,7 @@ def _check(options: ServeOptions) -> None:
     if options.executor not in ("auto", "paged", "dense"):
         raise InputError(f"executor must be auto, paged or dense, not {options.executor!r}")
     _check_adaptive(options)
+    require_effects(options)
     if options.api_key == "" or os.environ.get("ZOO_API_KEY") == "":
         raise InputError("the API key is empty; leave it out to serve without one")
     if not 0 <= options.port <= 65535:

@@ -22,6 +22,7 @@ import cli.app
 from cli.serve import ended_by_sigterm
 from cli.serve_options import gather, size_of
 from cli.wiring import choose
+from runtime.config import ClusterConfig, RelayConfig
 from runtime.frontend.served import SamplingDefaults, defaults_from
 from runtime.policy.dispatch import DispatchLimits
 from zoo.api import Zoo
@@ -179,6 +180,20 @@ def test_file_then_command_line(tmp_path: Path) -> None:
     assert gather(same, {}).models == ("a", "b")
 
 
+def test_what_agents_and_their_scheduler_are_told(tmp_path: Path) -> None:
+    options = gather(None, {"agents": 2, "paths": "reads", "linger_us": 500, "placing": "split", "sharing": "off"})
+    assert options.cluster().paths == "reads" and options.cluster().sharing == "off" and options.relay().linger_us == 500
+    assert gather(None, {"agents": 2}).relay() == RelayConfig() and gather(None, {"agents": 2}).cluster().paths == ClusterConfig().paths
+    for wrong in ({"paths": "bytes"}, {"linger_us": -1}):
+        with pytest.raises(InputError):
+            given = gather(None, {"agents": 2, **wrong})
+            given.cluster(), given.relay()
+
+
+def test_what_is_as_it_is_by_default_is_not_refused() -> None:
+    assert gather(None, {"placing": "auto", "linger_us": 2000, "equivalent": 0.98, "dense_slots": 16}) == gather(None, {})
+
+
 def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
     assert gather(None, {}).dispatch() == DispatchLimits()
     toml = tmp_path / "serve.toml"
@@ -204,6 +219,14 @@ def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
         ("equivalent = 1.5", "from 0 to 1"),
         ('log = "events"', "give --agents"),
         ("max_queued = 0", "positive"),
+        ('placing = "split"', "--placing has no effect on one device"),
+        ('agents = 1\nbackend = "inline"\nbalancing = "owner"', "--balancing has no effect on one device"),
+        ('backend = "local"\nsharing = "cached"', "--sharing has no effect without agents"),
+        ('backend = "local"\nlinger_us = 0', "--linger-us has no effect without agents"),
+        ("agents = 2\ndense_slots = 4", "--dense-slots has no effect without the dense executor"),
+        ('agents = 2\nasync_scheduling = "on"', "--async-scheduling has no effect on agents"),
+        ("agents = 2\nequivalent = 0.9", "--equivalent has no effect without stand-ins"),
+        ('agents = 2\nspeculation_lane = "shared"', "--speculation-lane has no effect where no hop is predicted"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, word: str) -> None:

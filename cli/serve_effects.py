@@ -1,0 +1,45 @@
+"""Options of `zoo serve` that would change nothing beside the others: refused, with what is missing.
+
+Contract: what was left as it is by default is never refused. Knows no meanings, only which option needs which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zoo.errors import InputError
+
+if TYPE_CHECKING:
+    from cli.serve_options import ServeOptions
+
+#: What several devices need.
+_SEVERAL = ("placing", "balancing", "paths", "speculation")
+#: What a cluster's scheduler, or an agent, does.
+_SCHEDULED = ("sharing", "block_rows", "agent_weights", "linger_us")
+#: What the dense executor does, and the driver of one device.
+_DENSE = ("dense_mode", "dense_slots", "dense_padding")
+_LOCAL = ("async_scheduling",)
+#: How stand-ins are chosen.
+_ADAPTIVE = ("equivalent", "stitched")
+
+
+def require_effects(options: ServeOptions) -> None:
+    """Raises InputError for the first option that would have none."""
+    default = type(options)()
+    changed = {name for name in options.__slots__ if getattr(options, name) != getattr(default, name)}
+    refused = [
+        (_SEVERAL, options.agents == 1, "on one device: give --agents"),
+        (_SCHEDULED, options.agents == 1 and options.backend == "local", "without agents: give --agents or --backend"),
+        (
+            _DENSE,
+            options.clustered or options.executor == "paged",
+            "without the dense executor, which is for one device: give --executor dense",
+        ),
+        (_LOCAL, options.clustered, "on agents, which look no step ahead"),
+        (_ADAPTIVE, not (options.deltas and options.clustered), "without stand-ins: give --deltas, and --agents or --backend"),
+        (("speculation_lane",), options.speculation == "off", "where no hop is predicted: give --speculation"),
+    ]
+    for names, idle, why in refused:
+        for name in names:
+            if idle and name in changed:
+                raise InputError(f"--{name.replace('_', '-')} has no effect {why}")
