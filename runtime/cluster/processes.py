@@ -1,7 +1,8 @@
 """Agents as plain subprocesses of this one: started by arguments, told who they are through a pipe, noticed at once when they end.
 
 One process stands by warm, with everything imported, so that a device whose agent was killed has another in the time that it takes to load
-weights. Sockets lie in a folder that only this user can enter; over the network (`host`) everything is encrypted with the cluster's keys.
+weights; it is begun when all others have imported what they need, so that it takes no processor from those that are waited for. Sockets
+lie in a folder that only this user can enter; over the network (`host`) everything is encrypted with the cluster's keys.
 
 Contract: `Fleet`. Children are started from one thread that lives as long as the fleet does, because the kernel ends them with it
 (PR_SET_PDEATHSIG is the thread's death); where there is no such thing they end when their pipe does. No agent outlives this process. What
@@ -53,9 +54,10 @@ class ProcessConfig:
 class _Child:
     """One process, and, from `begin` on, the thread that reads its words until it has ended."""
 
-    def __init__(self, program: Sequence[str], ended: Callable[[_Child, int, str], None]) -> None:
+    def __init__(self, program: Sequence[str], warmed: Callable[[], None], ended: Callable[[_Child, int, str], None]) -> None:
         self.who: tuple[str, int] | None = None
-        self._ended = ended
+        self.warm = False
+        self._warmed, self._ended = warmed, ended
         self.process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
         self._thread = threading.Thread(target=self._read, name=f"zoo-agent-{self.process.pid}", daemon=True)
 
@@ -85,6 +87,9 @@ class _Child:
             except msgspec.MsgspecError:
                 continue
             reason = word.reason or reason
+            if word.warm:
+                self.warm = True
+                self._warmed()
         code = self.process.wait()
         for each in (self.process.stdin, pipe):
             if each is not None:
@@ -119,8 +124,7 @@ class Processes:
 
     def start(self, device: str, incarnation: int) -> None:
         self._work.put(lambda: self._start(device, incarnation))
-        if self._config.warm:
-            self._work.put(self._stand_by)
+        self._warmed()
 
     def kill(self, device: str, incarnation: int) -> None:
         with self._lock:
@@ -146,6 +150,11 @@ class Processes:
         self._work.put(None)
         self._thread.join(timeout)
         self._folder.remove()
+
+    def _warmed(self) -> None:
+        """Perhaps it is time for one to stand by. From any thread."""
+        if self._config.warm:
+            self._work.put(self._stand_by)
 
     # -- inside: the fleet's thread --------------------------------------------------------------------------------------
 
@@ -178,9 +187,10 @@ class Processes:
         child.tell(self._identity(device, incarnation))
 
     def _stand_by(self) -> None:
-        """Have one more process than is needed."""
+        """Have one more process than is needed, once none is waited for."""
         with self._lock:
-            if self._closing or self._spare is not None or self._spoiled >= _MAX_SPOILED:
+            busy = any(not child.warm for child in self._all)
+            if self._closing or busy or self._spare is not None or self._spoiled >= _MAX_SPOILED:
                 return
         try:
             child = self._spawn()
@@ -192,7 +202,7 @@ class Processes:
 
     def _spawn(self) -> _Child:
         """Raises OSError, and RuntimeError where there can be no thread for it."""
-        child = _Child(self._config.program, self._ended)
+        child = _Child(self._config.program, self._warmed, self._ended)
         with self._lock:
             self._all.add(child)
         try:
@@ -228,6 +238,7 @@ class Processes:
             self._lock.notify_all()
         if who is not None:
             self._listener(Died(*who, code, reason))
+            self._warmed()
         elif spoiled and not self._closing:
             _log.warning("an agent that stood by has ended: %s", reason)
             self._work.put(self._stand_by)

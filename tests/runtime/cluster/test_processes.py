@@ -90,3 +90,29 @@ def test_standbys_that_end_unused_are_made_again_a_few_times_for_each_start(made
         while fleet._spoiled < processes._MAX_SPOILED and time.monotonic() < end:
             time.sleep(0.01)
         assert fleet._spoiled == processes._MAX_SPOILED and 2 <= len(made_so_far) - before <= processes._MAX_SPOILED + 2
+
+
+#: Says that it is warm when it is told to, and lives on.
+WARMS = (sys.executable, "-c", "import sys\nsys.stdin.readline()\nprint('{\"warm\": true}', flush=True)\nsys.stdin.read()")
+
+
+def test_one_stands_by_once_those_that_are_waited_for_are_warm(
+    made: Callable[..., tuple[Processes, Deaths]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, _ = made(WARMS, warm=True)
+    held: list[Callable[[], None]] = []
+    tell = processes._Child.tell
+    monkeypatch.setattr(processes._Child, "tell", lambda child, line: held.append(lambda: tell(child, line)))
+    for device in ("a", "b"):
+        fleet.start(device, 1)
+    end = time.monotonic() + LIMIT
+    while len(held) < 4 and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert len(fleet._all) == 2 and fleet._spare is None
+    monkeypatch.setattr(processes._Child, "tell", tell)
+    for say in held:
+        say()
+    while fleet._spare is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(fleet._all) == 3 and fleet._spare is not None
