@@ -108,6 +108,8 @@ class Speculation:
 
     def observe(self, report: Report) -> None:
         """A device's queues, now: they come and go within a step, so their mean is what counts, old ones less."""
+        if self._state.config.speculation.mode == "off":
+            return  # nobody would ever forget them
         self._reports[report.device] = self._reports.get(report.device, 0.0) + 1.0
         for block, rows in report.queues:
             self._queued[block, report.device] = self._queued.get((block, report.device), 0.0) + rows

@@ -10,7 +10,7 @@ import pytest
 from runtime.agent.commands import Pause, Resume, Tick
 from runtime.config import ClusterConfig, RelayConfig, SpeculationConfig
 from runtime.engine.counted import CountingModel, counting_model, expected, surrogate_of
-from runtime.messages import Go, Open, Pass, Verdict
+from runtime.messages import Go, Open, Pass, Report, Verdict
 from runtime.stages import Likeness, Surrogate
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -226,6 +226,15 @@ def test_off_is_as_if_there_were_none() -> None:
             [(now, to, type(message), message if not isinstance(message, Pass) else message.turns) for now, _, to, message in cluster.sent]
         )
     assert sent[0] == sent[1]
+
+
+def test_off_nothing_is_remembered_of_queues() -> None:
+    """There would be nobody to forget those of blocks that have gone."""
+    cluster = cluster_of(0, "off")
+    for version in range(20):
+        cluster.tell(Report("d0", 5, 1, MS, 1, 9, ((f"block {version}", 5),)))
+        cluster.tell(Tick())
+    assert not cluster.scheduler.speculation._queued and not cluster.scheduler.speculation._reports
 
 
 def test_nothing_is_predicted_during_a_move() -> None:
