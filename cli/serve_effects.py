@@ -5,6 +5,7 @@ Contract: what was left as it is by default is never refused. Knows no meanings,
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from zoo.errors import InputError
@@ -26,7 +27,7 @@ _ADAPTIVE = ("equivalent", "stitched")
 def require_effects(options: ServeOptions) -> None:
     """Raises InputError for the first option that would have none."""
     default = type(options)()
-    changed = {name for name in options.__slots__ if getattr(options, name) != getattr(default, name)}
+    changed = {field.name for field in fields(options) if getattr(options, field.name) != getattr(default, field.name)}
     refused = [
         (_SEVERAL, options.agents == 1, "on one device: give --agents"),
         (_SCHEDULED, options.agents == 1 and options.backend == "local", "without agents: give --agents or --backend"),
