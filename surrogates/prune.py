@@ -18,7 +18,7 @@ from torch import Tensor
 
 from surgery.families import Family, family_of
 from surgery.specs import spec_of
-from surrogates.groups import Axis, Part, Segment, axes_of, kinds_of, prunable
+from surrogates.groups import Axis, Part, Segment, axes_of, prunable
 from surrogates.plan import Cost, Kept, Shape
 from zoo.errors import InputError, MalformedCheckpoint
 from zoo.manifest import Component, canonical_json
@@ -152,8 +152,3 @@ def unit_sums(axis: Axis, shape: Shape, values: Tensor) -> dict[str, Tensor]:
         sums[segment.unit] = sums[segment.unit] + added if segment.unit in sums else added
         begin += units * width
     return sums
-
-
-def touched(family: Family, part: Part, kind: str) -> bool:
-    """Whether components of a kind lose anything when a part is pruned."""
-    return kind in kinds_of(family, part)

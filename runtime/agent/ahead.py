@@ -32,6 +32,7 @@ from runtime.agent.commands import SCHEDULER, Send
 from runtime.agent.guests import Guest, Waiting
 from runtime.agent.tables import Tables
 from runtime.messages import Verdict
+from runtime.policy.speculation import stands
 from runtime.stages import Array, Likeness
 from runtime.types import ModelSpec
 
@@ -76,14 +77,14 @@ class Ahead:
         if row.guest.shadow is not None and ahead is not None and ahead.hop == row.hop:
             self.queue.append(replace(row, name=row.guest.shadow, stage=ahead.stage.id, sample=False, shadow=True))
 
-    def due(self, waiting: Sequence[Waiting], stands: Callable[[Waiting], bool]) -> list[Waiting]:
+    def due(self, waiting: Sequence[Waiting], valid: Callable[[Waiting], bool]) -> list[Waiting]:
         """Shadow rows that may run now: none while an earlier row of its sequence has not run itself."""
-        self.queue = [each for each in self.queue if each.guest.shadow == each.name and stands(each)]
+        self.queue = [each for each in self.queue if each.guest.shadow == each.name and valid(each)]
         if not self.queue:
             return []
         first: dict[int, int] = {}
         for each in waiting:
-            if each.guest.shadow is not None and each.guest.ahead is not None and each.guest.ahead.hop == each.hop and stands(each):
+            if each.guest.shadow is not None and each.guest.ahead is not None and each.guest.ahead.hop == each.hop and valid(each):
                 first.setdefault(id(each.guest), each.turn)
         return [each for each in self.queue if first.get(id(each.guest), each.turn) >= each.turn]
 
@@ -125,12 +126,12 @@ class Judged:
         prediction, guest.prediction = guest.prediction[1], None
         comparable = (prediction.dtype, prediction.shape) == (output.dtype, output.shape)
         found = self._alike(prediction, output) if comparable else Likeness(False, -1.0)
-        stands = found.same or (guest.ahead.threshold is not None and found.cosine >= guest.ahead.threshold)
-        self._rows.append((guest.seq, row.epoch, row.turn, stands, found.cosine))
-        return stands
+        good = stands(found.same, found.cosine, guest.ahead.threshold)
+        self._rows.append((guest.seq, row.epoch, row.turn, good, found.cosine))
+        return good
 
     def told(self) -> list[Send]:
         if not self._rows:
             return []
-        seqs, epochs, turns, stands, cosines = zip(*self._rows, strict=True)
-        return [Send(SCHEDULER, Verdict(self._device, seqs, epochs, turns, stands, cosines))]
+        seqs, epochs, turns, good, cosines = zip(*self._rows, strict=True)
+        return [Send(SCHEDULER, Verdict(self._device, seqs, epochs, turns, good, cosines))]

@@ -151,11 +151,14 @@ class Moves:
         move.pace.front = (now - move.pace.front_since) / -(-row.tokens // width)
         return self._go_on(move, now)
 
-    def failed(self, row: Waiting, reason: str) -> list[RelayCommand]:
-        """The step of a row that recomputes failed."""
+    def failed(self, row: Waiting, reason: str, now: int) -> list[RelayCommand]:
+        """The step of a row that recomputes failed: what the front had is fetched, if there is a source."""
         move = self._incoming.get(row.move)
         if move is None or move.key != row.name:
             return []
+        move.ends.stop_recompute()
+        if not move.ends.stuck:
+            return self._go_on(move, now)
         self._drop(move)
         return self._stuck(row.move, row.guest.seq, reason)
 
@@ -249,8 +252,8 @@ class Moves:
         return out
 
     def _ahead(self, move: _Incoming, most: int) -> int:
-        if not move.order.tokens:
-            return most  # there is no front
+        if not move.ends.recomputes:
+            return most
         lo, hi = move.ends.gap
         return move.pace.ahead(-(-(hi - lo) // move.spec.page_tokens), most)
 

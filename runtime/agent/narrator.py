@@ -12,6 +12,7 @@ from typing import Any
 from runtime.messages import Moved
 from runtime.policy.batching import Phase
 from runtime.policy.dispatch import Dispatch
+from runtime.policy.twoended import met_at
 from runtime.stages import Chain, Path
 from runtime.trace import TraceSink
 from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, TraceEvent
@@ -70,12 +71,13 @@ class Narrator:
     def move(
         self, now: int, event: str, request: SequenceRequest, number: int, source: str, target: str, last: Moved | None, why: str | None
     ) -> None:
-        """A migration begins, ends well (`kv.meet`, with the tokens of either kind), or is given up."""
+        """A migration begins, ends well (`kv.meet`: `met`, the first token that was not recomputed, and the spans of either kind), or is
+        given up."""
         if self._sink is None:
             return
         extra: dict[str, Any] = {"move": number, "from": source, "to": target}
         if last is not None:
-            extra |= {"copied": last.copied, "recomputed": last.recomputed}
+            extra |= {"met": met_at(last.recomputed), "copied": last.copied, "recomputed": last.recomputed}
         if why is not None:
             extra["error"] = why
         nbytes = None if last is None else last.nbytes

@@ -195,7 +195,7 @@ class Relay:
         self._tables.settle(each.name for each in rows)
         out: list[RelayCommand] = []
         for each in rows:
-            out += self._moves.failed(each, reason) if each.move else []
+            out += self._moves.failed(each, reason, now) if each.move else []
         self._ahead.failed([each for each in rows if each.shadow])
         lost = self._lost([each for each in rows if not each.move and not each.shadow], reason, retry=False)
         return [*out, *lost, *self._parted()]

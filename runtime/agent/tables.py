@@ -141,9 +141,11 @@ class Tables:
             self._free(key)
         self._leaving.difference_update(over)
 
-    def forget(self, keys: Iterable[str], released: Sequence[str]) -> None:
-        """After a failed step: the engine is to forget these once more, and what it had been told to."""
+    def forget(self, keys: Sequence[str], released: Sequence[str]) -> None:
+        """After a failed step: the engine is to forget these, and once more what it had been told to forget."""
         self.released.extend((*released, *keys))
+        for key in keys:
+            self._told.pop(key, None)
 
     def take_released(self) -> tuple[str, ...]:
         """What the engine is to forget; each is told once."""

@@ -1,4 +1,4 @@
-"""How a sequence's K and V should move, how long that takes, and when the move is over (BL-16).
+"""How long a sequence's K and V take to move, and when the move is over (BL-16).
 
     T = min over m of max( front(m), (P - m) * copy )        P groups in all, m of them recomputed
 
@@ -17,15 +17,9 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
 
 #: (context before the chunk, tokens of the chunk) -> seconds. Never less for more tokens.
 ChunkSeconds = Callable[[int, int], float]
-
-#: `same`: the destination's block has the weights that made the pages, and so has all upstream (one KV domain). `equivalent`: other
-#: weights, the same layers, heads and widths. `different`: anything else.
-Kinship = Literal["same", "equivalent", "different"]
-Mode = Literal["two-ended", "copy", "recompute"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,80 +87,6 @@ def _chunk(first: int, last: int, tokens: int, costs: Costs, context: int) -> fl
     return costs.chunk(context + lo, hi - lo) if hi > lo else 0.0
 
 
-def front_share(gap_tokens: int, context: int, costs: Costs) -> int:
-    """Tokens that the front should be given next, of a gap between both ends that begins at `context`: a chunk, or less where both will
-    meet inside it; 0 when the back is done sooner than the front could help. Without copies (any more), pass costs that have none."""
-    return min(costs.chunk_groups * costs.page_tokens, finish_time(gap_tokens, costs, context).tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class MovePlan:
-    """How to move, with the terms that led there, in seconds. `exact`: what arrives is what the destination's weights would make.
-
-    `meet`: tokens that the front is expected to recompute. `reason`: why other modes were out, empty if none was.
-    """
-
-    mode: Mode
-    seconds: float
-    meet: int
-    exact: bool
-    two_ended: float
-    copy_only: float
-    recompute_only: float
-    reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class CannotMove:
-    """No mode is left."""
-
-    reason: str
-
-
-def plan_move(tokens: int, costs: Costs, kinship: Kinship = "same", approximate: bool = False, tentative: int = 0) -> MovePlan | CannotMove:
-    """The fastest way among those allowed. Pages that other weights made are copied only where the sequence allows approximate K and V.
-
-    `tentative`: so many of the tokens, the last ones, hang on a speculation that is not settled. They stay where they are (UN-13): once
-    they are settled they are of a later stage, or gone.
-    """
-    tokens -= tentative
-    reason = _why_not_copy(kinship, approximate)
-    allowed = Costs(costs.page_tokens, costs.chunk_tokens, costs.recompute, math.inf, costs.upstream) if reason else costs
-    meeting = finish_time(tokens, allowed)
-    if math.isinf(meeting.seconds):
-        return CannotMove(f"it can be neither recomputed nor copied{f': {reason}' if reason else ''}")
-    total = -(-tokens // costs.page_tokens)
-    mode: Mode = "two-ended"
-    if meeting.groups == total and total:
-        mode = "recompute"
-    elif meeting.groups == 0:
-        mode = "recompute" if reason else "copy"
-    return MovePlan(
-        mode,
-        meeting.seconds,
-        meeting.tokens,
-        exact=kinship == "same" or mode == "recompute",
-        two_ended=meeting.seconds,
-        copy_only=allowed.back(total),
-        recompute_only=recompute_time(tokens, costs),
-        reason=reason,
-    )
-
-
-def recompute_time(tokens: int, costs: Costs) -> float:
-    """Seconds to recompute all of it, chunk by chunk."""
-    width = costs.chunk_groups * costs.page_tokens
-    return math.fsum(costs.chunk(lo, min(width, tokens - lo)) for lo in range(0, tokens, width))
-
-
-def _why_not_copy(kinship: Kinship, approximate: bool) -> str:
-    if kinship == "different":
-        return "the destination's pages have another shape"
-    if kinship == "equivalent" and not approximate:
-        return "other weights made the pages, and the sequence is exact"
-    return ""
-
-
 class Stage(Enum):
     """What follows a stage of a move whose sequence runs on at the source."""
 
@@ -175,10 +95,9 @@ class Stage(Enum):
     GIVE_UP = "give up"
 
 
-def next_stage(remaining_groups: int, stages: int, limit_groups: int, max_stages: int, tentative: int = 0) -> Stage:
+def next_stage(remaining_groups: int, stages: int, limit_groups: int, max_stages: int) -> Stage:
     """After `stages` stages `remaining_groups` have come up meanwhile: ship them as it runs (CONTINUE), stop it and ship the rest (FINAL),
-    or leave it where it is, for it grows faster than it moves (GIVE_UP). Few enough is final whatever the number of stages (Llumnix), but
-    not while tokens are tentative: whatever comes of them must come along."""
-    if remaining_groups <= limit_groups and not tentative:
+    or leave it where it is, for it grows faster than it moves (GIVE_UP). Few enough is final whatever the number of stages (Llumnix)."""
+    if remaining_groups <= limit_groups:
         return Stage.FINAL
     return Stage.GIVE_UP if stages >= max_stages else Stage.CONTINUE

@@ -5,20 +5,11 @@ Choice: of the instances that may, the `top` part by the time that their queue t
 has no surrogate.
 
 Acceptance: `similarity` takes a prediction whose cosine with the real output reaches the threshold, as the paper does; tokens may then
-differ from the chain's own. `exact` takes it only if the token that came of it is the chain's. K and V that downstream wrote meanwhile are
-tentative until then: neither lent, moved nor shared (UN-13), and gone on a miss.
+differ from the chain's own. `exact` takes it only if it has the same bits; the token that came of another is a guess (`agent.ahead`).
+K and V that downstream wrote meanwhile are tentative until then: neither lent, moved nor shared (UN-13), and gone on a miss.
 
-Times, with real blocks of b, surrogates of s and checks of v seconds, for one pass through a chain:
-
-    chain_time   what this runtime does: behind a chosen block all goes on from its prediction at once, and again from the real output if
-                 that proves wrong; nothing leaves before all is checked
-    figure_15    the paper's Figure 15, where every block is predicted and the real chain runs beside, block by block on real inputs:
-                     no speculation             T6   b + b + b
-                     all right and unchecked    T2   s + s + s
-                     wrong in A, the first      T3   b + v + s + s         a gain of T6 - T3
-                     wrong in C, the last       T6   b + b + b             a gain of 0
-                     all right and checked      T5   b + b + v + s         each waits for the check of the one before: the best there is
-                 The figure itself is not at hand: this is the reading under which all that the text says of it is so.
+`chain_time` is what a pass takes: behind a chosen block all goes on from its prediction at once, and again from the real output if that
+proves wrong; nothing leaves before all is checked.
 
 Pure: loads, chains and seconds in. It knows neither tensors nor where surrogates come from.
 """
@@ -29,9 +20,6 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
-
-Mode = Literal["exact", "similarity"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +83,10 @@ def _neighbours(chains: Sequence[Sequence[str]]) -> dict[str, frozenset[str]]:
     return beside
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """Whether a prediction stands, and by what."""
-
-    accepted: bool
-    reason: str
-
-
-def accept(cosine: float, tokens_equal: bool, mode: Mode = "exact", threshold: float = 0.95) -> Verdict:
-    """Check a prediction against the real output. A cosine that is no number is a miss."""
-    if mode == "exact":
-        return Verdict(tokens_equal, "the token is the same" if tokens_equal else "the token differs")
-    return Verdict(cosine >= threshold, f"cosine {cosine:.4f}, {threshold:g} is asked")
+def stands(same: bool, cosine: float, threshold: float | None) -> bool:
+    """Whether a prediction stands for the real output: the `same` bits, or, where there is a threshold, alike enough. A cosine that is no
+    number is a miss."""
+    return same or (threshold is not None and cosine >= threshold)
 
 
 def chain_time(
@@ -124,29 +103,3 @@ def chain_time(
         checked = max(checked, real)
         now = real if place in wrong else min(now + surrogate, real)
     return max(now, checked)
-
-
-@dataclass(frozen=True, slots=True)
-class Figure15:
-    """Times of a pass in the paper's scenarios: T6, T2, the one asked for, T5."""
-
-    none: float
-    ideal: float
-    after_errors: float
-    checked: float
-
-    @property
-    def gain(self) -> float:
-        """What is gained with the errors asked for, against no speculation: T6 - T3 for one in the first block, 0 in the last."""
-        return self.none - self.after_errors
-
-
-def figure_15(blocks: Sequence[float], surrogates: Sequence[float], checks: Sequence[float], wrong: Collection[int] = ()) -> Figure15:
-    """Every block of a chain predicted, the real chain beside it. Unchecked where nothing is wrong (`after_errors` is `ideal` then)."""
-    none = math.fsum(blocks)
-    last_wrong = max(wrong, default=-1)
-    after = math.fsum(surrogates)
-    if last_wrong >= 0:
-        after = math.fsum((*blocks[: last_wrong + 1], checks[last_wrong], *surrogates[last_wrong + 1 :]))
-    checked = math.fsum((*blocks[:-1], *checks[-2:-1], *surrogates[-1:]))
-    return Figure15(none, min(math.fsum(surrogates), none), min(after, none), min(checked, none))

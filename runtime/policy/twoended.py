@@ -27,6 +27,11 @@ class _State(IntEnum):
 Spans = tuple[tuple[int, int], ...]
 
 
+def met_at(recomputed: Spans) -> int:
+    """The first token that was not recomputed, of a move that is done."""
+    return recomputed[0][1] if recomputed and recomputed[0][0] == 0 else 0
+
+
 class TwoEnded:
     """The groups of one move. Verbs in pairs: `next_front` and `recomputed`, `next_back` and `copied` or `copy_failed`."""
 
@@ -41,7 +46,6 @@ class TwoEnded:
         self._width = page_tokens
         self._recompute, self._copy = recompute, copy
         self._failures = failures
-        self._aborted = False
         self._groups = bytearray(-(-tokens // page_tokens))
         self._counts = [len(self._groups), 0, 0, 0, 0]  # groups by state
         self._low = 0  # every group below is here
@@ -53,12 +57,17 @@ class TwoEnded:
     @property
     def done(self) -> bool:
         """Whether all of it is here."""
-        return not self._aborted and self._counts[_State.RECOMPUTED] + self._counts[_State.COPIED] == len(self._groups)
+        return self._counts[_State.RECOMPUTED] + self._counts[_State.COPIED] == len(self._groups)
 
     @property
     def stuck(self) -> bool:
         """Whether groups are wanted that no side can bring any more, now or later."""
-        return self._aborted or (self._counts[_State.WANTED] > 0 and not self._recompute and not self._copy)
+        return self._counts[_State.WANTED] > 0 and not self._recompute and not self._copy
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether there is a front (still)."""
+        return self._recompute
 
     @property
     def recomputing(self) -> int:
@@ -86,14 +95,6 @@ class TwoEnded:
     def copied_spans(self) -> Spans:
         """Tokens [lo, hi) that were copied, in order."""
         return self._spans(_State.COPIED)
-
-    @property
-    def met_at(self) -> int | None:
-        """The first token that was not recomputed (`tokens` where all were); None before it is done."""
-        if not self.done:
-            return None
-        spans = self.recomputed_spans
-        return spans[0][1] if spans and spans[0][0] == 0 else 0
 
     # -- the front -----------------------------------------------------------------------------------------------------
 
@@ -169,10 +170,6 @@ class TwoEnded:
         self._counts[_State.WANTED] += more
         self.tokens = tokens
         self._grown, self._low, self._high = first, min(self._low, first), len(self._groups)
-
-    def abort(self) -> None:
-        """Give no more groups. Answers for those given are still taken, so that it shows when nothing is at work here."""
-        self._aborted, self._recompute, self._copy = True, False, False
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from runtime.policy.migration import CannotMove, Costs, MovePlan, Stage, finish_time, front_share, next_stage, plan_move, recompute_time
+from runtime.policy.migration import Costs, Stage, finish_time, next_stage
 from runtime.policy.twoended import TwoEnded
 
 B = 4
@@ -74,6 +74,12 @@ def test_a_block_in_the_middle_of_a_chain_pays_for_what_is_upstream() -> None:
     assert recompute_time(12 * B, middle) == 3 * recompute_time(12 * B, first)
 
 
+def recompute_time(tokens: int, costs: Costs) -> float:
+    """All of it, chunk by chunk."""
+    width = costs.chunk_groups * costs.page_tokens
+    return math.fsum(costs.chunk(lo, min(width, tokens - lo)) for lo in range(0, tokens, width))
+
+
 # -- against brute force -----------------------------------------------------------------------------------------------
 
 
@@ -133,9 +139,9 @@ def simulate(tokens: int, costs: Costs) -> tuple[float, TwoEnded]:
 
 
 def _next_front(move: TwoEnded, costs: Costs) -> range | None:
-    """As a destination does it: a chunk, or less where both will meet inside it."""
+    """As a destination does it that knows both rates: a chunk, or less where both will meet inside it."""
     lo, hi = move.gap
-    share = front_share(hi - lo, lo, costs)
+    share = min(costs.chunk_groups * costs.page_tokens, finish_time(hi - lo, costs, lo).tokens)
     return move.next_front(share) if share else None
 
 
@@ -154,49 +160,10 @@ def test_in_virtual_time_a_move_ends_within_a_page_of_the_formula(tokens: int, c
     assert all(a[1] == b[0] for a, b in pairwise(spans)) and (not tokens or (spans[0][0], spans[-1][1]) == (0, tokens))
 
 
-# -- plans -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_plan_names_its_mode_and_all_its_terms() -> None:
-    costs = moves(linear(1.0), 4.0)
-    assert plan_move(24, costs) == MovePlan("two-ended", 12.0, 12, True, 12.0, 24.0, 24.0)
-    assert plan_move(24, replace(costs, copy_group=0.1)) == MovePlan("copy", pytest.approx(0.6), 0, True, *([pytest.approx(0.6)] * 2), 24.0)
-    assert plan_move(24, replace(costs, copy_group=99.0)) == MovePlan("recompute", 24.0, 24, True, 24.0, 594.0, 24.0)
-    assert plan_move(24, replace(costs, recompute=None)) == MovePlan("copy", 24.0, 0, True, 24.0, 24.0, math.inf)
-    assert plan_move(0, costs) == MovePlan("copy", 0.0, 0, True, 0.0, 0.0, 0.0)
-
-
-def test_pages_of_other_weights_are_recomputed_unless_the_sequence_is_approximate() -> None:
-    costs = moves(linear(1.0), 4.0)
-    exact = plan_move(24, costs, "equivalent")
-    assert isinstance(exact, MovePlan) and (exact.mode, exact.seconds, exact.exact) == ("recompute", 24.0, True) and exact.reason
-    loose = plan_move(24, costs, "equivalent", approximate=True)
-    assert isinstance(loose, MovePlan) and (loose.mode, loose.seconds, loose.exact, loose.reason) == ("two-ended", 12.0, False, "")
-
-
-def test_pages_of_another_shape_are_never_copied() -> None:
-    plan = plan_move(24, moves(linear(1.0), 0.0), "different", approximate=True)
-    assert isinstance(plan, MovePlan) and (plan.mode, plan.exact) == ("recompute", True)
-    assert plan_move(0, moves(linear(1.0), 0.0), "different").mode == "recompute"  # type: ignore[union-attr]
-
-
-def test_a_move_that_no_mode_can_do_is_refused_with_its_reason() -> None:
-    blind = Costs(B, B, None, 1.0)
-    refused = plan_move(24, blind, "equivalent")
-    assert isinstance(refused, CannotMove) and "other weights" in refused.reason
-    assert isinstance(plan_move(24, replace(blind, copy_group=math.inf)), CannotMove)
-
-
 def test_costs_that_make_no_sense_are_refused() -> None:
     for changed in ({"page_tokens": 0}, {"chunk_tokens": 0}, {"copy_group": -1.0}, {"copy_group": math.nan}):
         with pytest.raises(ValueError):
             replace(linear(1.0), **changed)
-
-
-def test_tentative_tokens_stay_and_keep_the_sequence_running() -> None:
-    costs = moves(linear(1.0), 4.0)
-    assert plan_move(24, costs, tentative=4) == plan_move(20, costs) and plan_move(4, costs, tentative=4) == plan_move(0, costs)
-    assert [next_stage(0, stages, 2, 4, tentative=1) for stages in (1, 4)] == [Stage.CONTINUE, Stage.GIVE_UP]
 
 
 # -- stages ------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.policy.speculation import Bottleneck, accept, chain_time, choose, figure_15
+from runtime.policy.speculation import Bottleneck, chain_time, choose, stands
+from tests.runtime.policy.figure15 import figure_15
 
 CHAIN = ["a", "b", "c", "d", "e"]
 
@@ -74,11 +75,10 @@ def test_the_rules_hold_for_any_chains(chains: list[list[str]], drains: dict[str
 # -- what stands -------------------------------------------------------------------------------------------------------
 
 
-def test_similarity_goes_by_the_cosine_and_exact_by_the_token() -> None:
-    assert accept(0.95, False, "similarity").accepted and not accept(0.9499, True, "similarity").accepted
-    assert accept(0.1, True).accepted and not accept(1.0, False).accepted
-    assert not accept(math.nan, True, "similarity").accepted
-    assert accept(0.9, False, "similarity", threshold=0.9).reason == "cosine 0.9000, 0.9 is asked"
+def test_the_same_bits_stand_and_where_it_is_allowed_what_is_alike_enough() -> None:
+    assert stands(True, 0.1, None) and not stands(False, 1.0, None)
+    assert stands(False, 0.95, 0.95) and not stands(False, 0.9499, 0.95)
+    assert not stands(False, math.nan, 0.95) and stands(True, math.nan, 0.95)
 
 
 # -- what it gains -----------------------------------------------------------------------------------------------------

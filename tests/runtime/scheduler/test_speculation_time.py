@@ -7,9 +7,10 @@ import pytest
 from runtime.agent.relay import Lane
 from runtime.config import ClusterConfig, SpeculationConfig
 from runtime.engine.counted import counting_model, surrogate_of
-from runtime.policy.speculation import chain_time, figure_15
+from runtime.policy.speculation import chain_time
 from runtime.stages import Surrogate
 from runtime.types import StepPlan
+from tests.runtime.policy.figure15 import figure_15
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
