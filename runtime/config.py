@@ -145,6 +145,11 @@ class SpeculationConfig:
 Sharing = Literal["off", "running", "cached"]
 
 
+#: Who says where a sequence's hops run (BL-23): the scheduler all of them, by its record of who holds what (`placed`); or the scheduler the
+#: first, and agents those behind it, each offered to up to `offered` devices that could run it, the first answer takes it (`broadcast`).
+Dispatching = Literal["placed", "broadcast"]
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     """The scheduler of a cluster.
@@ -157,9 +162,9 @@ class ClusterConfig:
     for less (BL-19; infinite: wherever there is room).
     A migration hands over when at most `handover_groups` page groups are left, and gives up after `handover_stages` stages.
     `block_rows`: rows of a step that may pass one block instance, of which slots are kept for sequences that are expected back (BL-14,
-    BL-22); 0: as many as a step takes. `control`: what happens by the clock. `speculation`: hops that are predicted.
-    `deaths`: devices that may die in a row with a sequence's row, before its next token; then it ends. From the second on it runs beside
-    no other such sequence, so that it is known who kills devices.
+    BL-22); 0: as many as a step takes. `dispatch`, `offered`: see there. `control`: what happens by the clock. `speculation`: hops that
+    are predicted. `deaths`: devices that may die in a row with a sequence's row, before its next token; then it ends. From the second on
+    it runs beside no other such sequence, so that it is known who kills devices.
     """
 
     devices: int = 1
@@ -178,10 +183,14 @@ class ClusterConfig:
     owner_margin: float = 8.0
     block_rows: int = 0
     deaths: int = 4
+    dispatch: Dispatching = "placed"
+    offered: int = 3
 
     def __post_init__(self) -> None:
         if self.paths not in get_args(Paths):
             raise ValueError("paths are chosen by reads or loads")
+        if self.dispatch not in get_args(Dispatching) or self.offered < 2:
+            raise ValueError("dispatch is placed or broadcast, and a hop is offered to at least 2 devices")
         if self.sharing not in get_args(Sharing) or not self.owner_margin >= 0 or self.block_rows < 0:
             raise ValueError("sharing must be off, running or cached, owner_margin and block_rows at least 0")
         whole = (self.devices, self.max_running, self.chunk, self.stride, self.handover_groups, self.handover_stages, self.deaths)

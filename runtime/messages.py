@@ -1,8 +1,8 @@
 """What a scheduler and agents say to each other. Typed, versioned, columns instead of rows: one message per step and receiver.
 
     scheduler -> agent    Load Drop   Open Close   Go Gone   Receive Settle
-    agent -> agent        Pass (hidden states)     Want Pages (K and V)
-    agent -> scheduler    Ready   Loaded Refused   Done Lost Verdict    Moved Stuck    Report
+    agent -> agent        Pass (hidden states)     Want Pages (K and V)     Offer Bid Retract (who takes a hop)
+    agent -> scheduler    Ready   Loaded Refused   Done Lost Verdict Won    Moved Stuck    Report
     between drivers       Peers Halt   Beat Severed   Denial       (state machines never see these)
 
 A sequence is named together with its *epoch*, which grows whenever it is placed anew: what belongs to an older one is dropped by whoever
@@ -18,7 +18,7 @@ from runtime.stages import Hop, RunAhead, Stage
 from runtime.types import ModelSpec, PromptLogprobs, Sampled, SequenceRequest
 
 #: Of these messages; agents and schedulers of different ones refuse each other.
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -51,6 +51,7 @@ class Open(Message, frozen=True, tag=True, array_like=True):
     `keep[i]`: one that is here already goes on, under the new epoch and path, with the K and V of its first `computed[i]` tokens in the
     layers that it still has here; else it begins anew. `shared[i]`: (other sequence of the same domain on this device, tokens): its first
     pages are this one's too (BL-32); None for none. `ahead[i]`: which hop of it is predicted (BL-25); none at all where it is empty.
+    `offers[i]`: hops that are offered, each to these devices (BL-23); to whom this goes stands in the path in place of the others.
     """
 
     epochs: tuple[int, ...]
@@ -61,6 +62,7 @@ class Open(Message, frozen=True, tag=True, array_like=True):
     computed: tuple[int, ...]
     shared: tuple[tuple[str, int] | None, ...]
     ahead: tuple[RunAhead | None, ...] = ()
+    offers: tuple[tuple[tuple[int, tuple[str, ...]], ...], ...] = ()
 
 
 class Close(Message, frozen=True, tag=True, array_like=True):
@@ -194,6 +196,36 @@ class Pass(Message, frozen=True, tag=True, array_like=True):
     ahead: tuple[bool, ...] = ()
 
 
+# -- who takes a hop (BL-23) ---------------------------------------------------------------------------------------------
+
+
+class Offer(Message, frozen=True, tag=True, array_like=True):
+    """`device` has rows of so many tokens (`counts`) for these hops of their paths, and asks several who would take them."""
+
+    device: str
+    seqs: tuple[str, ...]
+    epochs: tuple[int, ...]
+    hops: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+class Bid(Message, frozen=True, tag=True, array_like=True):
+    """`device` would take these. It gets a Pass for each that nobody else has, and else nothing."""
+
+    device: str
+    seqs: tuple[str, ...]
+    epochs: tuple[int, ...]
+    hops: tuple[int, ...]
+
+
+class Retract(Message, frozen=True, tag=True, array_like=True):
+    """Others have these."""
+
+    seqs: tuple[str, ...]
+    epochs: tuple[int, ...]
+    hops: tuple[int, ...]
+
+
 # -- agent to scheduler ------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +301,18 @@ class Lost(Message, frozen=True, tag=True, array_like=True):
     retry: bool
 
 
+class Won(Message, frozen=True, tag=True, array_like=True):
+    """Hops that `device` has offered, and who runs them from now on (`devices`), beginning with rows of `counts` tokens at `starts`."""
+
+    device: str
+    seqs: tuple[str, ...]
+    epochs: tuple[int, ...]
+    hops: tuple[int, ...]
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+    devices: tuple[str, ...]
+
+
 class Report(Message, frozen=True, tag=True, array_like=True):
     """An agent's state, once per period: rows waiting, here and by the block that they enter at, and totals since it began (`busy`: ns)."""
 
@@ -317,6 +361,6 @@ class Denial(Message, frozen=True, tag=True, array_like=True):
     reason: str
 
 
-ToAgent = Load | Drop | Open | Close | Go | Gone | Receive | Settle | Pass | Want | Pages
-ToScheduler = Ready | Loaded | Refused | Done | Lost | Verdict | Moved | Stuck | Report
+ToAgent = Load | Drop | Open | Close | Go | Gone | Receive | Settle | Pass | Want | Pages | Offer | Bid | Retract
+ToScheduler = Ready | Loaded | Refused | Done | Lost | Verdict | Won | Moved | Stuck | Report
 ToDriver = Peers | Halt | Beat | Severed | Denial

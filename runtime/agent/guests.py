@@ -20,7 +20,8 @@ class Guest:
     """`keys`: table by the first component of a stage, `stages`: their ids. `output`: tokens it had produced when it was opened. `here`:
     it has neither been closed nor opened anew.
 
-    `ahead`: which of its hops is predicted, `shadow` the table of what predicts it, if that is here, `prediction` its latest: turn and
+    `offers`: hops behind this device that are offered, and to whom (BL-23). `ahead`: which of its hops is predicted, `shadow` the table of
+    what predicts it, if that is here, `prediction` its latest: turn and
     hidden states. `latest`: by hop, turn and start of the latest row that came; `again`: of the latest that began where another had been.
     A path may come back here: the row itself at one hop supersedes nothing of its prediction at a later one.
     """
@@ -36,6 +37,7 @@ class Guest:
     latest: dict[int, tuple[int, int]] = field(default_factory=dict)
     again: dict[int, tuple[int, int]] = field(default_factory=dict)
     stages: dict[int, str] = field(default_factory=dict)
+    offers: dict[int, tuple[str, ...]] = field(default_factory=dict)
     here: bool = True
     seq: str = field(init=False)
 

@@ -6,6 +6,7 @@ Contract: names and fields of events are decided here and nowhere else. `n` coun
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -13,7 +14,7 @@ from runtime.messages import Moved
 from runtime.policy.batching import Phase
 from runtime.policy.dispatch import Dispatch
 from runtime.policy.twoended import met_at
-from runtime.stages import Chain, Path
+from runtime.stages import Chain, Hop, Path
 from runtime.trace import TraceSink
 from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, TraceEvent
 
@@ -62,11 +63,16 @@ class Narrator:
         else:
             self._tell(now, "finish", request, n=produced, cause=reason)
 
-    def hops(self, now: int, request: SequenceRequest, start: int, tokens: int, path: Path) -> None:
-        """A row sets out: one `block.hop` for each device that it will pass, in order (BL-13)."""
+    def hops(self, now: int, request: SequenceRequest, start: int, tokens: int, path: Path, offered: Collection[int] = ()) -> None:
+        """A row sets out: one `block.hop` for each device that it will pass, in order (BL-13), but for hops that nobody has yet."""
         for at, hop in enumerate(path):
-            extra = {"start": start, "hop": at, "to": hop.device, "lo": hop.lo, "hi": hop.hi}
-            self._tell(now, "block.hop", request, n=tokens, cause="BL-13", **extra)
+            if at not in offered:
+                self.hop(now, request, start, tokens, at, hop)
+
+    def hop(self, now: int, request: SequenceRequest, start: int, tokens: int, at: int, hop: Hop) -> None:
+        """One of them."""
+        extra = {"start": start, "hop": at, "to": hop.device, "lo": hop.lo, "hi": hop.hi}
+        self._tell(now, "block.hop", request, n=tokens, cause="BL-13", **extra)
 
     def move(
         self, now: int, event: str, request: SequenceRequest, number: int, source: str, target: str, last: Moved | None, why: str | None

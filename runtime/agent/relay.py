@@ -28,6 +28,7 @@ from typing import Literal
 
 from runtime.agent.ahead import Ahead, Alike, Judged, same_bits
 from runtime.agent.answers import sampled_by_seq
+from runtime.agent.bidding import Bidding
 from runtime.agent.coming import rows_of_go, rows_of_pass
 from runtime.agent.commands import (
     SCHEDULER,
@@ -50,6 +51,7 @@ from runtime.agent.tables import Tables
 from runtime.agent.telling import Told, lost_of
 from runtime.config import RelayConfig
 from runtime.messages import (
+    Bid,
     Close,
     Drop,
     Go,
@@ -57,11 +59,13 @@ from runtime.messages import (
     Load,
     Lost,
     Message,
+    Offer,
     Open,
     Pages,
     Pass,
     Receive,
     Report,
+    Retract,
     Settle,
     Want,
 )
@@ -98,6 +102,7 @@ class Relay:
         #: Until when the next step is put off; None while it is not.
         self.lingers: int | None = None
         self._early = Early()
+        self._bidding = Bidding(device)
         self._ahead = Ahead(device, self._tables)
         self._seats = Seats(device, self._tables, self._shelf, self._moves, self._ahead, self._closed)
         self._steps = self._busy = self._tokens = 0
@@ -122,6 +127,8 @@ class Relay:
                 for seq, epoch in zip(event.seqs, event.epochs, strict=True):
                     self._close(seq, epoch)
                 return []
+            case Offer() | Bid() | Retract():
+                return self._bid(event)
             case Load() | Drop() | StageLoaded() | StageFailed():
                 return self._provide(event)
             case Receive() | Settle() | Want() | Pages() | PagesWritten() | Gone():
@@ -170,7 +177,7 @@ class Relay:
             if each.guest.here:
                 self._through(each, result.outputs, told, judged, now)
         self._tables.settle([each.name for each in rows])
-        return [*out, *told.commands(sampled, result.result.prompt_logprobs), *judged.told(), *self._parted()]
+        return [*out, *told.commands(sampled, result.result.prompt_logprobs), *judged.told(), *self._bids(), *self._parted()]
 
     def _through(self, row: Waiting, outputs: Mapping[str, Array], told: Told, judged: Judged, now: int) -> None:
         """A row that stands has run here: it goes on to its next hop, or it is at the end of its path."""
@@ -182,7 +189,7 @@ class Relay:
         else:
             output = outputs[row.name]
             going = self._onward(row, output, judged) if row.turn else row
-            if going is not None:
+            if going is not None and not (going.guest.offers and self._bidding.offers(going, output)):
                 told.goes_on(going, output)
         if self._returns.matter and not row.shadow:
             self._returns.leaves(row, now)
@@ -198,7 +205,7 @@ class Relay:
             out += self._moves.failed(each, reason, now) if each.move else []
         self._ahead.failed([each for each in rows if each.shadow])
         lost = self._lost([each for each in rows if not each.move and not each.shadow], reason, retry=False)
-        return [*out, *lost, *self._parted()]
+        return [*out, *lost, *self._bids(), *self._parted()]
 
     def starved(self, now: int) -> list[RelayCommand]:
         """Rows that have waited too long for pages are lost here. To be called now and then."""
@@ -207,7 +214,7 @@ class Relay:
         gone = set(map(id, late))
         self._early.expire(now)
         self._queue = [each for each in self._queue if id(each) not in gone]
-        return self._lost(late, f"no pages for its next tokens on {self.device}", retry=True)
+        return [*self._lost(late, f"no pages for its next tokens on {self.device}", retry=True), *self._bids()]
 
     # -- looking in ----------------------------------------------------------------------------------------------------
 
@@ -222,6 +229,7 @@ class Relay:
     def check(self) -> None:
         """Verify that tables and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every event."""
         self._tables.check(self._seats.keys() | self._moves.keys())
+        self._bidding.check()
         guests = self._seats.guests
         if not all(guest.here for guest in guests.values()):
             raise RuntimeError("a sequence that is here is said to have gone")
@@ -233,6 +241,7 @@ class Relay:
     def _open(self, order: Open, now: int) -> list[RelayCommand]:
         refused: list[tuple[str, int]] = []
         for at, (request, epoch) in enumerate(zip(order.requests, order.epochs, strict=True)):
+            self._bidding.closed(request.seq, epoch - 1)
             seated = self._seats.open(order, at)
             if seated is False:
                 refused.append((request.seq, epoch))
@@ -251,6 +260,7 @@ class Relay:
     def _close(self, seq: str, epoch: int) -> None:
         self._seats.close(seq, epoch)
         self._early.take(seq, epoch)
+        self._bidding.closed(seq, epoch)
 
     # -- inside: rows --------------------------------------------------------------------------------------------------
 
@@ -267,6 +277,26 @@ class Relay:
     def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
         for row in rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now):
             self._comes(row, now)
+
+    def _bid(self, event: Offer | Bid | Retract) -> list[RelayCommand]:
+        match event:
+            case Bid():
+                return [*self._bidding.bid(event)]
+            case Retract():
+                self._bidding.retracted(event)
+            case Offer():
+                self._bidding.asked(event)
+        return self._bids()
+
+    def _bids(self) -> list[RelayCommand]:
+        """What is to be offered, and bids for what others offer: while a step runs it is not known when there will be room."""
+        if not self._bidding.waits:
+            return []
+        out: list[RelayCommand] = [*self._bidding.told()]
+        if not self._under_way:
+            waiting = sum(each.tokens for each in self._queue)
+            out += self._bidding.bids(self._config.token_budget - waiting if waiting else None)
+        return out
 
     def _comes(self, row: Waiting, now: int) -> None:
         """A row joins the queue. If it has a turn, what it supersedes will not run, and perhaps it is predicted."""
@@ -375,7 +405,7 @@ class Relay:
             case PagesWritten():
                 out = self._moves.written(event, now)
             case Gone():
-                out = self._moves.unreachable(event.device, now)
+                out = [*self._moves.unreachable(event.device, now), *self._bidding.gone(event.device, self._seats.guests.values())]
         self._queue.extend(self._moves.take_rows())
         return out
 

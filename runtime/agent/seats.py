@@ -37,6 +37,7 @@ class Seats:
         if known is not None and known.epoch >= epoch:
             return None
         guest = Guest(request, epoch, order.paths[at], order.outputs[at], ahead=order.ahead[at] if order.ahead else None)
+        guest.offers.update(order.offers[at] if order.offers else ())
         self.guests[guest.seq] = guest
         if known is not None:
             known.here = False

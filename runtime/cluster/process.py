@@ -30,14 +30,14 @@ from runtime.cluster.hands import Hands
 from runtime.cluster.lanes import lanes_for
 from runtime.cluster.link import Link
 from runtime.cluster.post import Cut, Mail
-from runtime.messages import PROTOCOL, Gone, Halt, Message, Pages, Pass, Peers, Ready, Report, Severed, ToAgent, Want
+from runtime.messages import PROTOCOL, Bid, Gone, Halt, Message, Offer, Pages, Pass, Peers, Ready, Report, Retract, Severed, ToAgent, Want
 from runtime.stages import Array, StageEngine, StageResult
 from runtime.types import EngineLost
 
 _log = logging.getLogger(__name__)
 
 #: What agents may say to each other.
-_OF_AGENTS = (Pass, Want, Pages)
+_OF_AGENTS = (Pass, Want, Pages, Offer, Bid, Retract)
 #: How long the loop waits for messages while rows wait for something else than them (pages, mostly), in seconds.
 _PAUSE = 0.005
 #: Below this a wait would be none, and the loop would take the processor from whoever is to answer.

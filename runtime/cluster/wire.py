@@ -24,19 +24,23 @@ import msgspec
 
 from runtime.messages import (
     PROTOCOL,
+    Bid,
     Close,
     Done,
     Go,
     Load,
     Lost,
     Message,
+    Offer,
     Open,
     Pages,
     Pass,
+    Retract,
     ToAgent,
     ToDriver,
     ToScheduler,
     Verdict,
+    Won,
 )  # fmt: skip
 from runtime.stages import Array
 
@@ -215,10 +219,14 @@ _COLUMNS: dict[type[Message], tuple[str, ...]] = {
     Done: ("seqs", "epochs", "counts", "sampled"),
     Lost: ("seqs", "epochs"),
     Verdict: ("seqs", "epochs", "turns", "stands", "cosines"),
+    Offer: ("seqs", "epochs", "hops", "counts"),
+    Bid: ("seqs", "epochs", "hops"),
+    Retract: ("seqs", "epochs", "hops"),
+    Won: ("seqs", "epochs", "hops", "starts", "counts", "devices"),
 }
 #: Columns that are as long as the first one of their message, or empty.
 _PERHAPS: dict[type[Message], tuple[str, ...]] = {
-    Open: ("ahead",),
+    Open: ("ahead", "offers"),
     Go: ("turns", "ahead"),
     Pass: ("turns", "ahead"),
     Done: ("turns",),
@@ -230,6 +238,10 @@ _NATURAL = {
     Pass: ("hops", "starts", "counts", "generated", "turns"),
     Done: ("turns",),
     Verdict: ("turns",),
+    Offer: ("hops", "counts"),
+    Bid: ("hops",),
+    Retract: ("hops",),
+    Won: ("hops", "starts", "counts"),
 }
 
 
@@ -256,9 +268,14 @@ def _go(message: Go, arrays: Sequence[Array]) -> bool:
 
 
 def _open(message: Open, arrays: Sequence[Array]) -> bool:
-    """A predicted hop is one of the path, and not the last."""
+    """A predicted hop is one of the path, and not the last; one that is offered is one of the path, and not the first."""
     ahead = zip(message.ahead, message.paths, strict=False)
-    return not arrays and all(each is None or 0 <= each.hop < len(path) - 1 for each, path in ahead)
+    offers = zip(message.offers, message.paths, strict=False)
+    return (
+        not arrays
+        and all(each is None or 0 <= each.hop < len(path) - 1 for each, path in ahead)
+        and all(0 < hop < len(path) and devices for some, path in offers for hop, devices in some)
+    )
 
 
 def _pass(message: Pass, arrays: Sequence[Array]) -> bool:

@@ -22,7 +22,7 @@ from runtime.agent.commands import Abort, Arrive, Down, Move, Pause, Resume, Sch
 from runtime.agent.narrator import Narrator
 from runtime.agent.state import AgentState, block_loads, model_loads
 from runtime.config import ClusterConfig
-from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict
+from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict, Won
 from runtime.policy.move_order import Mover
 from runtime.scheduler.adaptive import Adaptation, Adaptive
 from runtime.scheduler.admission import Admission
@@ -34,6 +34,7 @@ from runtime.scheduler.fleet import Fleet
 from runtime.scheduler.handover import Handovers
 from runtime.scheduler.ledger import Ledger
 from runtime.scheduler.members import Member
+from runtime.scheduler.offers import Offers
 from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.provision import Provision
 from runtime.scheduler.rows import Rows
@@ -75,10 +76,12 @@ class Scheduler:
         self._seating = Seating(self._state, self._donors)
         self.speculation = Speculation(self._state, surrogates)
         self._seating.predict = self.speculation.plan
+        self.offers = Offers(self._state, self._seating)
+        self._seating.offer = self.offers.of
         self._rows = Rows(self._state, self._seating, self.speculation)
         self._admission = Admission(self._state, self._seating, Adaptive(self._state, adaptation.limits, estimates))
         self.handovers = Handovers(self._state, self._seating)
-        self._fleet = Fleet(self._state, self._seating, self._admission, self.handovers, self._updates)
+        self._fleet = Fleet(self._state, self._seating, self._admission, self.handovers, self._updates, self.offers)
         self._seating.on_leaving = self.handovers.cancel
         self.control = Controller(self._state, self.handovers, self._donors)
 
@@ -111,6 +114,8 @@ class Scheduler:
             case Report():
                 self._fleet.report(event)
                 self.speculation.observe(event)
+            case Won():
+                self.offers.won(event, now)
             case Verdict():
                 self._rows.judged(event, now)
             case Serve():

@@ -26,7 +26,8 @@ ANY = 1 << 60
 class Device:
     """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold, `planned` bytes; `wanted`: stages, with
     their blocks, that it has been asked for; `warm`: blocks of those that are loaded. `members`: sequences whose paths pass it, `here`:
-    by name. `server`: the machine that it is on; `pid`: its agent's process there, 0 if it has none. `final`: it does not come back.
+    by name; `asked`: those that it may come to run a hop of (BL-23). `server`: the machine that it is on; `pid`: its agent's process
+    there, 0 if it has none. `final`: it does not come back.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Device:
     weights: int = 0
     planned: int = 0
     here: dict[str, Member] = field(default_factory=dict)
+    asked: set[str] = field(default_factory=set)
     blocks: set[str] = field(default_factory=set)
     warm: set[str] = field(default_factory=set)
     loading: set[str] = field(default_factory=set)
@@ -142,6 +144,7 @@ class Devices:
         device.warm.clear()
         device.queues.clear()
         device.here.clear()
+        device.asked.clear()
 
     def enter(self, name: str, member: Member) -> None:
         """One more sequence passes it."""

@@ -12,18 +12,22 @@ from runtime.messages import PROTOCOL, Gone, Loaded, Ready, Refused, Report
 from runtime.scheduler.admission import Admission
 from runtime.scheduler.handover import Handovers
 from runtime.scheduler.members import Member
+from runtime.scheduler.offers import Offers
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.state import ClusterState
 from runtime.scheduler.updates import Updates
 
 
 class Fleet:
-    def __init__(self, state: ClusterState, seating: Seating, admission: Admission, handovers: Handovers, updates: Updates) -> None:
+    def __init__(
+        self, state: ClusterState, seating: Seating, admission: Admission, handovers: Handovers, updates: Updates, offers: Offers
+    ) -> None:
         self._state = state
         self._seating = seating
         self._admission = admission
         self._handovers = handovers
         self._updates = updates
+        self._offers = offers
 
     def up(self, ready: Ready, now: int) -> None:
         """A device is there; one that was known is empty again."""
@@ -62,6 +66,7 @@ class Fleet:
         lost = [m for m in state.running.values() if down.device in m.devices and not self._handovers.survives(m, down.device)]
         for member in lost:
             self._bereave(member, down, now)
+        self._offers.gone(down.device)
         self._handovers.gone(down.device, now)
         self._seating.donors.gone(down.device)
         state.out.replace(down.device)

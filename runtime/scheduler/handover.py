@@ -107,7 +107,7 @@ class Handovers:
         Returns why that cannot be (now), or None once it has begun.
         """
         chain = member.chain
-        if not member.path or member.move or member.doomed or not blocks or blocks.stop > len(chain.uses):
+        if not member.path or member.move or member.doomed or member.offers or not blocks or blocks.stop > len(chain.uses):
             return "the sequence does not run, or is about to go elsewhere"
         before = devices_of(chain, member.path)
         if not self._state.devices.alive(target) or {before[at] for at in blocks} != {before[blocks.start]} - {target}:

@@ -49,6 +49,7 @@ class Member(LiveSequence):
     `flying`: a row of it is under way. `doomed`: to be preempted when that is back. `move`: the migration it is in, 0 for none;
     `held`: no rows are issued, for its last stage. `ahead`: the hop that is predicted; `tries`: its rows then; `turn`: of the latest.
     `tentative`: it was predicted here, so that nobody may begin with its K and V (UN-13).
+    `offers`: hops that nobody has taken yet, and who may (BL-23), that of the path first; `asked`: the others, and the hop of each.
     `variant`: what it runs on instead of the chain that it named (BL-28). `paused`: since when it waits for somebody else, and gets no
     rows; None while it does not. `deaths`: devices that died with a row of it since its latest token.
     """
@@ -79,6 +80,8 @@ class Member(LiveSequence):
     tentative: bool = False
     variant: Variant | None = None
     deaths: int = 0
+    offers: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
 
     @property
     def suspect(self) -> bool:
@@ -150,6 +153,23 @@ class Member(LiveSequence):
         more[device] = more.get(device, 0) + pages
         self.weights = tuple((name, count) for name, count in more.items() if count)
 
+    def path_on(self, device: str) -> Path:
+        """Its path, as whoever may take a hop of it sees it: with that hop there."""
+        at = self.asked.get(device)
+        return self.path if at is None else (*self.path[:at], replace(self.path[at], device=device), *self.path[at + 1 :])
+
+    def offered(self, offers: dict[int, tuple[str, ...]]) -> None:
+        """Others than those of its path may take these hops."""
+        self.offers = offers
+        self.asked = {device: at for at, devices in offers.items() for device in devices[1:]}
+        self.weights += self.spare
+
+    @property
+    def spare(self) -> tuple[tuple[str, int], ...]:
+        """Pages of a group on those that may take a hop, beside its path."""
+        layers = ((device, self.path[at].layers) for device, at in self.asked.items())
+        return tuple((device, last - first) for device, (first, last) in layers if last > first)
+
     def bereft(self, device: str) -> None:
         """A device of its path has died, with what it held; another takes its place soon."""
         self.devices -= {device}
@@ -170,4 +190,5 @@ class Member(LiveSequence):
         self.flying = self.doomed = self.held = self.tentative = False
         self.ahead = None
         self.tries.clear()
+        self.offers, self.asked = {}, {}
         self.move = 0

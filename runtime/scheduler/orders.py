@@ -147,7 +147,7 @@ class Orders:
             staying = [(member, part) for member in device.here.values() if (part := next(runs(member, drain.source, drain.blocks), None))]
             if now > drain.until:
                 return self._keep(drain, f"{len(staying)} sequences could not leave in time", now)
-            if staying or self._handovers.bound_for(drain.source) or self._loading(device, drain.blocks):
+            if staying or device.asked or self._handovers.bound_for(drain.source) or self._loading(device, drain.blocks):
                 for member, part in staying:
                     self._send_on(member, part, drain, now)
                 return True

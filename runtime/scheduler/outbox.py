@@ -47,11 +47,12 @@ class _Opens:
     computed: list[int] = field(default_factory=list)
     shared: list[tuple[str, int] | None] = field(default_factory=list)
     ahead: list[RunAhead | None] = field(default_factory=list)
+    offers: list[tuple[tuple[int, tuple[str, ...]], ...]] = field(default_factory=list)
 
     def message(self) -> Open:
         return Open(
             tuple(self.epochs), tuple(self.requests), tuple(self.outputs), tuple(self.paths), tuple(self.keep), tuple(self.computed),
-            tuple(self.shared), tuple(self.ahead) if any(self.ahead) else (),
+            tuple(self.shared), tuple(self.ahead) if any(self.ahead) else (), tuple(self.offers) if any(self.offers) else (),
         )  # fmt: skip
 
 
@@ -103,7 +104,18 @@ class Outbox:
 
     def open(self, device: str, member: Member, *, keep: bool = False, shared: tuple[str, int] | None = None) -> None:
         """`shared`: another sequence, and how many of its tokens are this one's too."""
-        self._open(device, member.epoch, member.told, tuple(member.output), member.path, keep, member.computed, shared, member.ahead)
+        self._open(
+            device,
+            member.epoch,
+            member.told,
+            tuple(member.output),
+            member.path_on(device),
+            keep,
+            member.computed,
+            shared,
+            member.ahead,
+            tuple(member.offers.items()),
+        )
 
     def stand(self, device: str, request: SequenceRequest, path: Path, shared: tuple[str, int]) -> None:
         """A sequence that will run no row: it holds what it shares."""
@@ -154,7 +166,7 @@ class Outbox:
 
     def _open(
         self, device: str, epoch: int, request: SequenceRequest, output: tuple[int, ...], path: Path, keep: bool, computed: int,
-        shared: tuple[str, int] | None, ahead: RunAhead | None = None,
+        shared: tuple[str, int] | None, ahead: RunAhead | None = None, offers: tuple[tuple[int, tuple[str, ...]], ...] = (),
     ) -> None:  # fmt: skip
         last = self._last(device)
         if not isinstance(last, _Opens):
@@ -167,6 +179,7 @@ class Outbox:
         last.computed.append(computed)
         last.shared.append(shared)
         last.ahead.append(ahead)
+        last.offers.append(offers)
 
     def _last(self, device: str) -> _Batch | None:
         batches = self._devices.setdefault(device, [])

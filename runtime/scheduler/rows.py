@@ -202,7 +202,7 @@ class Rows:
         member.flying = True
         member.passes.tokens += count + steps - 1
         if state.tell.on:
-            state.tell.hops(now, member.request, member.computed, count, member.path)
+            state.tell.hops(now, member.request, member.computed, count, member.path, member.offers)
         tokens: tuple[int, ...]
         if member.phase == "decode":
             tokens, sample = (member.output[-1],), True

@@ -33,7 +33,7 @@ class SharingCounts:
 
 class Seating:
     """`on_leaving`: called with whoever leaves its devices, before it has. `donors`: who stays behind its end. `predict`: what is
-    predicted of a sequence along a path."""
+    predicted of a sequence along a path. `offer`: which hops of a route it is not settled who runs."""
 
     def __init__(self, state: ClusterState, donors: Donors) -> None:
         self._state = state
@@ -42,6 +42,7 @@ class Seating:
         self._shares = state.config.sharing != "off"
         self.on_leaving: Callable[[Member], None] = lambda member: None
         self.predict: Callable[[Member, Path], Planned | None] = lambda member, path: None
+        self.offer: Callable[[Member, Route], dict[int, tuple[str, ...]]] = lambda member, route: {}
 
     def refuse(self, request: SequenceRequest, why: str, now: int) -> None:
         self._state.tally.finished["error"] += 1
@@ -60,11 +61,16 @@ class Seating:
         planned = self.predict(member, route.path) if match is None else None
         if planned is not None:
             member.predicted(planned.ahead, planned.device, planned.pages)
+        elif match is None:
+            member.offered(self.offer(member, route))
         member.holds(groups_for(member.spec, member.tokens))
         shared = self._take(member, match, planned, now)
         for name in sorted(member.devices):
             state.devices.enter(name, member)
             state.out.open(name, member, shared=shared)
+        for name in sorted(member.asked):
+            state.devices[name].asked.add(member.seq)
+            state.out.open(name, member)
         state.tell.inserted(now, member.request, member.phase, member.tokens)
         state.ready.append(member)
 
@@ -82,10 +88,40 @@ class Seating:
         for name in sorted(before - member.devices):
             self._depart(name, member, epoch)
 
+    def settle(self, member: Member, at: int, device: str) -> None:
+        """It is known who runs a hop of it, under the same epoch: the others' pages are free."""
+        state, before = self._state, member.path[at].device
+        path = (*member.path[:at], replace(member.path[at], device=device), *member.path[at + 1 :])
+        others = [each for each in member.offers.pop(at) if each != device]
+        for name in (device, *others):
+            member.asked.pop(name, None)
+            state.devices[name].asked.discard(member.seq)
+        route = state.provision.along(member.chain, path)
+        state.provision.leaves(member.passes)
+        member.passes = state.provision.passes(member.chain, path)
+        state.provision.joins(member.passes)
+        member.path, member.devices = path, frozenset(route.devices)
+        member.weights = route.weights + member.spare
+        state.ledger.rehouse(member.holding, (*member.passes.places, *member.spare))
+        if device != before:
+            state.devices.enter(device, member)
+            state.devices.depart(before, member)
+        for name in others:
+            state.out.close(name, member.seq, member.epoch)
+        state.changed = True
+        self.show(member)
+
+    def narrow(self, member: Member, device: str) -> None:
+        """A device that might have taken a hop of it is gone; others are left."""
+        at = member.asked.pop(device)
+        member.offers[at] = tuple(each for each in member.offers[at] if each != device)
+        member.weights = tuple((name, pages) for name, pages in member.weights if name != device)
+        self._state.ledger.bereft(member.holding, device)
+
     def show(self, member: Member) -> None:
         """What is computed of its beginning may be found from now on."""
         spec = member.spec
-        if not self._shares or spec.virtual_tokens or member.tentative:
+        if not self._shares or spec.virtual_tokens or member.tentative or member.offers:
             return
         groups = member.computed // spec.page_tokens
         if not groups or (member.beginning is not None and member.beginning.known >= groups):
@@ -152,6 +188,10 @@ class Seating:
         state.ledger.free(member.holding)
         for name in sorted(member.devices):
             self._depart(name, member, member.epoch)
+        for name in sorted(member.asked):
+            state.devices[name].asked.discard(member.seq)
+            if state.devices.alive(name):
+                state.out.close(name, member.seq, member.epoch)
         self._state.provision.leaves(member.passes)
         member.unseated()
         state.changed = True
@@ -160,7 +200,7 @@ class Seating:
         """Pages for all that it has; with a match its first ones are another's. Whose, and how many tokens of them."""
         ledger, places = self._state.ledger, member.passes.places
         if match is None:
-            stand_in = () if planned is None else ((planned.device, planned.pages),)
+            stand_in = member.spare if planned is None else ((planned.device, planned.pages),)
             member.holding = ledger.take((*places, *stand_in), member.groups)
             return None
         other, tokens = match.beginning, match.groups * member.spec.page_tokens
