@@ -44,7 +44,7 @@ def start_cluster(
 
     config = options.engine()
     check_device(config.device)
-    limits = options.dispatch()
+    limits = options.adaptation()
     half = half_page(zoo.store, config, names)
     whole = {block.id: block.nbytes for name in names for block in describe_chain(zoo.store, name, config, half, _WHOLE).blocks}
     piece = max(sum(whole.values()) // (_PIECES * options.agents), 1)

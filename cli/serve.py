@@ -58,6 +58,7 @@ def serve(
     placing: flags.Placing = None,
     sharing: flags.Sharing = None,
     balancing: flags.Balancing = None,
+    dispatch: flags.Dispatch = None,
     block_rows: flags.BlockRows = None,
     paths: flags.Paths = None,
     linger_us: flags.LingerUs = None,

@@ -79,6 +79,13 @@ Balancing = Annotated[
         show_default="strict",
     ),
 ]
+Dispatch = Annotated[
+    str | None,
+    typer.Option(
+        help="Who says which of several agents runs a hop: placed, the scheduler; broadcast, it is offered to them and the first takes it.",
+        show_default="placed",
+    ),
+]
 BlockRows = Annotated[
     int | None, typer.Option(help="Rows of an agent's step through one block; 0 for as many as a step takes.", show_default="0")
 ]

@@ -69,6 +69,7 @@ class ServeOptions:
     speculation_lane: str = "own"
     sharing: str = "running"
     balancing: str = "strict"
+    dispatch: str = "placed"
     block_rows: int = 0
     paths: str = "loads"
     linger_us: int = 2000
@@ -113,9 +114,10 @@ class ServeOptions:
             ClusterConfig, devices=self.agents, placing=self.placing, max_running=self.max_sequences, chunk=min(self.token_budget, 256),
             speculation=_built(SpeculationConfig, mode=self.speculation, lane=self.speculation_lane),
             sharing=self.sharing, block_rows=self.block_rows, paths=self.paths, control=_built(ControlConfig, balancing=self.balancing),
+            dispatch=self.dispatch,
         )  # fmt: skip
 
-    def dispatch(self) -> DispatchLimits:
+    def adaptation(self) -> DispatchLimits:
         """How adaptive requests are dispatched over agents."""
         prefer: Literal["latency", "accuracy"] = "accuracy" if self.adaptive == "accuracy" else "latency"
         limit = self.adaptive_ms / 1000 if self.adaptive_ms else None

@@ -44,7 +44,8 @@ class AgentCounters:
     `finished`: sequences by their last event's reason. `speculations`: rows that might be predicted; `speculation_hits` and
     `speculation_misses`: that were, rightly and wrongly; `speculations_ended`: instances that were so too often (BL-25).
     `moves`: of sequences to other devices that were handed over, and `moves_aborted`; tokens whose K and V were `copied` and `recomputed`
-    for them, `moved_bytes` (BL-16). `shared`: newcomers that began with others' pages, `shared_tokens` of them (BL-32).
+    for them, `moved_bytes` (BL-16). `hops_won`: hops that agents dispatched among themselves (BL-23). `shared`: newcomers that began with
+    others' pages, `shared_tokens` of them (BL-32).
     """
 
     prompt_tokens: int = 0
@@ -64,6 +65,7 @@ class AgentCounters:
     speculations_ended: int = 0
     moves: int = 0
     moves_aborted: int = 0
+    hops_won: int = 0
     copied: int = 0
     recomputed: int = 0
     moved_bytes: int = 0

@@ -234,6 +234,7 @@ class Scheduler:
             speculations_ended=predicted.ended,
             moves=moved.committed,
             moves_aborted=moved.aborted,
+            hops_won=self.offers.settled,
             copied=moved.copied,
             recomputed=moved.recomputed,
             moved_bytes=moved.nbytes,

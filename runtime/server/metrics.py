@@ -182,6 +182,7 @@ class _DriverCollector(Collector):
         for name, documentation, value in (
             ("blockzoo:moves", "Sequences handed over to another device.", counters.moves),
             ("blockzoo:moves_aborted", "Moves of sequences that were given up.", counters.moves_aborted),
+            ("blockzoo:hops_won", "Hops that were offered to several agents and taken by one.", counters.hops_won),
             ("blockzoo:moved_copied_tokens", "Tokens whose K and V were copied for moves.", counters.copied),
             ("blockzoo:moved_recomputed_tokens", "Tokens whose K and V were computed again for moves.", counters.recomputed),
             ("blockzoo:moved_bytes", "Bytes of K and V that travelled for moves.", counters.moved_bytes),

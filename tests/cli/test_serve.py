@@ -195,10 +195,10 @@ def test_what_is_as_it_is_by_default_is_not_refused() -> None:
 
 
 def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
-    assert gather(None, {}).dispatch() == DispatchLimits()
+    assert gather(None, {}).adaptation() == DispatchLimits()
     toml = tmp_path / "serve.toml"
     toml.write_text('agents = 2\ndeltas = true\nadaptive = "accuracy"\nadaptive_ms = 50\nequivalent = 0.9\nstitched = 0.8\n')
-    assert gather(toml, {}).dispatch() == DispatchLimits("accuracy", 0.9, 0.8, limit=0.05)
+    assert gather(toml, {}).adaptation() == DispatchLimits("accuracy", 0.9, 0.8, limit=0.05)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,26 @@ from msgspec import structs
 
 from runtime.cluster import wire
 from runtime.cluster.wire import Frame, OtherProtocol, WireError, decode, encode
-from runtime.messages import PROTOCOL, Beat, Close, Done, Go, Lost, Message, Open, Pages, Pass, Peers, Ready, Report, Verdict
+from runtime.messages import (
+    PROTOCOL,
+    Beat,
+    Bid,
+    Close,
+    Done,
+    Go,
+    Lost,
+    Message,
+    Offer,
+    Open,
+    Pages,
+    Pass,
+    Peers,
+    Ready,
+    Report,
+    Retract,
+    Verdict,
+    Won,
+)  # fmt: skip
 from runtime.stages import Array, Hop, RunAhead, Stage
 from runtime.types import Logprob, PromptLogprobs, Sampled, SamplingParams, SequenceRequest
 
@@ -28,6 +47,14 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
     (Go(("a",), (1,), (0,), (2,), (8, 9), (False,), (0,), (1,), (4,), (True,)), ()),
     (TURNS, STATES),
     (Verdict("x", ("a", "b"), (1, 2), (4, 6), (True, False), (1.0, 0.25)), ()),
+    (
+        Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),), (False,), (0,), (None,), (None,), (((1, ("y", "z")),),)),
+        (),
+    ),
+    (Offer("x", ("a", "b"), (1, 1), (1, 2), (8, 3)), ()),
+    (Bid("y", ("a", "b"), (1, 1), (1, 2)), ()),
+    (Retract(("a",), (1,), (1,)), ()),
+    (Won("x", ("a",), (1,), (1,), (0,), (8,), ("y",)), ()),
     (Pages(1, "a", 2, 0, 16, "d" * 64), (Array("uint8", (4, 64), bytes(256)),)),
     (Pages(1, "a", 2, 0, 16, "", "it is not here"), ()),
     (Ready("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x"), ()),
@@ -146,8 +173,12 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(Go(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (2,)), []),
         lying(Verdict("x", ("a",), (1,), (2, 4), (True,), (1.0,)), []),
         lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (RunAhead(0, Stage("m", 0, 3), None),)), []),
+        lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (), (((0, ("x",)),),)), []),
+        lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9)),), (False,), (0,), (None,), (), (((1, ()),),)), []),
+        lying(Offer("x", ("a",), (1,), (1, 2), (8,)), []),
+        lying(Won("x", ("a",), (1,), (-1,), (0,), (8,), ("y",)), []),
     ],
-    ids=range(27),
+    ids=range(31),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):

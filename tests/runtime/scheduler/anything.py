@@ -48,7 +48,7 @@ class Anything(Changing):
         self.restart = rng.choice((5, 50)) * MS
         self.relay_config = RelayConfig(chunk=rng.choice((4, 16, 64)), window=rng.choice((1, 2, 4)), patience_ms=rng.choice((50, 2000)))
         self.servers = rng.choice(((), tuple("xxyy"[: self.devices])))
-        self.config = _config(rng, self.devices, predicted)
+        self.config = replace(_config(rng, self.devices, predicted), dispatch=("placed", "broadcast")[self.seed % 2])
         self.lanes = rng.choice((("all",), ("all",), ("real", "ahead")))
         self.costs = lambda plan: rng.choice((MS // 4, MS, 2 * MS))
         if rng.random() < 0.3:

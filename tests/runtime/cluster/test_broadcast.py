@@ -1,0 +1,65 @@
+"""Hops that agents dispatch among themselves, over processes and sockets (BL-23): each token once, the model's own, agents killed or not."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from runtime.cluster.driver import ClusterDriver
+from runtime.cluster.process import AgentSettings
+from runtime.cluster.processes import ProcessConfig, Processes
+from runtime.config import ClusterConfig
+from runtime.types import TokenEvent
+from tests.runtime.cluster.agents import counting
+from tests.runtime.cluster.clusters import CUTS, LIMIT, MODELS, Load, answered, blocks, eventually, request, verify
+
+#: Each holds half a chain: the first half is on two of them, the other on the other two.
+DEVICES = ("a", "b", "c", "d")
+
+
+@contextmanager
+def broadcasting() -> Iterator[ClusterDriver]:
+    settings = AgentSettings(report_seconds=0.05, weights=6500)
+    fleet = Processes(ProcessConfig(counting(MODELS, 400, pace=0.2), settings=settings, beat_seconds=0.1))
+    config = ClusterConfig(placing="copies", dispatch="broadcast", devices=len(DEVICES), chunk=16)
+    driver = ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(), list(DEVICES), fleet, config)
+    try:
+        yield driver
+    finally:
+        assert driver.shutdown(LIMIT)
+
+
+def test_real_agents_offer_hops_and_lose_and_double_none() -> None:
+    with broadcasting() as driver:
+
+        def won() -> int:
+            return driver.state().counters.hops_won
+
+        def warm() -> bool:
+            """Alternatives are loaded when they are first looked for."""
+            one = request(f"warm-{won()}-{os.urandom(4).hex()}", (1, 2, 3), max_tokens=2)
+            verify(one, answered(driver, [one])[one.seq])
+            return won() > 0
+
+        assert eventually(warm)
+        ones = [request(f"s{number}", range(5 + number * 3), MODELS[number % 2].spec.name, 12) for number in range(12)]
+        got: dict[str, list[TokenEvent]] = answered(driver, ones)
+        for one in ones:
+            verify(one, got[one.seq])
+        assert won() >= 6
+        with Load(driver, clients=4, max_tokens=20) as load:
+            for name in ("b", "d", "c"):
+                before = won()
+                assert eventually(lambda before=before: won() > before + 2), load.wrong
+                os.kill(driver._scheduler.devices[name].pid, signal.SIGKILL)
+                assert eventually(lambda name=name: not driver._scheduler.devices.alive(name))
+                assert eventually(lambda: all(device.alive for device in driver._scheduler.devices)), load.wrong
+        assert not load.wrong and load.done > 8
+
+        def at_rest() -> bool:
+            pages = driver.state().pages
+            return pages.free == pages.capacity and not any(device.asked for device in driver._scheduler.devices)
+
+        assert eventually(at_rest)
