@@ -31,6 +31,7 @@ VERBS: dict[str, str] = {
     "compare": "cli.compare",
     "delta": "cli.delta",
     "surrogate": "cli.surrogate",
+    "exits": "cli.exits",
     "profile": "cli.profile",
     "generate": "cli.generate",
     "serve": "cli.serve",

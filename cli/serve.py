@@ -66,6 +66,7 @@ def serve(
     speculation_lane: flags.SpeculationLane = None,
     agent_weights: flags.AgentWeights = None,
     deltas: flags.Deltas = None,
+    early_exit: flags.EarlyExit = None,
     adaptive: flags.Adaptive = None,
     adaptive_ms: flags.AdaptiveMs = None,
     equivalent: flags.Equivalent = None,
@@ -104,7 +105,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
     from cli.clusters import start_cluster
-    from cli.wiring import ZooSource, choose, start_engine
+    from cli.wiring import ZooSource, choose, start_engine, with_exits
     from runtime.cluster.local import LocalDriver
     from runtime.server.app import build_app
     from runtime.server.serving import address_of, bind, serve
@@ -113,7 +114,8 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
     with ExitStack() as stack:
         bound = stack.enter_context(bind(settings.host, settings.port))
         executor = "paged" if options.clustered else options.executor
-        chosen = choose(zoo, options.models, engine_config.dtype, executor, engine_config.device)
+        wanted = with_exits(zoo, options.models) if options.early_exit else options.models
+        chosen = choose(zoo, wanted, engine_config.dtype, executor, engine_config.device)
         for reason in chosen.skipped:
             say(f"warning: left out: {reason}")
         if settings.api_key is None and not settings.host.startswith(_LOCAL):

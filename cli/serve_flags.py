@@ -128,6 +128,13 @@ Deltas = Annotated[
         "that were scored against it.",
     ),
 ]
+EarlyExit = Annotated[
+    bool | None,
+    typer.Option(
+        "--early-exit",
+        help="Requests may say behind how many layers their model is left (`early_exit`), where `zoo exits --make` has made that exit.",
+    ),
+]
 Adaptive = Annotated[
     str | None,
     typer.Option(

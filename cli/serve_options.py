@@ -75,6 +75,7 @@ class ServeOptions:
     linger_us: int = 2000
     agent_weights: int | str = 0
     deltas: bool = False
+    early_exit: bool = False
     adaptive: str = "latency"
     adaptive_ms: float = 0.0
     equivalent: float = 0.98
@@ -135,6 +136,7 @@ class ServeOptions:
             max_queued=self.max_queued,
             drain_seconds=self.drain_seconds,
             trace=self.trace,
+            early_exit=self.early_exit,
         )
 
 

@@ -16,6 +16,7 @@ from runtime.frontend.served import ServedModel, defaults_from
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt
 from runtime.types import ModelSpec
 from zoo.errors import InputError, NotServable, StoreError
+from zoo.exits import exit_of
 
 if TYPE_CHECKING:
     from runtime.config import EngineConfig
@@ -81,6 +82,13 @@ def _chosen(zoo: Zoo, wanted: Sequence[str], dtype: str | None, executor: Execut
     if not names:
         raise InputError("the store holds no model that can be served; put one in with `zoo ingest`")
     return Chosen(tuple(names), tuple(skipped), executor)
+
+
+def with_exits(zoo: Zoo, wanted: Sequence[str]) -> tuple[str, ...]:
+    """These models, and all exits of them that the store holds (`zoo exits`). Raises NotFound, AmbiguousName."""
+    full = tuple(zoo.model(name).name for name in wanted)
+    exits = ((summary.name, exit_of(summary.name)) for summary in zoo.models())
+    return (*full, *(name for name, found in exits if found is not None and found[0] in full))
 
 
 def check_device(device: str) -> None:

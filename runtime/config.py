@@ -294,7 +294,8 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The HTTP surface. `max_body_bytes`, `max_choices` and `max_queued` bound what one client can cost."""
+    """The HTTP surface. `max_body_bytes`, `max_choices` and `max_queued` bound what one client can cost. `early_exit`: requests may have
+    their model left behind some of its layers (BL-30)."""
 
     host: str = "127.0.0.1"
     port: int = 8000
@@ -304,3 +305,4 @@ class ServerConfig:
     max_queued: int = 4096
     drain_seconds: float = 30.0
     trace: str | None = None
+    early_exit: bool = False

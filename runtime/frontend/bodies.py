@@ -71,6 +71,7 @@ class _Generation(_Body):
     # Ours.
     slo_ms: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     adaptive: bool | None = None
+    early_exit: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from runtime.frontend.errors import unknown_model
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile
 from runtime.types import ModelSpec
+from zoo.exits import exit_name, exit_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ class SamplingDefaults:
 class ServedModel:
     """One name that requests may ask for.
 
-    `stand_in`: the name of a cheaper rewriting of it that adaptive requests may get. `asked`: the model that this one stands in for.
+    `stand_in`: the name of a cheaper rewriting of it that adaptive requests may get. `asked`: the model that this one stands in
+    for, or is an exit of.
     `profile`: what its chain was measured to cost on this device, None where it was not.
     """
 
@@ -91,6 +93,16 @@ class ServedModels:
         """The model's rewriting where that is served."""
         stand_in = self._by_name.get(model.stand_in or "")
         return None if stand_in is None else replace(stand_in, asked=model.name)
+
+    def exit_of(self, model: ServedModel, layers: int) -> ServedModel | None:
+        """The model left behind so many of its layers (BL-30), where that is served."""
+        found = self._by_name.get(exit_name(model.name, layers))
+        return None if found is None else replace(found, asked=model.name)
+
+    def exits_of(self, model: ServedModel) -> tuple[int, ...]:
+        """Behind how many layers it may be left here."""
+        exits = (found for name in self._by_name if (found := exit_of(name)) is not None)
+        return tuple(sorted(layers for whole, layers in exits if whole == model.name))
 
     def find(self, name: str) -> ServedModel:
         """By its name, else by a unique ending of it, as in the catalogue. Raises RequestError 404."""

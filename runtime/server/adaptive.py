@@ -1,4 +1,5 @@
-"""Which model serves a request: the one it names, or, where the request allows it, that model's rewriting (`zoo serve --deltas`).
+"""Which model serves a request: the one it names, or, where the request allows it, that model's rewriting (`zoo serve --deltas`); or that
+model left behind so many of its layers, where the request asks for that (`zoo serve --early-exit`, BL-30).
 
 With the profiles of both chains stored the policy decides by the load of the moment; without, the rewriting is taken wherever it is
 served. Either way the trace tells: `dispatch.candidates` with the terms of both, `dispatch.choose` with the outcome (BL-21).
@@ -9,6 +10,8 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
+from runtime.frontend.bodies import ChatBody, CompletionBody
+from runtime.frontend.errors import unsupported
 from runtime.frontend.requests import Receipt
 from runtime.frontend.served import ServedModel
 from runtime.policy.latency import Choice
@@ -21,9 +24,27 @@ _CAUSE = "BL-21"
 _BYTES_PER_TOKEN = 4
 
 
-def model_for(service: Service, name: str, adaptive: bool, nbytes: int, receipt: Receipt) -> ServedModel:
-    """The model that a request gets. `nbytes`: of its body. Raises RequestError 404 for a name that is not served."""
-    model = service.models.find(name)
+def model_for(service: Service, body: CompletionBody | ChatBody, nbytes: int, receipt: Receipt) -> ServedModel:
+    """The model that a request gets. `nbytes`: of its body. Raises RequestError: 404 for a name that is not served, 400 for an exit that is
+    not."""
+    model = service.models.find(body.model)
+    if body.early_exit is not None:
+        return _exit(service, model, body.early_exit)
+    return _exact_or_not(service, model, bool(body.adaptive), nbytes, receipt)
+
+
+def _exit(service: Service, model: ServedModel, layers: int) -> ServedModel:
+    if not service.config.early_exit:
+        raise unsupported("early_exit", "this server runs without --early-exit")
+    found = service.models.exit_of(model, layers)
+    if found is None:
+        known = ", ".join(map(str, service.models.exits_of(model))) or "none"
+        raise unsupported("early_exit", f"{model.name} is not served up to layer {layers} only; its exits here: {known}")
+    return found
+
+
+def _exact_or_not(service: Service, model: ServedModel, adaptive: bool, nbytes: int, receipt: Receipt) -> ServedModel:
+    """Itself, or its rewriting where that may be."""
     stand_in = service.models.stand_in_of(model) if adaptive else None
     if stand_in is None:
         return model

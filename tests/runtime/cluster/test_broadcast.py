@@ -1,4 +1,4 @@
-"""Hops that agents dispatch among themselves, over processes and sockets (BL-23): each token once, the model's own, agents killed or not."""
+"""Hops that agents dispatch among themselves, over processes and sockets (BL-23): each token once, the model's own, though agents die."""
 
 from __future__ import annotations
 

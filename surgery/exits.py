@@ -1,0 +1,157 @@
+"""Leaving a chain early (BL-30): a model's first layers, and behind any of them its own final norm and head.
+
+    embedding, layers [0, n), final norm and head        for every n, as `surgery.stack` computes it for hidden states anywhere
+
+An exit is a model of its own, `MODEL@exit-n`, composed of what the model has: it costs no bytes, and where both are served the layers are
+the same ones in memory, run once for the rows of both. It is fixed for a sequence. Leaving token by token, where a token's likeliest
+successor is likely enough, would leave holes in K and V of the layers behind, which later tokens attend to; filling them with what the
+exit's hidden state gives there (CALM) is another model than the exact one for every token that comes after, those that do not leave
+included. What it could leave out at best is measured here, `sure`, not served.
+
+`measure` reads held-out text through the whole model once and scores every exit beside it. Knows nothing of serving.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from surgery.compose import compose
+from surgery.composition import Composition, Slice
+from surgery.making import MadeReport
+from surgery.stack import Stack, open_stack
+from surgery.text import read_text
+from surgery.tokenizers import vocabulary_size
+from zoo.errors import InputError
+from zoo.exits import exit_name
+from zoo.handle import ModelHandle
+from zoo.manifest import ModelManifest
+from zoo.records import Document
+from zoo.store import Store
+
+_KIND = "exits"
+#: Logits of one pass, in floats: whole windows are read, as many as this holds.
+_LOGITS = 1 << 26
+
+
+@dataclass(frozen=True, slots=True)
+class ExitOptions:
+    """`text`: as in `surgery.text.read_text`. `sure`: from which probability on a next token counts as sure."""
+
+    text: str | None = None
+    tokens: int = 8192
+    window: int = 128
+    sure: float = 0.9
+    seed: int = 0
+    device: str = "cpu"
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.window < 2 or self.tokens < self.window or not 0.0 < self.sure <= 1.0:
+            raise InputError("windows have at least 2 tokens, there is at least one of them, and sure is a probability")
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """One depth. `layers` that run; `agreement`: share of tokens whose likeliest successor is the whole model's; `perplexity` of the text.
+
+    `sure`: share of tokens whose likeliest successor is at least as probable as was asked; `sure_agreement` among those, None without any.
+    """
+
+    layers: int
+    agreement: float
+    perplexity: float
+    sure: float
+    sure_agreement: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Exits:
+    """`exits`: by layers, the whole model last. `probe`: digest of the text; `text`: where it is from."""
+
+    model: str
+    text: str
+    probe: str
+    tokens: int
+    exits: tuple[Exit, ...]
+
+    def document(self) -> dict[str, Any]:
+        """The JSON of `zoo exits`."""
+        return asdict(self)
+
+
+def ends_of(manifest: ModelManifest) -> tuple[int, ...]:
+    """By number of layers, from 0 on: the component behind which they have run."""
+    ends: dict[int, int] = {0: 1}
+    for at, placed in enumerate(manifest.components):
+        if placed.layer is not None:
+            ends[placed.layer + 1] = at + 1
+    return tuple(ends[layers] for layers in range(len(ends)))
+
+
+def make_exit(store: Store, model: ModelHandle, layers: int) -> MadeReport:
+    """Put a model's exit behind so many layers into the zoo. Raises InputError for layers that it does not have; as `compose`."""
+    depth = len(ends_of(model.manifest)) - 1
+    if not 0 < layers < depth:
+        raise InputError(f"{model.name} has {depth} layers: it can be left behind 1 to {depth - 1} of them, not {layers}")
+    return compose(store, Composition((Slice(model.name, 0, layers),), model.name, model.name), exit_name(model.name, layers))
+
+
+@torch.inference_mode()
+def measure(
+    store: Store, model: ModelHandle, options: ExitOptions | None = None, progress: Callable[[int, int], None] | None = None
+) -> Exits:
+    """Score every exit of a model on held-out text; the result is kept with it, by its text.
+
+    Raises:
+        InputError: the text cannot be used.
+        NotServable, DamagedObject: as `surgery.stack.open_stack`.
+    """
+    options = options or ExitOptions()
+    stack = open_stack(store, model.manifest, options.device, options.dtype)
+    text = read_text(options.text)
+    windows = text.tokens(model.tokenizer(), options.window, -(-options.tokens // options.window), "held_out", options.seed)
+    ends, vocabulary = ends_of(model.manifest), vocabulary_size(model.manifest)
+    at_once = max(1, _LOGITS // (options.window * vocabulary))
+    sums = torch.zeros(len(ends), 4, dtype=torch.float64)
+    for first in range(0, len(windows), at_once):
+        ids = windows[first : first + at_once].to(stack.device)
+        sums += _scored(stack, ids, ends, vocabulary, options.sure)
+        if progress is not None:
+            progress(min(first + at_once, len(windows)), len(windows))
+    count = windows.shape[0] * (windows.shape[1] - 1)
+    exits = tuple(_exit(layers, row, count) for layers, row in enumerate(sums.tolist()))
+    found = Exits(model.name, text.origin, text.digest, count, exits)
+    with store.catalog.writing() as writer:
+        writer.put_document(Document(_KIND, model.name, f"{text.digest[:16]}-{options.window}-{options.sure:g}", found.document()))
+    return found
+
+
+def _exit(layers: int, sums: list[float], count: int) -> Exit:
+    agreed, loss, sure, sure_agreed = sums
+    return Exit(layers, agreed / count, math.exp(loss / count), sure / count, sure_agreed / sure if sure else None)
+
+
+def _scored(stack: Stack, ids: Tensor, ends: tuple[int, ...], vocabulary: int, sure: float) -> Tensor:
+    """Sums over the tokens of a batch, by exit: agreed, loss, sure, sure and agreed. float64 [exits, 4]."""
+    course = stack.course(ids)
+    states: list[Tensor] = []
+    hidden, at = ids, 0
+    for end in ends:
+        hidden, at = stack.run(hidden, course, at, end), end
+        states.append(hidden)
+    whole = stack.head(states[-1])[:, :-1, :vocabulary].argmax(-1)
+    rows = []
+    for state in states:
+        logits = stack.head(state)[:, :-1, :vocabulary].float()
+        loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+        token = logits.argmax(-1)
+        agreed, certain = token == whole, logits.softmax(-1).amax(-1) >= sure
+        rows.append(torch.stack([agreed.sum(), loss, certain.sum(), (agreed & certain).sum()]).double().cpu())
+    return torch.stack(rows)

@@ -1,0 +1,103 @@
+"""A model that is left early is its first layers, its own final norm and head; what is measured is what brute force says (BL-30)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from runtime.config import EngineConfig
+from runtime.engine.paged import PagedEngine
+from surgery.exits import ExitOptions, ends_of, make_exit, measure
+from tests import checkpoints
+from zoo import Zoo
+from zoo.errors import InputError
+from zoo.exits import exit_name, exit_of
+
+LAYERS = 4
+FAMILIES = ["llama", "gpt2", "gpt_neox"]
+
+
+@pytest.fixture
+def zoo(tmp_path, request):
+    name = getattr(request, "param", "llama")
+    with Zoo(tmp_path / "store") as zoo:
+        zoo.ingest(checkpoints.make(name, tmp_path / "m", num_hidden_layers=LAYERS), name="org/m")
+        yield zoo
+
+
+def test_the_names_of_exits() -> None:
+    assert exit_of(exit_name("org/m", 3)) == ("org/m", 3)
+    assert [exit_of(name) for name in ("org/m", "org/m@exit-", "@exit-3", "org/m@exit-x", "org/m@step-3")] == [None] * 5
+
+
+@pytest.mark.parametrize("zoo", FAMILIES, indirect=True)
+@torch.inference_mode()
+def test_each_exit_is_scored_as_the_whole_model_would_be(zoo, tmp_path) -> None:
+    options = ExitOptions(str(_text(tmp_path)), tokens=192, window=24, sure=0.02)
+    found = measure(zoo.store, zoo.model("m"), options)
+    assert [each.layers for each in found.exits] == list(range(LAYERS + 1))
+    assert found.exits[-1].agreement == 1.0 and found.exits[-1].sure_agreement in (1.0, None)
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
+    from surgery.text import read_text
+
+    ids = read_text(options.text).tokens(zoo.model("m").tokenizer(), 24, 8, "held_out")
+    assert found.tokens == ids.shape[0] * 23
+    best = whole(ids).logits[:, :-1].argmax(-1)
+    for layers in (1, 2, LAYERS):
+        logits = _cut_off(tmp_path / "m", layers)(ids).logits[:, :-1].float()
+        one = found.exits[layers]
+        assert one.agreement == pytest.approx((logits.argmax(-1) == best).float().mean().item())
+        loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item()
+        assert one.perplexity == pytest.approx(math.exp(loss), rel=1e-4)
+        sure = logits.softmax(-1).amax(-1) >= 0.02
+        assert one.sure == pytest.approx(sure.float().mean().item())
+    with zoo.store.catalog.reading() as reader:
+        (kept,) = reader.documents("exits", "org/m")
+    assert kept.value["exits"][2]["agreement"] == found.exits[2].agreement and kept.value["probe"] == found.probe
+
+
+def test_an_exit_costs_no_bytes_in_the_store_and_none_in_memory(zoo) -> None:
+    before = set(zoo.store.objects.digests())
+    report = make_exit(zoo.store, zoo.model("m"), 2)
+    assert report.model == "org/m@exit-2" and set(zoo.store.objects.digests()) == before
+    assert make_exit(zoo.store, zoo.model("m"), 2).model == "org/m@exit-2"  # again: it is there
+    alone = PagedEngine(zoo.store, EngineConfig(kv_bytes=1 << 20), ["org/m"])
+    both = PagedEngine(zoo.store, EngineConfig(kv_bytes=1 << 20), ["org/m", "org/m@exit-2"])
+    assert both.memory().weights == alone.memory().weights
+
+
+@torch.inference_mode()
+def test_an_exit_computes_what_the_model_cut_off_there_computes(zoo, tmp_path) -> None:
+    make_exit(zoo.store, zoo.model("m"), 3)
+    ids = torch.randint(3, checkpoints.VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
+    assert torch.equal(zoo.model("m@exit-3").load()(ids).logits, _cut_off(tmp_path / "m", 3)(ids).logits)
+
+
+@pytest.mark.parametrize("layers", [0, LAYERS, LAYERS + 1])
+def test_only_layers_that_it_has_and_not_all(zoo, layers: int) -> None:
+    with pytest.raises(InputError, match="1 to 3"):
+        make_exit(zoo.store, zoo.model("m"), layers)
+
+
+def test_where_layers_end(zoo) -> None:
+    assert ends_of(zoo.model("m").manifest) == (1, 3, 5, 7, 9)  # attention and ffn
+
+
+def _text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("".join(f"line {number}: the quick brown fox jumps over {number * 7} lazy dogs\n" for number in range(2000)))
+    return path
+
+
+def _cut_off(folder, layers: int):
+    """transformers' own model with its first layers alone."""
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    inner = model.model if hasattr(model, "model") else model.transformer if hasattr(model, "transformer") else model.gpt_neox
+    name = "h" if hasattr(inner, "h") else "layers"
+    setattr(inner, name, getattr(inner, name)[:layers])
+    model.config.num_hidden_layers = layers
+    return model
