@@ -65,6 +65,7 @@ def serve(
     speculation: flags.Speculation = None,
     speculation_lane: flags.SpeculationLane = None,
     agent_weights: flags.AgentWeights = None,
+    boundary_bytes: flags.BoundaryBytes = None,
     deltas: flags.Deltas = None,
     early_exit: flags.EarlyExit = None,
     adaptive: flags.Adaptive = None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cli.serve_options import ServeOptions
 
 #: What several devices need.
-_SEVERAL = ("placing", "balancing", "dispatch", "paths", "speculation")
+_SEVERAL = ("placing", "balancing", "boundary_bytes", "dispatch", "paths", "speculation")
 #: What a cluster's scheduler, or an agent, does.
 _SCHEDULED = ("sharing", "block_rows", "agent_weights", "linger_us")
 #: What the dense executor does, and the driver of one device.

@@ -120,6 +120,14 @@ SpeculationLane = Annotated[
     ),
 ]
 AgentWeights = Annotated[str | None, typer.Option(help="Bytes of weights that an agent takes; 0 for any.", show_default="0")]
+BoundaryBytes = Annotated[
+    str | None,
+    typer.Option(
+        help="Bytes of what comes into its blocks that an agent keeps in the host's memory, so that blocks in the middle of a chain can be "
+        "recomputed where they move to; 0 for none: they are copied.",
+        show_default="0",
+    ),
+]
 Deltas = Annotated[
     bool | None,
     typer.Option(

@@ -74,6 +74,7 @@ class ServeOptions:
     paths: str = "loads"
     linger_us: int = 2000
     agent_weights: int | str = 0
+    boundary_bytes: int | str = 0
     deltas: bool = False
     early_exit: bool = False
     adaptive: str = "latency"
@@ -126,7 +127,10 @@ class ServeOptions:
 
     def relay(self) -> RelayConfig:
         """Raises InputError."""
-        return _built(RelayConfig, token_budget=self.token_budget, max_rows=self.max_sequences, linger_us=self.linger_us)
+        kept = size_of(self.boundary_bytes)
+        return _built(
+            RelayConfig, token_budget=self.token_budget, max_rows=self.max_sequences, linger_us=self.linger_us, boundary_bytes=kept
+        )
 
     def server(self) -> ServerConfig:
         return ServerConfig(
@@ -202,6 +206,8 @@ def _check(options: ServeOptions) -> None:
         raise InputError("--log is of a cluster's scheduler: give --agents or --backend, or --trace instead")
     if not 1 <= options.agents <= 256:
         raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
+    if size_of(options.boundary_bytes) and not options.clustered:
+        raise InputError("--boundary-bytes is for moves between agents: give --agents or --backend")
     if options.clustered and options.executor == "dense":
         raise InputError("the dense executor runs on one device only: leave --agents 1 and --backend local")
     if options.executor not in ("auto", "paged", "dense"):

@@ -27,6 +27,8 @@ class RelayConfig:
     A migration recomputes `chunk` tokens at a time from the front and fetches `window` page groups at a time from the back,
     `fetches` of them under way at once. `slack`: how much longer than a round trip usually takes a slot is kept for a sequence that went on
     (BL-22), as a share of it. `linger_us`: for so long at most a step waits for rows that are due back from the scheduler; 0: for none.
+    `boundary_bytes`: of hidden states that came into its stages, kept in the host's memory for as long as their sequences are there, so
+    that blocks in the middle of a chain can be recomputed where they move to; the oldest go first; 0: none are kept.
     """
 
     token_budget: int = 512
@@ -37,8 +39,11 @@ class RelayConfig:
     fetches: int = 2
     slack: float = 0.5
     linger_us: int = 2000
+    boundary_bytes: int = 0
 
     def __post_init__(self) -> None:
+        if self.boundary_bytes < 0:
+            raise ValueError("boundary_bytes is at least 0")
         if min(self.token_budget, self.max_rows, self.patience_ms, self.chunk, self.window, self.fetches) < 1 or self.slack < 0:
             raise ValueError("the settings of a relay must be at least 1")
         if not 0 <= self.linger_us <= 1_000_000:

@@ -106,8 +106,9 @@ class Receive(Message, frozen=True, tag=True, array_like=True):
     """To the destination: bring here the K and V that a sequence has in these components, tokens [0, upto), from `source`.
 
     `layers`: attention layers [first, last) of the chain's that they have, `page_tokens` to a page. `tokens`: its first ones, to recompute
-    pages from the front by that stage, which must be loaded (empty: copy only). `copy`: whether pages come from the back (false: recompute
-    only). A later Receive of the same move brings what has grown since (`upto` larger).
+    pages from the front by that stage, which must be loaded (empty: copy only, unless `inputs`: by what the source kept of the hidden
+    states that came into it). `copy`: whether pages come from the back (false: recompute only). A later Receive of the same move brings
+    what has grown since (`upto` larger).
     """
 
     move: int
@@ -121,6 +122,7 @@ class Receive(Message, frozen=True, tag=True, array_like=True):
     tokens: tuple[int, ...]
     copy: bool
     request: SequenceRequest
+    inputs: bool = False
 
 
 class Settle(Message, frozen=True, tag=True, array_like=True):
@@ -133,7 +135,10 @@ class Settle(Message, frozen=True, tag=True, array_like=True):
 
 
 class Want(Message, frozen=True, tag=True, array_like=True):
-    """Destination (`by`) to source: pages of tokens [lo, hi), whole groups, of these attention layers. Answered by one Pages."""
+    """Destination (`by`) to source: pages of tokens [lo, hi), whole groups, of these attention layers. Answered by one Pages.
+
+    `before`: instead of pages, the hidden states of these tokens before that component; 0 for pages.
+    """
 
     move: int
     seq: str
@@ -142,10 +147,14 @@ class Want(Message, frozen=True, tag=True, array_like=True):
     lo: int
     hi: int
     by: str
+    before: int = 0
 
 
 class Pages(Message, frozen=True, tag=True, array_like=True):
-    """Source to destination: K and V of tokens [lo, hi), one array of all page groups; or why not. `digest`: BLAKE3 of the bytes."""
+    """Source to destination: K and V of tokens [lo, hi), one array of all page groups; or why not. `digest`: BLAKE3 of the bytes.
+
+    `before`: as in Want; then the array is hidden states [hi - lo, width], and `kept` says of which tokens the source has any.
+    """
 
     move: int
     seq: str
@@ -154,10 +163,15 @@ class Pages(Message, frozen=True, tag=True, array_like=True):
     hi: int
     digest: str
     error: str = ""
+    before: int = 0
+    kept: tuple[tuple[int, int], ...] = ()
 
 
 class Moved(Message, frozen=True, tag=True, array_like=True):
-    """Destination to scheduler: all asked for is here. `copied`, `recomputed`: tokens of each, disjoint, together all of it."""
+    """Destination to scheduler: all asked for is here. `copied`, `recomputed`: tokens of each, disjoint, together all of it.
+
+    `nbytes`: that came, of K and V; `inputs`: of hidden states. `reason`: why the front has not worked as it was to, empty if it has.
+    """
 
     device: str
     move: int
@@ -165,6 +179,8 @@ class Moved(Message, frozen=True, tag=True, array_like=True):
     copied: tuple[tuple[int, int], ...]
     recomputed: tuple[tuple[int, int], ...]
     nbytes: int
+    inputs: int = 0
+    reason: str = ""
 
 
 class Stuck(Message, frozen=True, tag=True, array_like=True):
@@ -231,7 +247,7 @@ class Retract(Message, frozen=True, tag=True, array_like=True):
 
 class Ready(Message, frozen=True, tag=True, array_like=True):
     """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit. `server`: the machine that it is on, empty if unknown;
-    `pid`: its process there, 0 if it has none.
+    `pid`: its process there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages, for moves; 0 for none.
     """
 
     device: str
@@ -243,6 +259,7 @@ class Ready(Message, frozen=True, tag=True, array_like=True):
     address: str
     server: str = ""
     pid: int = 0
+    inputs: int = 0
 
 
 class Loaded(Message, frozen=True, tag=True, array_like=True):

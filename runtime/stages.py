@@ -49,7 +49,8 @@ class Block:
 @dataclass(frozen=True, slots=True)
 class BlockUse:
     """A block in a chain: components [lo, hi). `domain`: the KV domain of its pages there (UN-15): weights, adapters and stitches of it and
-    of all upstream, dtype, positions. `adapter_bytes`: what this model's adapters add to it.
+    of all upstream, dtype, positions. `adapter_bytes`: what this model's adapters add to it. `input_bytes`: of the hidden states that a
+    token comes into it with; 0 where it begins the chain.
     """
 
     block: str
@@ -58,6 +59,7 @@ class BlockUse:
     kv_layers: int
     domain: str
     adapter_bytes: int = 0
+    input_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,26 @@ class WritePages:
     hi: int
 
 
+@dataclass(frozen=True, slots=True)
+class SendInputs:
+    """For a relay's driver: join rows [first, last) of these arrays, put their digest into `message` (a `messages.Pages`), send both."""
+
+    pieces: tuple[tuple[Array, int, int], ...]
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class CheckInputs:
+    """For a relay's driver: verify an array by its digest, then tell InputsChecked."""
+
+    data: Array
+    digest: str
+    move: int
+    lo: int
+    hi: int
+
+
 class Emit(msgspec.Struct, frozen=True, gc=False):
     """For the scheduler's driver: tokens and ends for whoever asked, in order."""
 
@@ -100,7 +120,7 @@ class Moving:
     error: str = ""
 
 
-RelayCommand = Send | LoadStage | DropStage | ReadPages | WritePages
+RelayCommand = Send | LoadStage | DropStage | ReadPages | WritePages | SendInputs | CheckInputs
 SchedulerCommand = Send | Emit | Replace | Updated | Moving
 
 
@@ -136,6 +156,16 @@ class StageFailed:
 @dataclass(frozen=True, slots=True)
 class PagesWritten:
     """To a relay. `error`: why they could not be, empty if they were."""
+
+    move: int
+    lo: int
+    hi: int
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class InputsChecked:
+    """To a relay. `error`: why they cannot be taken, empty if they can."""
 
     move: int
     lo: int
@@ -213,5 +243,5 @@ class Withdraw:
     model: str
 
 
-RelayEvent = StageLoaded | StageFailed | PagesWritten
+RelayEvent = StageLoaded | StageFailed | PagesWritten | InputsChecked
 SchedulerEvent = Arrive | Abort | Pause | Resume | Move | Down | Tick | Serve | Withdraw

@@ -1,84 +1,51 @@
-"""K and V of sequences on their way between devices, as one device's relay sees it (BL-16): what it receives, and what it gives.
+"""K and V of sequences on their way to this device (BL-16). What it gives to others is `giving`'s.
 
     scheduler --Receive--> destination --Want--> source --Pages--> destination (WritePages, PagesWritten) … --Moved--> scheduler
-                                       rows that recompute from the front run in its own steps meanwhile
+                                       rows that recompute from the front run in its own steps meanwhile, from token ids or from
+                                       --Want (before)--> source --Pages (hidden states)--> `feed` (CheckInputs, InputsChecked)
     scheduler --Receive (longer)--> … --Moved-->     what has grown since, with the sequence at rest for the last one
     scheduler --Settle--> destination                committed: the table is the sequence's; else its pages are free
 
 Contract: the destination is the one authority (`policy.twoended`): each page group has one winner. All pages are taken before the first one
-comes; without room for all of them nothing begins. The source only reads, and serves the sequence on. Nothing here knows how
-pages travel, or when a move is worth while.
+comes; without room for all of them nothing begins. The source only reads, and serves the sequence on. Hidden states that rows were
+recomputed from stay here with the sequence, as if they had come by hops. Nothing here knows how pages travel, or when a move is worth
+while.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from runtime.agent.commands import SCHEDULER, PagesWritten, ReadPages, RelayCommand, Send, WritePages
+from runtime.agent.commands import SCHEDULER, CheckInputs, InputsChecked, PagesWritten, RelayCommand, Send, WritePages
+from runtime.agent.feed import Feed
 from runtime.agent.guests import Guest, Waiting
+from runtime.agent.incoming import Incoming
+from runtime.agent.kept import KeptInputs
 from runtime.agent.tables import Tables
 from runtime.config import RelayConfig
-from runtime.messages import Moved, Pages, Receive, Settle, Stuck, Want
+from runtime.messages import Moved, Pages, Receive, Settle, Stuck
 from runtime.policy.twoended import TwoEnded
 from runtime.stages import Array
 from runtime.types import ModelSpec
 
 
-@dataclass(slots=True)
-class Pace:
-    """How fast both ends of a move are: nanoseconds for a page group, the latest; None before the first. `front`, `back`: when each began
-    what it is at (the back: the oldest that has not come)."""
-
-    front: float | None = None
-    back: float | None = None
-    front_since: int = 0
-    back_since: int = 0
-
-    def ahead(self, groups: int, most: int) -> int:
-        """Groups that the back may have under way while so many are left for both: never more than the front would leave to it.
-
-        Until both are known one at a time: asked for too much, a slow link would hold up what the front could have done (BL-16).
-        """
-        if self.front is None or self.back is None:
-            return 1
-        share = self.front / max(self.front + self.back, 1.0)
-        return max(1, min(most, int(groups * share / 2)))
-
-    def chunk(self, tokens: int, most: int) -> int:
-        """Tokens that the front may take at once of so many that are left: no more than it would do before the back comes."""
-        if self.front is None or self.back is None:
-            return most
-        return min(most, int(tokens * self.back / max(self.front + self.back, 1.0)))
-
-
-@dataclass(slots=True)
-class _Incoming:
-    """A move to this device. `nbytes`: that came; `writing`: pages that the engine is putting down."""
-
-    order: Receive
-    key: str
-    spec: ModelSpec
-    ends: TwoEnded
-    guest: Guest
-    nbytes: int = 0
-    writing: dict[tuple[int, int], int] = field(default_factory=dict)
-    told: int = -1
-    pace: Pace = field(default_factory=Pace)
-
-
 class Moves:
-    def __init__(self, device: str, tables: Tables, config: RelayConfig) -> None:
+    def __init__(self, device: str, tables: Tables, config: RelayConfig, kept: KeptInputs) -> None:
         self._device = device
         self._tables = tables
+        self._kept = kept
         self._config = config
-        self._incoming: dict[int, _Incoming] = {}
+        self._incoming: dict[int, Incoming] = {}
         self._adopted: dict[tuple[str, int], list[tuple[tuple[int, int], str]]] = {}
         self._rows: list[Waiting] = []
 
     def keys(self) -> set[str]:
         """Tables that are no sequence's yet."""
         return {each.key for each in self._incoming.values()} | {key for some in self._adopted.values() for _, key in some}
+
+    def seqs(self) -> set[str]:
+        """Sequences that are on their way here."""
+        return {each.order.seq for each in self._incoming.values()} | {seq for seq, _ in self._adopted}
 
     def take_rows(self) -> list[Waiting]:
         """Rows that recompute, for the queue."""
@@ -96,7 +63,7 @@ class Moves:
         known = self._incoming.get(order.move)
         if known is not None:
             return self._grow(known, order, now)
-        if spec is None and order.tokens:
+        if spec is None and (order.tokens or order.inputs):
             return self._stuck(order.move, order.seq, f"{order.stage.id} is not loaded here")
         first, last = order.layers
         if spec is None or spec.kv_layers != last - first:
@@ -109,13 +76,16 @@ class Moves:
         guest = Guest(request, order.epoch, (), ())
         # Where nothing attends there are no pages, and nothing to bring.
         tokens = order.upto if spec.kv_layers else 0
-        ends = TwoEnded(tokens, spec.page_tokens, recompute=bool(order.tokens), copy=order.copy)
-        self._incoming[order.move] = _Incoming(order, key, spec, ends, guest)
+        ends = TwoEnded(tokens, spec.page_tokens, recompute=bool(order.tokens) or order.inputs, copy=order.copy)
+        feed = Feed(order.stage.lo) if order.inputs else None
+        self._incoming[order.move] = Incoming(self._device, self._tables, self._config, order, key, spec, ends, guest, feed)
         return self._go_on(self._incoming[order.move], now)
 
     def arrived(self, pages: Pages, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
-        """Pages from the source. Those that nobody awaits any more are dropped."""
+        """Pages, or inputs, from the source. Those that nobody awaits any more are dropped."""
         move, span = self._incoming.get(pages.move), range(pages.lo, pages.hi)
+        if pages.before:
+            return [] if move is None else self._fed(move, pages, arrays, now)
         if move is None or not move.ends.awaits(span):
             return []
         if pages.error or len(arrays) != 1:
@@ -135,8 +105,21 @@ class Moves:
             move.ends.copy_failed(span)
         else:
             move.ends.copied(span)
-            move.pace.back = (now - move.pace.back_since) / -(-len(span) // move.spec.page_tokens)
+            move.pace.back = (now - move.pace.back_since) / move.groups(len(span))
+            move.shared.came("pages", span.start, span.stop, move.groups(len(span)), now)
         move.pace.back_since = now
+        return self._go_on(move, now)
+
+    def checked(self, event: InputsChecked, now: int) -> list[RelayCommand]:
+        """Inputs are what was sent, or not."""
+        move = self._incoming.get(event.move)
+        if move is None or move.feed is None:
+            return []
+        if event.error:
+            move.unfed(event.lo, event.hi, event.error)
+        else:
+            move.feed.checked(event.lo, event.hi)
+            move.shared.came("inputs", event.lo, event.hi, move.groups(event.hi - event.lo), now)
         return self._go_on(move, now)
 
     def ran(self, row: Waiting, now: int) -> list[RelayCommand]:
@@ -149,6 +132,11 @@ class Moves:
         self._tables.fill(move.key, stop - self._tables.book.tokens_of(move.key))
         move.ends.recomputed(range(row.start // width * width, stop))
         move.pace.front = (now - move.pace.front_since) / -(-row.tokens // width)
+        if move.feed is not None:
+            move.feed.ran()
+            move.shared.ran(move.groups(row.tokens), now)
+            if row.array is not None and self._kept:
+                self._kept.keep(row.guest.seq, move.feed.before, row.start, row.array)
         return self._go_on(move, now)
 
     def failed(self, row: Waiting, reason: str, now: int) -> list[RelayCommand]:
@@ -157,6 +145,10 @@ class Moves:
         if move is None or move.key != row.name:
             return []
         move.ends.stop_recompute()
+        if move.feed is not None:
+            move.feed.ran()
+            move.feed.cut(reason)
+            move.feed.give_up()
         if not move.ends.stuck:
             return self._go_on(move, now)
         self._drop(move)
@@ -180,7 +172,7 @@ class Moves:
         out: list[RelayCommand] = []
         for move in tuple(self._incoming.values()):
             if move.order.source == device:
-                move.ends.stop_copy()
+                move.cut_off()
                 out += self._go_on(move, now)
         return out
 
@@ -193,30 +185,11 @@ class Moves:
         for name in [name for name in self._adopted if name[0] == seq and name[1] <= epoch]:
             for _, key in self._adopted.pop(name):
                 self._tables.release(key)
-
-    # -- the source ----------------------------------------------------------------------------------------------------
-
-    def give(self, want: Want, guest: Guest | None) -> RelayCommand:
-        """Pages of a sequence that runs here; or why there are none."""
-        answer = Pages(want.move, want.seq, want.epoch, want.lo, want.hi, "")
-        hops = (
-            ()
-            if guest is None or guest.epoch != want.epoch
-            else (hop for hop in guest.path if hop.device == self._device and hop.covers(want.layers))
-        )
-        hop = next(iter(hops), None)
-        key = None if guest is None or hop is None else guest.keys.get(hop.lo)
-        if key is None or hop is None:
-            return Send(want.by, _refusal(answer, f"these layers of {want.seq} are not here"))
-        if not 0 <= want.lo < want.hi <= self._tables.book.tokens_of(key) or want.lo % self._tables.spec(key).page_tokens:
-            return Send(want.by, _refusal(answer, f"tokens {want.lo} to {want.hi} of {want.seq} are not written here"))
-        first = hop.layers[0]
-        layers = slice(want.layers[0] - first, want.layers[1] - first)
-        return ReadPages(self._tables.pages(key, want.lo, want.hi, layers), want.by, answer)
+            self._kept.close(seq)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _grow(self, move: _Incoming, order: Receive, now: int) -> list[RelayCommand]:
+    def _grow(self, move: Incoming, order: Receive, now: int) -> list[RelayCommand]:
         more = order.upto - move.order.upto
         if more < 0 or not move.ends.done or not self._room(move, order.upto):
             self._drop(move)
@@ -224,66 +197,48 @@ class Moves:
         move.order = order
         if move.spec.kv_layers:
             move.ends.extend(order.upto)
+        if move.feed is not None and move.feed.ended:
+            move.ends.inputs(())
         return self._go_on(move, now)
 
-    def _room(self, move: _Incoming, upto: int) -> bool:
+    def _room(self, move: Incoming, upto: int) -> bool:
         return self._tables.grow(move.key, upto - self._tables.book.tokens_of(move.key))
 
-    def _go_on(self, move: _Incoming, now: int) -> list[RelayCommand]:
+    def _go_on(self, move: Incoming, now: int) -> list[RelayCommand]:
         """Give both ends what they can take; tell the scheduler when all is here, or when nothing more can come."""
-        ends, order = move.ends, move.order
-        if ends.done:
+        if move.ends.done:
             return self._tell(move)
-        out: list[RelayCommand] = []
-        if not ends.recomputing and (span := ends.next_front(self._chunk(move))) is not None:
-            move.pace.front_since = now
-            self._rows.append(self._front(move, span, now))
-        most = self._config.fetches * self._config.window
-        while (free := self._ahead(move, most) - ends.copying) > 0:
-            span = ends.next_back(min(free, self._config.window))
-            if span is None:
-                break
-            if not ends.copying - -(-len(span) // move.spec.page_tokens):
-                move.pace.back_since = now
-            out.append(Send(order.source, Want(order.move, order.seq, order.epoch, order.layers, span.start, span.stop, self._device)))
-        if ends.stuck and not ends.recomputing and not ends.copying:
+        out: list[RelayCommand] = [*move.advance(self._rows, now)]
+        if move.over:
             self._drop(move)
-            return [*out, *self._stuck(order.move, order.seq, "its pages cannot be had any more")]
+            out += self._stuck(move.order.move, move.order.seq, "its pages cannot be had any more")
         return out
 
-    def _ahead(self, move: _Incoming, most: int) -> int:
-        if not move.ends.recomputes:
-            return most
-        lo, hi = move.ends.gap
-        return move.pace.ahead(-(-(hi - lo) // move.spec.page_tokens), most)
+    def _fed(self, move: Incoming, pages: Pages, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
+        """What the source had of the inputs that it was asked for."""
+        feed = move.feed
+        if feed is None or not feed.awaits(pages.lo, pages.hi):
+            return []
+        move.ends.inputs(pages.kept)
+        if pages.error or len(arrays) != 1 or not feed.arrived(pages.lo, pages.hi, arrays[0]):
+            move.unfed(pages.lo, pages.hi, pages.error or "hidden states of another shape")
+            return self._go_on(move, now)
+        return [CheckInputs(arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
 
-    def _chunk(self, move: _Incoming) -> int:
-        lo, hi = move.ends.gap
-        return move.pace.chunk(hi - lo, self._config.chunk) if move.order.copy else self._config.chunk
-
-    def _front(self, move: _Incoming, span: range, now: int) -> Waiting:
-        """The row that recomputes a span; of a group that has grown only what is new, if the front has been there before."""
-        start = max(span.start, min(self._tables.book.tokens_of(move.key), span.stop - 1))
-        ids = move.order.tokens[start : span.stop]
-        return Waiting(
-            move.guest, move.order.epoch, 0, move.key, move.order.stage.id, start, len(ids), ids, None, False, 0, 1, now, True,
-            move.order.move,
-        )  # fmt: skip
-
-    def _tell(self, move: _Incoming) -> list[RelayCommand]:
+    def _tell(self, move: Incoming) -> list[RelayCommand]:
         order, ends = move.order, move.ends
         if move.told == order.upto:
             return []
         move.told = order.upto
-        return [Send(SCHEDULER, Moved(self._device, order.move, order.seq, ends.copied_spans, ends.recomputed_spans, move.nbytes))]
+        fed, reason = (move.feed.nbytes, move.feed.reason) if move.feed is not None else (0, "")
+        copied, recomputed = ends.copied_spans, ends.recomputed_spans
+        return [Send(SCHEDULER, Moved(self._device, order.move, order.seq, copied, recomputed, move.nbytes, fed, reason))]
 
-    def _drop(self, move: _Incoming) -> None:
+    def _drop(self, move: Incoming) -> None:
         del self._incoming[move.order.move]
         self._tables.release(move.key)
+        if move.feed is not None:
+            self._kept.drop(move.order.seq, move.feed.before)
 
     def _stuck(self, move: int, seq: str, reason: str) -> list[RelayCommand]:
         return [Send(SCHEDULER, Stuck(self._device, move, seq, reason))]
-
-
-def _refusal(pages: Pages, why: str) -> Pages:
-    return Pages(pages.move, pages.seq, pages.epoch, pages.lo, pages.hi, "", why)

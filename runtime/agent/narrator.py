@@ -7,7 +7,7 @@ Contract: names and fields of events are decided here and nowhere else. `n` coun
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from runtime.messages import Moved
@@ -17,6 +17,18 @@ from runtime.policy.twoended import met_at
 from runtime.stages import Chain, Hop, Path
 from runtime.trace import TraceSink
 from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, TraceEvent
+
+
+@dataclass(frozen=True, slots=True)
+class MoveTold:
+    """A migration. `front`: what it recomputes from, `reason` why from nothing, `upstream` what that would cost (`policy.inputs.Front`)."""
+
+    number: int
+    source: str
+    target: str
+    front: str
+    reason: str
+    upstream: int
 
 
 class Narrator:
@@ -74,20 +86,30 @@ class Narrator:
         extra = {"start": start, "hop": at, "to": hop.device, "lo": hop.lo, "hi": hop.hi}
         self._tell(now, "block.hop", request, n=tokens, cause="BL-13", **extra)
 
-    def move(
-        self, now: int, event: str, request: SequenceRequest, number: int, source: str, target: str, last: Moved | None, why: str | None
-    ) -> None:
-        """A migration begins, ends well (`kv.meet`: `met`, the first token that was not recomputed, and the spans of either kind), or is
+    def move(self, now: int, event: str, request: SequenceRequest, move: MoveTold, last: Moved | None, why: str | None) -> None:
+        """A migration begins, ends well (`kv.recompute` and `kv.copy`, each with its tokens and why not more; `kv.meet` with both
+        and `met`, the first token that was not recomputed), or is
         given up."""
         if self._sink is None:
             return
-        extra: dict[str, Any] = {"move": number, "from": source, "to": target}
-        if last is not None:
-            extra |= {"met": met_at(last.recomputed), "copied": last.copied, "recomputed": last.recomputed}
-        if why is not None:
-            extra["error"] = why
-        nbytes = None if last is None else last.nbytes
-        self._sink.emit(TraceEvent(now, event, request.request, request.seq, dev=target, bytes=nbytes, cause="BL-16", extra=extra))
+        where: dict[str, Any] = {"move": move.number, "from": move.source, "to": move.target}
+        seq, target = request.seq, move.target
+
+        def emit(event: str, nbytes: int | None, n: int | None, extra: dict[str, Any]) -> None:
+            told = TraceEvent(now, event, request.request, seq, dev=target, n=n, bytes=nbytes, cause="BL-16", extra=where | extra)
+            if self._sink is not None:
+                self._sink.emit(told)
+
+        if last is None:
+            emit(event, None, None, {"front": move.front} if why is None else {"error": why})
+            return
+        if last.recomputed:
+            emit("kv.recompute", last.inputs, _tokens(last.recomputed), {"spans": last.recomputed, "front": move.front})
+        if last.copied:
+            # Why the front did not take them: it had nothing to start from (for all of them, or some), or else both ends met.
+            extra: dict[str, Any] = {"spans": last.copied, "reason": move.reason or last.reason or "both ends met"}
+            emit("kv.copy", last.nbytes, _tokens(last.copied), extra | ({"upstream": move.upstream} if move.upstream else {}))
+        emit(event, last.nbytes, None, {"met": met_at(last.recomputed), "copied": last.copied, "recomputed": last.recomputed})
 
     def speculation(self, now: int, event: str, request: SequenceRequest, device: str, tokens: int, where: dict[str, Any]) -> None:
         """A hop of a sequence may be predicted, is compared, or counts as predicted well or badly."""
@@ -145,3 +167,7 @@ class Narrator:
         if self._sink is not None:
             told = TraceEvent(now, event, request.request, request.seq, dev=self._device, n=n, cause=cause, extra=extra)
             self._sink.emit(told)
+
+
+def _tokens(spans: tuple[tuple[int, int], ...]) -> int:
+    return sum(hi - lo for lo, hi in spans)

@@ -32,6 +32,7 @@ from runtime.agent.bidding import Bidding
 from runtime.agent.coming import rows_of_go, rows_of_pass
 from runtime.agent.commands import (
     SCHEDULER,
+    InputsChecked,
     PagesWritten,
     RelayCommand,
     RelayEvent,
@@ -42,7 +43,9 @@ from runtime.agent.commands import (
 )
 from runtime.agent.due import Due
 from runtime.agent.early import Early
+from runtime.agent.giving import answer
 from runtime.agent.guests import Waiting
+from runtime.agent.kept import KeptInputs
 from runtime.agent.moves import Moves
 from runtime.agent.returns import Returns
 from runtime.agent.seats import Seats
@@ -95,7 +98,8 @@ class Relay:
         self._tables = Tables(page_capacity)
         self._queue: list[Waiting] = []
         self._under_way: dict[Lane, tuple[StepPlan, list[Waiting]]] = {}
-        self._moves = Moves(device, self._tables, config)
+        self._kept, self._keeps = KeptInputs(config.boundary_bytes), config.boundary_bytes > 0
+        self._moves = Moves(device, self._tables, config, self._kept)
         self._shelf = Shelf(device, self._tables, config.max_rows)
         self._returns = Returns(config.slack)
         self._due = Due(config.linger_us * 1000, config.slack)
@@ -104,8 +108,13 @@ class Relay:
         self._early = Early()
         self._bidding = Bidding(device)
         self._ahead = Ahead(device, self._tables)
-        self._seats = Seats(device, self._tables, self._shelf, self._moves, self._ahead, self._closed)
+        self._seats = Seats(device, self._tables, self._shelf, self._moves, self._ahead, self._kept, self._closed)
         self._steps = self._busy = self._tokens = 0
+
+    @property
+    def inputs(self) -> int:
+        """Bytes that it keeps of what came into its stages."""
+        return self._config.boundary_bytes
 
     @property
     def busy(self) -> bool:
@@ -131,7 +140,7 @@ class Relay:
                 return self._bid(event)
             case Load() | Drop() | StageLoaded() | StageFailed():
                 return self._provide(event)
-            case Receive() | Settle() | Want() | Pages() | PagesWritten() | Gone():
+            case Receive() | Settle() | Want() | Pages() | PagesWritten() | InputsChecked() | Gone():
                 return self._move(event, arrays, now)
         raise TypeError(f"{type(event).__name__} is not for relays")
 
@@ -167,7 +176,7 @@ class Relay:
         self._tokens += plan.tokens
         told, judged = Told(self.device), Judged(self.device, self._alike)
         out: list[RelayCommand] = []
-        fill = self._tables.fill
+        fill, keeps = self._tables.fill, self._keeps
         for each in rows:
             if each.move:
                 out += self._moves.ran(each, now)
@@ -175,6 +184,8 @@ class Relay:
                 continue
             fill(each.name, each.tokens + each.steps - 1)
             if each.guest.here:
+                if keeps and each.array is not None and not each.shadow:
+                    self._kept.keep(each.guest.seq, each.guest.path[each.hop].lo, each.start, each.array)
                 self._through(each, result.outputs, told, judged, now)
         self._tables.settle([each.name for each in rows])
         return [*out, *told.commands(sampled, result.result.prompt_logprobs), *judged.told(), *self._bids(), *self._parted()]
@@ -230,6 +241,7 @@ class Relay:
         """Verify that tables and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every event."""
         self._tables.check(self._seats.keys() | self._moves.keys())
         self._bidding.check()
+        self._kept.check(self._seats.guests.keys() | self._moves.seqs())
         guests = self._seats.guests
         if not all(guest.here for guest in guests.values()):
             raise RuntimeError("a sequence that is here is said to have gone")
@@ -392,18 +404,22 @@ class Relay:
             self._returns.matter = self._shelf.limited
         return [*out, *self._parted()] if isinstance(event, Drop) else out
 
-    def _move(self, event: Receive | Settle | Want | Pages | PagesWritten | Gone, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
+    def _move(
+        self, event: Receive | Settle | Want | Pages | PagesWritten | InputsChecked | Gone, arrays: Sequence[Array], now: int
+    ) -> list[RelayCommand]:
         match event:
             case Receive():
                 out = self._moves.receive(event, self._shelf.specs.get(event.stage.id), now)
             case Settle():
                 out = self._moves.settle(event)
             case Want():
-                out = [self._moves.give(event, self._seats.guests.get(event.seq))]
+                out = [answer(event, self._seats.guests.get(event.seq), self.device, self._tables, self._kept)]
             case Pages():
                 out = self._moves.arrived(event, arrays, now)
             case PagesWritten():
                 out = self._moves.written(event, now)
+            case InputsChecked():
+                out = self._moves.checked(event, now)
             case Gone():
                 out = [*self._moves.unreachable(event.device, now), *self._bidding.gone(event.device, self._seats.guests.values())]
         self._queue.extend(self._moves.take_rows())

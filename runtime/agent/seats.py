@@ -1,7 +1,8 @@
 """Sequences of one device: opened with empty tables, with ones that begin as another's, or with what they have here already; and closed.
 
 Contract: a sequence is here under one epoch at a time; orders of older ones are stale and dropped. `open` says whether what its path needs
-here is here; else nothing of it stays. Tables of the layers that it passes here go with it. Queues and steps are not known here.
+here is here; else nothing of it stays. Tables of the layers that it passes here go with it, and so does what was kept of what came into its
+stages. Queues and steps are not known here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from runtime.agent.ahead import Ahead
 from runtime.agent.guests import Guest
+from runtime.agent.kept import KeptInputs
 from runtime.agent.moves import Moves
 from runtime.agent.shelf import Shelf
 from runtime.agent.tables import Piece, Tables
@@ -21,12 +23,15 @@ from runtime.types import ModelSpec
 class Seats:
     """`left`: called with the table of each sequence that goes."""
 
-    def __init__(self, device: str, tables: Tables, shelf: Shelf, moves: Moves, ahead: Ahead, left: Callable[[str], None]) -> None:
+    def __init__(
+        self, device: str, tables: Tables, shelf: Shelf, moves: Moves, ahead: Ahead, kept: KeptInputs, left: Callable[[str], None]
+    ) -> None:
         self._device = device
         self._tables = tables
         self._shelf = shelf
         self._moves = moves
         self._ahead = ahead
+        self._kept = kept
         self._left = left
         self.guests: dict[str, Guest] = {}
 
@@ -101,6 +106,7 @@ class Seats:
         keys = self._tables.recut(guest.seq, new, [key for _, key in had], computed)
         guest.keys.update(zip((lo for lo, _, _ in new), keys, strict=True))
         guest.stages.update((hop.lo, Stage(guest.request.model, hop.lo, hop.hi).id) for hop in self._here(guest))
+        self._kept.retain(guest.seq, {hop.lo for hop in self._here(guest)})
         return True
 
     def _cut(
@@ -130,6 +136,7 @@ class Seats:
 
     def _let_go(self, guest: Guest) -> None:
         self._ahead.closed(guest)
+        self._kept.close(guest.seq)
         for key in guest.keys.values():
             self._tables.release(key)
             self._left(key)

@@ -1,24 +1,29 @@
-"""What a relay has its driver do beside steps: send, load and drop stages, read and write pages. On the engine's thread.
+"""What a relay has its driver do beside steps: send, load and drop stages, read and write pages, send and check hidden states that were
+kept. On the engine's thread.
 
-Contract: `do` carries out one command and returns what the relay is to be told of it. A stage that cannot be loaded and pages that do not
+Contract: `do` carries out one command and returns what the relay is to be told of it. A stage that cannot be loaded and bytes that do not
 verify are told, not raised; only an EngineLost, and a defect, comes through.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import msgspec
 from blake3 import blake3
 
 from runtime.agent.commands import (
+    CheckInputs,
     DropStage,
+    InputsChecked,
     LoadStage,
     PagesWritten,
     ReadPages,
     RelayCommand,
     RelayEvent,
     Send,
+    SendInputs,
     StageFailed,
     StageLoaded,
     WritePages,
@@ -47,6 +52,12 @@ class Hands:
                 self._read_pages(command)
             case WritePages():
                 return PagesWritten(command.move, command.lo, command.hi, self._write_pages(command))
+            case SendInputs():
+                array = joined_rows(command.pieces)
+                self._post.send(command.to, msgspec.structs.replace(command.message, digest=digest_of(array)), (array,))
+            case CheckInputs():
+                error = "" if digest_of(command.data) == command.digest else "the hidden states do not verify: their digest is another"
+                return InputsChecked(command.move, command.lo, command.hi, error)
         return None
 
     def _load(self, command: LoadStage) -> RelayEvent:
@@ -73,6 +84,17 @@ class Hands:
         except ValueError as error:
             return f"the pages do not fit: {public(error)}"
         return ""
+
+
+def joined_rows(pieces: Sequence[tuple[Array, int, int]]) -> Array:
+    """Rows [first, last) of arrays [tokens, width] below each other; there is at least one. All are of one dtype and width."""
+    parts = []
+    for array, first, last in pieces:
+        whole = memoryview(array.data).cast("B")
+        row = whole.nbytes // array.shape[0]
+        parts.append(whole[first * row : last * row])
+    like = pieces[0][0]
+    return Array(like.dtype, (sum(last - first for _, first, last in pieces), *like.shape[1:]), b"".join(parts))
 
 
 def digest_of(array: Array) -> str:

@@ -69,6 +69,9 @@ class Relay(Protocol):
     def busy(self) -> bool: ...
 
     @property
+    def inputs(self) -> int: ...
+
+    @property
     def lingers(self) -> int | None: ...
 
     def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]: ...
@@ -181,6 +184,7 @@ class AgentLoop:
                 self._post.address,
                 settings.server or platform.node(),
                 pid=os.getpid(),
+                inputs=self._relay.inputs,
             ),
         )
 

@@ -287,9 +287,13 @@ def _pass(message: Pass, arrays: Sequence[Array]) -> bool:
 
 
 def _pages(message: Pages, arrays: Sequence[Array]) -> bool:
-    """Pages [groups x layers, page bytes], unless it says why not."""
+    """Pages [groups x layers, page bytes], or hidden states [tokens, width], unless it says why not."""
     if message.error:
         return not arrays
+    if message.before:
+        return (
+            len(arrays) == 1 and len(arrays[0].shape) == 2 and 0 < arrays[0].shape[0] == message.hi - message.lo and arrays[0].shape[1] > 0
+        )
     return len(arrays) == 1 and arrays[0].dtype == "uint8" and len(arrays[0].shape) == 2
 
 

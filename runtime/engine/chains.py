@@ -62,7 +62,8 @@ def describe_chain(
         upstream = [placed.component.digest for placed in manifest.components[:hi]]
         attends = sum(_attends(component) for component in components)
         domain = digest_of(["kv", upstream, str(found.dtype)])
-        uses.append(BlockUse(block, lo, hi, attends, domain, sizes.adapters(components)))
+        into = found.widths[lo] * found.dtype.itemsize if lo else 0
+        uses.append(BlockUse(block, lo, hi, attends, domain, sizes.adapters(components), into))
         blocks.append(Block(block, sizes.weights(components), attends))
     version = version_of(manifest, found.dtype)
     spec = spec if serve_as is None else replace(spec, name=serve_as)

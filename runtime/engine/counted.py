@@ -60,7 +60,7 @@ class CountingModel:
 
     def _use(self, lo: int, hi: int) -> BlockUse:
         layers = sum(part.attends for part in self.parts[lo:hi])
-        return BlockUse(_name(self.parts[lo:hi]), lo, hi, layers, f"{_name(self.parts[:lo])}|{_name(self.parts[lo:hi])}")
+        return BlockUse(_name(self.parts[lo:hi]), lo, hi, layers, f"{_name(self.parts[:lo])}|{_name(self.parts[lo:hi])}", 0, 8 if lo else 0)
 
 
 def counting_model(name: str, parts: str, *, page_tokens: int = 4, vocab_size: int = 97, **others: object) -> CountingModel:

@@ -8,6 +8,8 @@ so it has exactly one winner: a side is given groups only by `next_front` and `n
 its side any more is refused. A group is recomputed only when all before it is here, for attention reads that. Tokens go in ranges that
 begin with a group and end with one, or with the last token.
 
+Groups that the front has no inputs for (`inputs`) are copied: those that it stands before come first, so that it can go on behind them.
+
 It does not know pages' places, tensors, clocks or how fast either side is (`migration` does), and it sends nothing.
 """
 
@@ -51,6 +53,7 @@ class TwoEnded:
         self._low = 0  # every group below is here
         self._high = len(self._groups)  # no group from here on is wanted
         self._grown = len(self._groups)  # groups from here on grew during the move: copied, if at all possible
+        self._blind = bytearray(len(self._groups))  # groups that the front has no inputs for
 
     # -- what is the case ----------------------------------------------------------------------------------------------
 
@@ -62,12 +65,11 @@ class TwoEnded:
     @property
     def stuck(self) -> bool:
         """Whether groups are wanted that no side can bring any more, now or later."""
-        return self._counts[_State.WANTED] > 0 and not self._recompute and not self._copy
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether there is a front (still)."""
-        return self._recompute
+        if not self._counts[_State.WANTED] or self._copy:
+            return False
+        self._close_in()
+        first = self._low  # the first that is not here
+        return not self._recompute or (self._groups[first] == _State.WANTED and self._blind[first] == 1)
 
     @property
     def recomputing(self) -> int:
@@ -78,6 +80,23 @@ class TwoEnded:
     def copying(self) -> int:
         """Groups asked for from the source."""
         return self._counts[_State.COPYING]
+
+    @property
+    def front_rests(self) -> bool:
+        """Whether the front is neither at work nor could be given anything now: what is next must be copied."""
+        if not self._recompute:
+            return True
+        self._close_in()
+        first = self._first_not_brought()
+        end = self._grown if self._copy else len(self._groups)
+        return first >= end or (self._groups[first] == _State.WANTED and self._blind[first] == 1)
+
+    @property
+    def front_lacks(self) -> bool:
+        """Whether what is next is nobody's yet: whatever else the front was given must wait for it."""
+        self._close_in()
+        first = self._first_not_brought()
+        return first < len(self._groups) and self._groups[first] == _State.WANTED
 
     @property
     def gap(self) -> tuple[int, int]:
@@ -98,22 +117,39 @@ class TwoEnded:
 
     # -- the front -----------------------------------------------------------------------------------------------------
 
-    def next_front(self, chunk_tokens: int) -> range | None:
+    def next_front(self, chunk_tokens: int, ahead: bool = False) -> range | None:
         """Give the front its next whole groups, as many as `chunk_tokens` hold and at least one; None while there are none for it:
-        they are all given, it is at work, or what it would read is still on its way."""
+        they are all given, it is at work, or what it would read, or start from, is still on its way. `ahead`: also while it is at work,
+        those right behind."""
         if not self._recompute:
             return None
         self._close_in()
         first = self._low
+        while ahead and first < len(self._groups) and self._groups[first] == _State.RECOMPUTING:
+            first += 1
         end = min(first + max(1, chunk_tokens // self._width), self._grown if self._copy else len(self._groups))
         last = first
-        while last < end and self._groups[last] == _State.WANTED:
+        while last < end and self._groups[last] == _State.WANTED and not self._blind[last]:
             last += 1
         return self._give(first, last, _State.RECOMPUTING)
+
+    def inputs(self, spans: Spans) -> None:
+        """The front has inputs for these tokens, in order, and for no others. Without this it has them for all."""
+        blind = bytearray(b"\x01") * len(self._groups)
+        for lo, hi in spans:
+            first = max(0, -(-lo // self._width))
+            last = len(self._groups) if hi >= self.tokens else hi // self._width
+            if first < last:
+                blind[first:last] = bytes(last - first)
+        self._blind = blind
 
     def recomputed(self, span: range) -> bool:
         """The front's groups are here. False, and nothing changes, if they are not the front's."""
         return self._settle(span, _State.RECOMPUTING, _State.RECOMPUTED)
+
+    def recompute_failed(self, span: range) -> bool:
+        """The front will not bring these; either side may be given them. False if they are not the front's."""
+        return self._settle(span, _State.RECOMPUTING, _State.WANTED)
 
     def stop_recompute(self) -> None:
         """The front can do no more; what it works on is wanted again."""
@@ -123,11 +159,14 @@ class TwoEnded:
     # -- the back ------------------------------------------------------------------------------------------------------
 
     def next_back(self, window_groups: int) -> range | None:
-        """Give the back the last groups that are wanted, up to `window_groups` in a row; None while there are none. It may be asked again
-        before they have come."""
+        """Give the back the last groups that are wanted, up to `window_groups` in a row, but first those that the front waits for and has
+        no inputs for itself; None while there are none. It may be asked again before they have come."""
         if not self._copy:
             return None
         self._close_in()
+        gap = self._gap_before_front()
+        if gap is not None:
+            return self._give(gap, self._end_of_gap(gap, max(1, window_groups)), _State.COPYING)
         first = self._high
         while first > self._low and self._high - first < max(1, window_groups) and self._groups[first - 1] == _State.WANTED:
             first -= 1
@@ -167,6 +206,7 @@ class TwoEnded:
             self._set(group, _State.WANTED)
         more = -(-tokens // self._width) - len(self._groups)
         self._groups.extend(bytes(more))
+        self._blind[first:] = bytes(len(self._groups) - first)
         self._counts[_State.WANTED] += more
         self.tokens = tokens
         self._grown, self._low, self._high = first, min(self._low, first), len(self._groups)
@@ -179,6 +219,28 @@ class TwoEnded:
             self._low += 1
         while self._high > self._low and self._groups[self._high - 1] != _State.WANTED:
             self._high -= 1
+
+    def _gap_before_front(self) -> int | None:
+        """The first wanted group that keeps the front from others behind it, for want of inputs."""
+        first = self._first_not_brought()
+        if first >= self._high or self._groups[first] != _State.WANTED or not self._blind[first] or not self._recompute:
+            return None
+        end = min(self._high, self._grown)
+        sighted = any(self._groups[group] == _State.WANTED and not self._blind[group] for group in range(first, end))
+        return first if sighted else None
+
+    def _first_not_brought(self) -> int:
+        """The first group that is neither here nor on its way from the source."""
+        first = self._low
+        while first < len(self._groups) and self._groups[first] >= _State.COPYING:
+            first += 1
+        return first
+
+    def _end_of_gap(self, first: int, most: int) -> int:
+        last = first
+        while last < self._high and last - first < most and self._groups[last] == _State.WANTED and self._blind[last]:
+            last += 1
+        return last
 
     def _give(self, first: int, last: int, to: _State) -> range | None:
         if first >= last:

@@ -27,7 +27,7 @@ class Device:
     """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold, `planned` bytes; `wanted`: stages, with
     their blocks, that it has been asked for; `warm`: blocks of those that are loaded. `members`: sequences whose paths pass it, `here`:
     by name; `asked`: those that it may come to run a hop of (BL-23). `server`: the machine that it is on; `pid`: its agent's process
-    there, 0 if it has none. `final`: it does not come back.
+    there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages. `final`: it does not come back.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Device:
     page_bytes: int = 0
     server: str = ""
     pid: int = 0
+    inputs: int = 0
     alive: bool = True
     final: bool = False
     used: int = 0
@@ -126,7 +127,7 @@ class Devices:
     def up(self, ready: Ready) -> Device:
         """A device is there, for the first time or again; then it is empty, with what it is to hold on its list."""
         known = self._devices.get(ready.device)
-        made = Device(ready.device, ready.page_capacity, ready.weights, ready.page_bytes, ready.server, ready.pid)
+        made = Device(ready.device, ready.page_capacity, ready.weights, ready.page_bytes, ready.server, ready.pid, ready.inputs)
         if known is not None:
             made.blocks, made.planned, made.wanted = known.blocks, known.planned, known.wanted
         self._devices[ready.device] = self.living[ready.device] = made

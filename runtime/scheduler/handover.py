@@ -5,8 +5,9 @@
 
 Contract: the source serves the sequence on until it is held, and keeps its pages until the move is committed. The destination's pages are
 taken in the scheduler's account before they are asked for. Whatever goes wrong (no room, pages that do not verify, a dead device) leaves
-the sequence where it was; if the source itself dies, recomputing takes over to the end, where the chain's first hop moves. Every move ends
-in exactly one Settle or with the death of its destination.
+the sequence where it was; if the source itself dies, recomputing takes over to the end, where it has what it starts from: token ids at the
+start of a chain; elsewhere hidden states that the source kept, if all have come. Every move ends in exactly one Settle or with the death of
+its destination.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from runtime.agent.narrator import MoveTold
 from runtime.kv.pages import groups_for
 from runtime.messages import Moved, Receive, Settle, Stuck
+from runtime.policy.inputs import Front, Run, front_of
 from runtime.policy.migration import Stage as Phase
 from runtime.policy.migration import next_stage
 from runtime.scheduler.members import Member
@@ -28,8 +31,8 @@ from runtime.stages import Chain, Hop, Path, devices_of
 class Handover:
     """One move: blocks of a chain, components and layers of `part`, from `source` to `target`; then the sequence's path is `path`.
 
-    `upto`: tokens that the destination has been asked for; `groups`: page groups taken there. `asked`: an answer is awaited; `last`: the
-    latest; `orphan`: the source is dead.
+    `front`: what it recomputes from. `upto`: tokens that the destination has been asked for; `groups`: page groups taken there. `asked`: an
+    answer is awaited; `last`: the latest; `orphan`: the source is dead.
     """
 
     number: int
@@ -39,7 +42,7 @@ class Handover:
     target: str
     path: Path
     copy: bool
-    recompute: bool
+    front: Front
     upto: int = 0
     groups: int = 0
     stages: int = 0
@@ -52,6 +55,10 @@ class Handover:
         return self.part.device
 
     @property
+    def recompute(self) -> bool:
+        return self.front.origin != "none"
+
+    @property
     def pages(self) -> int:
         """Of a group."""
         return self.part.layers[1] - self.part.layers[0]
@@ -59,7 +66,8 @@ class Handover:
 
 @dataclass(frozen=True, slots=True)
 class HandoverCounts:
-    """Totals since the beginning. Tokens are those that were copied and recomputed in committed moves; `nbytes` travelled."""
+    """Totals since the beginning. Tokens are those that were copied and recomputed in committed moves; `nbytes` of K and V travelled, and
+    `inputs` of hidden states."""
 
     started: int = 0
     committed: int = 0
@@ -67,6 +75,7 @@ class HandoverCounts:
     copied: int = 0
     recomputed: int = 0
     nbytes: int = 0
+    inputs: int = 0
 
 
 class Handovers:
@@ -75,7 +84,7 @@ class Handovers:
         self._seating = seating
         self._moves: dict[int, Handover] = {}
         self._number = 0
-        self._started = self._committed = self._aborted = self._copied = self._recomputed = self._nbytes = 0
+        self._started = self._committed = self._aborted = self._copied = self._recomputed = self._nbytes = self._inputs = 0
 
     def __len__(self) -> int:
         return len(self._moves)
@@ -85,7 +94,9 @@ class Handovers:
         return iter(tuple(self._moves.values()))
 
     def counts(self) -> HandoverCounts:
-        return HandoverCounts(self._started, self._committed, self._aborted, self._copied, self._recomputed, self._nbytes)
+        return HandoverCounts(
+            self._started, self._committed, self._aborted, self._copied, self._recomputed, self._nbytes, self._inputs
+        )  # fmt: skip
 
     def held(self) -> dict[str, int]:
         """Pages that are taken for moves, by destination."""
@@ -103,7 +114,8 @@ class Handovers:
     def start(self, member: Member, blocks: range, target: str, now: int, *, copy: bool = True, recompute: bool = True) -> str | None:
         """Move blocks (numbers in the chain, all on one device now) of a running sequence to another device.
 
-        `copy`, `recompute`: from which ends. What does not begin with the chain's first block cannot be recomputed there: it has no inputs.
+        `copy`, `recompute`: from which ends. What does not begin with the chain's first block can be recomputed there only from what its
+        device kept of its inputs (`policy.inputs`).
         Returns why that cannot be (now), or None once it has begun.
         """
         chain = member.chain
@@ -112,17 +124,17 @@ class Handovers:
         before = devices_of(chain, member.path)
         if not self._state.devices.alive(target) or {before[at] for at in blocks} != {before[blocks.start]} - {target}:
             return f"{target} is not another living device, or the blocks are not on one"
-        recompute = recompute and blocks.start == 0 and not member.spec.virtual_tokens
-        if not (copy or recompute):
-            return "only what begins a chain can be recomputed where it goes"
+        part = _part(chain, blocks, before[blocks.start])
+        front = front_of(self._run(member, blocks.start, part), copy) if recompute else Front("none", "only copies were asked for")
+        if not copy and front.origin == "none":
+            return f"it can only be copied where it goes: {front.reason}"
         path = self._state.provision.hops(chain, tuple(target if at in blocks else name for at, name in enumerate(before)))
         if self._seating.shortens(member, path):
             return "its answer would have to end sooner there"
-        part = _part(chain, blocks, before[blocks.start])
-        if (lacking := self._lacking(chain, path, part if recompute else None, target)) is not None:
+        if (lacking := self._lacking(chain, path, part if front.origin != "none" else None, target)) is not None:
             return lacking
         self._number += 1
-        move = Handover(self._number, member, chain, part, target, path, copy, recompute)
+        move = Handover(self._number, member, chain, part, target, path, copy, front)
         if not self._take(move, member.computed):
             return f"no room for its pages on {target}"
         self._moves[move.number] = move
@@ -204,6 +216,14 @@ class Handovers:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
+    def _run(self, member: Member, first: int, part: Hop) -> Run:
+        """Blocks from number `first` on, as `policy.inputs` sees them."""
+        chain, device = member.chain, self._state.devices[part.device]
+        use, layers = chain.uses[first], part.layers[1] - part.layers[0]
+        hop = next(hop.lo for hop in member.path if hop.device == part.device and hop.lo <= part.lo < hop.hi)
+        kv_bytes = layers * device.page_bytes / chain.spec.page_tokens
+        return Run(part.lo, hop, member.computed, member.spec.virtual_tokens > 0, device.inputs, use.input_bytes, kv_bytes)
+
     def _lacking(self, chain: Chain, path: Path, recomputed: Hop | None, target: str) -> str | None:
         """What is not loaded yet for a path, and for what is recomputed at the target meanwhile; it is asked for."""
         needed = self._state.provision.missing(chain, path)
@@ -215,7 +235,7 @@ class Handovers:
 
     def _ask(self, move: Handover, upto: int) -> None:
         member = move.member
-        tokens = member.first(upto) if move.recompute else ()
+        tokens = member.first(upto) if move.front.origin == "tokens" else ()
         move.upto, move.asked, move.stages = upto, True, move.stages + 1
         self._state.out.say(
             move.target,
@@ -231,6 +251,7 @@ class Handovers:
                 tokens,
                 move.copy,
                 member.told,
+                move.front.origin == "inputs",
             ),
         )
 
@@ -260,6 +281,7 @@ class Handovers:
             self._copied += sum(hi - lo for lo, hi in last.copied)
             self._recomputed += sum(hi - lo for lo, hi in last.recomputed)
             self._nbytes += last.nbytes
+            self._inputs += last.inputs
         self._tell(now, "kv.meet", move)
         self._state.ready.append(member)
 
@@ -278,7 +300,8 @@ class Handovers:
 
     def _tell(self, now: int, event: str, move: Handover, why: str | None = None) -> None:
         last = move.last if event == "kv.meet" else None
-        self._state.tell.move(now, event, move.member.request, move.number, move.source, move.target, last, why)
+        told = MoveTold(move.number, move.source, move.target, move.front.origin, move.front.reason, move.front.upstream)
+        self._state.tell.move(now, event, move.member.request, told, last, why)
 
     def _drop(self, move: Handover) -> None:
         del self._moves[move.number]

@@ -20,9 +20,11 @@ import msgspec
 from runtime.agent.commands import (
     SCHEDULER,
     Arrive,
+    CheckInputs,
     Down,
     DropStage,
     Emit,
+    InputsChecked,
     LoadStage,
     PagesWritten,
     ReadPages,
@@ -30,6 +32,7 @@ from runtime.agent.commands import (
     Replace,
     SchedulerEvent,
     Send,
+    SendInputs,
     StageFailed,
     StageLoaded,
     Tick,
@@ -38,6 +41,7 @@ from runtime.agent.commands import (
 from runtime.messages import PROTOCOL, Message, Ready
 from runtime.scheduler.record import Handler
 from runtime.sim.clock import EventClass, VirtualClock
+from runtime.sim.engine import hollow_rows
 from runtime.sim.ledger import Ledger, Sample
 from runtime.sim.network import Network
 from runtime.sim.nodes import Cost, Node, Pace
@@ -169,7 +173,11 @@ class Simulation:
     def _join(self, name: str) -> None:
         node = self.nodes[name]
         server = f"server-{self.network.server_of(name)}"
-        self._tell(Ready(name, PROTOCOL, VERSION, node.engine.page_capacity, node.engine.page_bytes, node.weights, name, server))
+        self._tell(
+            Ready(
+                name, PROTOCOL, VERSION, node.engine.page_capacity, node.engine.page_bytes, node.weights, name, server, 0, node.relay.inputs
+            )
+        )
 
     def _hear_all(self, name: str, sends: Sequence[Send]) -> None:
         """What the scheduler said to a device at one moment, in order."""
@@ -201,6 +209,11 @@ class Simulation:
                 node.engine.write_pages(command.pages, command.data)
                 written = PagesWritten(command.move, command.lo, command.hi)
                 self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, written))
+            elif type(command) is SendInputs:
+                rows = hollow_rows(command.pieces)
+                self._send(name, command.to, msgspec.structs.replace(command.message, digest=_DIGEST), (rows,))
+            elif type(command) is CheckInputs:
+                self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, InputsChecked(command.move, command.lo, command.hi)))
         self._wake(name, node)
 
     def _send(self, source: str, to: str, message: Message, arrays: Sequence[Array]) -> None:

@@ -152,3 +152,9 @@ class SimEngine:
 
 def _hollow(dtype: str, shape: tuple[int, int]) -> Array:
     return Array(dtype, shape, Hollow(shape[0] * shape[1] * _ITEMS[dtype]))
+
+
+def hollow_rows(pieces: Sequence[tuple[Array, int, int]]) -> Array:
+    """Rows [first, last) of arrays of one dtype and width, below each other."""
+    like = pieces[0][0]
+    return _hollow(like.dtype, (sum(last - first for _, first, last in pieces), like.shape[1]))

@@ -159,7 +159,15 @@ def _chain_of(app: App, parts: Sequence[Part], cutting: Cutting, page_bytes: int
     own = 0.0 if merged else 1 - SHARED[app.kind]
     domain = app.foundation if own == 0.0 and not _private(app, cutting) else app.name
     uses = tuple(
-        BlockUse(part.block.id, part.lo, part.hi, part.block.kv_layers, f"{domain}[:{part.hi}]", round(own * part.block.nbytes))
+        BlockUse(
+            part.block.id,
+            part.lo,
+            part.hi,
+            part.block.kv_layers,
+            f"{domain}[:{part.hi}]",
+            round(own * part.block.nbytes),
+            shape.hidden * 2 if part.lo else 0,
+        )
         for part in parts
     )
     spec = ModelSpec(

@@ -259,7 +259,7 @@ class Moves(RuleBasedStateMachine):
     def front_fails(self) -> None:
         late, self.front = self.front, []
         self.move.stop_recompute()
-        assert not any(self.move.recomputed(span) for span in late) and not self.move.recomputes
+        assert not any(self.move.recomputed(span) for span in late) and self.move.front_rests
 
     @precondition(lambda self: self.late)
     @rule()
