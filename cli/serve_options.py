@@ -206,8 +206,6 @@ def _check(options: ServeOptions) -> None:
         raise InputError("--log is of a cluster's scheduler: give --agents or --backend, or --trace instead")
     if not 1 <= options.agents <= 256:
         raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
-    if size_of(options.boundary_bytes) and not options.clustered:
-        raise InputError("--boundary-bytes is for moves between agents: give --agents or --backend")
     if options.clustered and options.executor == "dense":
         raise InputError("the dense executor runs on one device only: leave --agents 1 and --backend local")
     if options.executor not in ("auto", "paged", "dense"):

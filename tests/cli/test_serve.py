@@ -194,6 +194,13 @@ def test_what_is_as_it_is_by_default_is_not_refused() -> None:
     assert gather(None, {"placing": "auto", "linger_us": 2000, "equivalent": 0.98, "dense_slots": 16}) == gather(None, {})
 
 
+def test_what_agents_keep_for_moves() -> None:
+    assert gather(None, {"agents": 2, "boundary_bytes": "2MiB"}).relay().boundary_bytes == 2 << 20
+    assert gather(None, {}).relay().boundary_bytes == 0
+    with pytest.raises(InputError, match="boundary-bytes has no effect"):
+        gather(None, {"boundary_bytes": "1MiB"})
+
+
 def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
     assert gather(None, {}).adaptation() == DispatchLimits()
     toml = tmp_path / "serve.toml"

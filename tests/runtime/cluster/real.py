@@ -88,7 +88,9 @@ def answers_of(bench: Bench) -> dict[Question, list[int]]:
 
 
 @contextmanager
-def cluster(bench: Bench, backend: Backend, agents: int, config: ClusterConfig, trace: ListTrace) -> Iterator[tuple[ClusterDriver, Any]]:
+def cluster(
+    bench: Bench, backend: Backend, agents: int, config: ClusterConfig, trace: ListTrace, boundary_bytes: int = 0
+) -> Iterator[tuple[ClusterDriver, Any]]:
     """These models over so many agents; and the fleet that they are."""
     half = half_page(bench.store, CONFIG, [*MODELS, "wide", "slim"])
     engine = replace(CONFIG, kv_bytes=2 * half * PAGES)
@@ -96,7 +98,7 @@ def cluster(bench: Bench, backend: Backend, agents: int, config: ClusterConfig, 
     settings = {
         "store": str(bench.store.root), "database": None, "config": msgspec.to_builtins(engine), "half_page": half, "threads": 1,
     }  # fmt: skip
-    fleet = _fleet(backend, Preparation("staged", settings))
+    fleet = _fleet(backend, Preparation("staged", settings), boundary_bytes)
     driver = ClusterDriver(
         [each.chain for each in described], list({block.id: block for each in described for block in each.blocks}.values()),
         [f"agent-{number}" for number in range(agents)], fleet, config, LifeConfig(backoff_seconds=0.05), trace=trace,
@@ -108,8 +110,8 @@ def cluster(bench: Bench, backend: Backend, agents: int, config: ClusterConfig, 
         assert driver.shutdown(LIMIT)
 
 
-def _fleet(backend: Backend, preparation: Preparation) -> Fleet:
-    settings, relay = AgentSettings(report_seconds=0.05), RelayConfig(chunk=8, window=1)
+def _fleet(backend: Backend, preparation: Preparation, boundary_bytes: int) -> Fleet:
+    settings, relay = AgentSettings(report_seconds=0.05), RelayConfig(chunk=8, window=1, boundary_bytes=boundary_bytes)
     if backend == "processes":
         return Processes(ProcessConfig(preparation, relay, settings, beat_seconds=0.1))
     from cli.agents import ENGINES

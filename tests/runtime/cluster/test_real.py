@@ -133,6 +133,34 @@ def test_moves_of_each_kind(three: tuple[ClusterDriver, Any, ListTrace], answers
     assert eventually(lambda: at_rest(driver))
 
 
+def test_blocks_of_the_middle_recomputed_from_what_was_kept(family: Bench, answers: dict[Question, list[int]]) -> None:
+    """Over real processes: hidden states travel for the front, pages for the back, and clients get each model's own tokens."""
+    config, trace, rng = ClusterConfig(placing="split", sharing="off", chunk=8, handover_groups=1), ListTrace(), random.Random(2)
+
+    def move(scheduler: Scheduler, now: int, ends: dict[str, bool]) -> None:
+        running = [each for each in scheduler.members.values() if len(each.path) > 1]
+        if running:
+            member = rng.choice(running)
+            hop = rng.choice(member.path[1:])
+            blocks = [at for at, use in enumerate(member.chain.uses) if hop.lo <= use.lo < hop.hi]
+            scheduler.handovers.start(member, range(blocks[0], blocks[-1] + 1), rng.choice(DEVICES), now, **ends)
+
+    with cluster(family, "processes", 3, config, trace, boundary_bytes=1 << 24) as (driver, _), Load(driver, answers, clients=4) as load:
+
+        def moved(ends: dict[str, bool], start: int) -> bool:
+            on_scheduler(driver, lambda scheduler, now: move(scheduler, now, ends))
+            return driver.sight.moves().inputs > start or bool(load.wrong)
+
+        for ends in ({}, {"copy": False}):
+            start = driver.sight.moves().inputs
+            assert eventually(lambda ends=ends, start=start: moved(ends, start), SOON)
+        before = load.done
+        assert eventually(lambda: load.done > before + 4 or bool(load.wrong), SOON)
+    assert load.wrong == []
+    told = [event for event in trace.named("kv.recompute") if event.extra["front"] == "inputs"]
+    assert told and all(event.bytes and event.n for event in told)
+
+
 def test_predicted_hops_and_a_death(three: tuple[ClusterDriver, Any, ListTrace], answers: dict[Question, list[int]]) -> None:
     """A hop with all that its stand-in stands for is predicted, exactly; an agent is killed meanwhile, and its place taken."""
     driver, fleet, _ = three

@@ -29,6 +29,7 @@ from runtime.messages import (
     Report,
     Retract,
     Verdict,
+    Want,
     Won,
 )  # fmt: skip
 from runtime.stages import Array, Hop, RunAhead, Stage
@@ -57,6 +58,9 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
     (Won("x", ("a",), (1,), (1,), (0,), (8,), ("y",)), ()),
     (Pages(1, "a", 2, 0, 16, "d" * 64), (Array("uint8", (4, 64), bytes(256)),)),
     (Pages(1, "a", 2, 0, 16, "", "it is not here"), ()),
+    (Pages(1, "a", 2, 4, 6, "d" * 64, "", 3, ((0, 6), (9, 10))), (Array("float16", (2, 5), bytes(20)),)),
+    (Pages(1, "a", 2, 4, 6, "", "it is not kept", 3, ((9, 10),)), ()),
+    (Want(1, "a", 2, (3, 5), 4, 6, "x", 3), ()),
     (Ready("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x"), ()),
     (
         Done("x", ("a",), (1,), (3,), (Sampled("a", 5, -0.5, (Logprob(5, -0.5),)),), (PromptLogprobs("a", 1, (Logprob(2, -1.0),), ((),)),)),
@@ -163,6 +167,8 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(Pages(1, "a", 1, 0, 4, "d"), []),
         lying(Pages(1, "a", 1, 0, 4, "", "no"), [("uint8", (1, 4))], bytes(4)),
         lying(Pages(1, "a", 1, 0, 4, "d"), [("float32", (1, 1))], bytes(4)),
+        lying(Pages(1, "a", 1, 0, 4, "d", "", 2), [("float32", (1, 1))], bytes(4)),
+        lying(Pages(1, "a", 1, 4, 4, "d", "", 2), [("float32", (0, 1))], b""),
         lying(Beat(1), [("uint8", (1,))], b"x"),
         lying(Close(("a", "b"), (1,)), []),
         lying(Go(("a",), (1,), (0,), (2,), (8,), (True,), (0,), (1,)), []),
@@ -178,7 +184,7 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(Offer("x", ("a",), (1,), (1, 2), (8,)), []),
         lying(Won("x", ("a",), (1,), (-1,), (0,), (8,), ("y",)), []),
     ],
-    ids=range(31),
+    ids=range(33),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):

@@ -210,12 +210,13 @@ class Moves(RuleBasedStateMachine):
         self.front: list[range] = []
         self.back: list[range] = []
         self.late: list[range] = []
+        self.sighted: Spans | None = None
 
     @rule(chunk=st.integers(1, 20))
     def claim_front(self, chunk: int) -> None:
         span = self.move.next_front(chunk)
         if span is not None:
-            assert len(span) <= max(chunk, B) and self._is_new(span)
+            assert len(span) <= max(chunk, B) and self._is_new(span) and not any(self.blind(token) for token in span)
             assert set(range(span.start)) <= set(self.here), "it would read what is not here"
             self.front.append(span)
 
@@ -230,10 +231,37 @@ class Moves(RuleBasedStateMachine):
         taken = set(self.here) | {token for each in (*self.front, *self.back) for token in each}
         return not taken & set(span)
 
+    @rule(chunk=st.integers(1, 20))
+    def claim_ahead(self, chunk: int) -> None:
+        """What the front starts from is on its way: nothing before a span is missing but what is the front's already, or is on its way."""
+        span = self.move.next_front(chunk, ahead=True)
+        if span is not None:
+            assert self._is_new(span) and not any(self.blind(token) for token in span)
+            assert set(range(span.start)) <= set(self.here) | {token for each in self.front for token in each}
+            self.front.append(span)
+
+    @rule(data=st.data())
+    def inputs_are_known(self, data: st.DataObject) -> None:
+        ends = sorted(data.draw(st.lists(st.integers(0, self.move.tokens), min_size=0, max_size=4, unique=True)))
+        self.sighted = tuple(zip(ends[::2], ends[1::2], strict=False))
+        self.move.inputs(self.sighted)
+
+    def blind(self, token: int) -> bool:
+        return self.sighted is not None and not any(lo <= token < hi for lo, hi in self.sighted)
+
+    @precondition(lambda self: self.front)
+    @rule(data=st.data())
+    def front_fails(self, data: st.DataObject) -> None:
+        span = self.front.pop(data.draw(st.integers(0, len(self.front) - 1)))
+        assert self.move.recompute_failed(span)
+
     @precondition(lambda self: self.front)
     @rule()
     def front_is_through(self) -> None:
-        span = self.front.pop()
+        span = min(self.front, key=lambda each: each.start)
+        if not set(range(span.start)) <= set(self.here):
+            return  # it waits for what failed before it
+        self.front.remove(span)
         assert self.move.recomputed(span)
         self.here.update(dict.fromkeys(span, "front"))
 
@@ -256,7 +284,7 @@ class Moves(RuleBasedStateMachine):
         self.back = []
 
     @rule()
-    def front_fails(self) -> None:
+    def front_ends(self) -> None:
         late, self.front = self.front, []
         self.move.stop_recompute()
         assert not any(self.move.recomputed(span) for span in late) and self.move.front_rests
@@ -271,6 +299,8 @@ class Moves(RuleBasedStateMachine):
     def grow(self, more: int) -> None:
         before = self.move.tokens
         self.move.extend(before + more)
+        if more and self.sighted is not None:  # of what is new nobody knows yet
+            self.sighted = (*self.sighted, (before // B * B, before + more))
         if more:
             self.here = {token: side for token, side in self.here.items() if token < before // B * B}
 
@@ -298,3 +328,59 @@ class Moves(RuleBasedStateMachine):
 
 TestMoves = Moves.TestCase
 TestMoves.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+
+
+# -- a front that has inputs for some tokens only ----------------------------------------------------------------------
+
+
+def test_groups_without_inputs_that_the_front_stands_before_are_copied_first() -> None:
+    move = TwoEnded(24, B)
+    move.inputs(((8, 24),))
+    assert move.next_front(99) is None and move.front_rests
+    assert move.next_back(1) == range(4) and move.next_back(9) == range(4, 8)
+    assert move.next_back(1) == range(20, 24)  # nothing more stands before it
+    assert move.next_front(B) is None and move.copied(range(4)) and move.next_front(B) is None and move.copied(range(4, 8))
+    assert move.next_front(2 * B) == range(8, 16) and not move.front_rests
+    assert move.recomputed(range(8, 16)) and move.copied(range(20, 24))
+    drain(move)
+    assert move.done and covered(move) and move.recomputed_spans == ((8, 20),)
+
+
+def test_spans_beyond_the_move_are_taken_for_what_of_them_is_in_it() -> None:
+    move = TwoEnded(10, B, copy=False)
+    move.inputs(((-9, 4), (8, 99)))
+    assert drain(move) == [("front", range(4))] and move.stuck
+
+
+def test_a_group_is_recomputed_only_if_all_of_it_has_inputs() -> None:
+    move = TwoEnded(18, B)
+    move.inputs(((0, 6), (9, 18)))
+    assert move.next_front(99) == range(4) and move.recomputed(range(4))
+    drain(move, window=9)
+    assert covered(move) and all(not (lo < 12 and hi > 4) for lo, hi in move.recomputed_spans)
+
+
+def test_the_next_span_may_be_given_while_one_is_at_work() -> None:
+    move = TwoEnded(24, B)
+    assert move.next_front(B) == range(4) and move.next_front(B) is None
+    assert move.next_front(2 * B, ahead=True) == range(4, 12) and move.recomputing == 3
+    assert move.recompute_failed(range(4, 12)) and not move.recompute_failed(range(4, 12))
+    assert move.next_back(9) == range(4, 24) and move.next_front(B, ahead=True) is None
+
+
+def test_without_inputs_and_without_copies_it_is_stuck() -> None:
+    move = TwoEnded(12, B, copy=False)
+    move.inputs(((0, 4),))
+    assert not move.stuck and move.next_front(99) == range(4) and not move.stuck
+    assert move.recomputed(range(4)) and move.stuck
+
+
+def test_what_has_grown_may_have_inputs() -> None:
+    move = TwoEnded(8, B, copy=False)
+    move.inputs(((0, 8),))
+    drain(move)
+    move.extend(13)
+    assert not move.stuck and drain(move) and move.done
+    move.extend(14)
+    move.inputs(())
+    assert move.stuck

@@ -46,7 +46,10 @@ class Anything(Changing):
         self.pages, self.latency = rng.choice((70, 90, 150, 400)), rng.choice((MS // 100, MS // 10, MS // 3))
         self.page_bytes_per_ms = rng.choice((1e9, 1000.0, 200.0, 50.0))
         self.restart = rng.choice((5, 50)) * MS
-        self.relay_config = RelayConfig(chunk=rng.choice((4, 16, 64)), window=rng.choice((1, 2, 4)), patience_ms=rng.choice((50, 2000)))
+        self.relay_config = RelayConfig(
+            chunk=rng.choice((4, 16, 64)), window=rng.choice((1, 2, 4)), patience_ms=rng.choice((50, 2000)),
+            boundary_bytes=(0, 2000, 1 << 20)[self.seed // 3 % 3],
+        )  # fmt: skip
         self.servers = rng.choice(((), tuple("xxyy"[: self.devices])))
         self.config = replace(_config(rng, self.devices, predicted), dispatch=("placed", "broadcast")[self.seed % 2])
         self.lanes = rng.choice((("all",), ("all",), ("real", "ahead")))

@@ -6,6 +6,7 @@ import random
 from dataclasses import replace
 
 import pytest
+import torch
 
 from runtime.config import BatchingConfig, ClusterConfig, EngineConfig, RelayConfig
 from runtime.engine.chains import describe_chain
@@ -109,6 +110,71 @@ def test_sequences_that_move_as_they_run(family: Bench, answers: dict[str, list[
     counts = cluster.scheduler.handovers.counts()
     assert counts.committed > 1
     assert (counts.copied > 0, counts.recomputed > 0) == (ends != {"copy": False}, ends != {"recompute": False})
+
+
+#: What comes into stages is kept.
+KEEPING = RelayConfig(chunk=4, window=1, boundary_bytes=1 << 24)
+
+
+@pytest.mark.parametrize("ends", [{}, {"copy": False}], ids=["both-ends", "recompute"])
+def test_blocks_of_the_middle_that_are_recomputed(family: Bench, answers: dict[str, list[int]], ends: dict[str, bool]) -> None:
+    """All families, an adapter, and a chain of two widths, from hidden states that their devices kept."""
+    rng = random.Random(7 + len(ends))
+    cluster = cluster_of(family, 3, page_bytes_per_ms=1000.0, relay_config=KEEPING)
+    ask(cluster, rng)
+    for _ in range(100):
+        cluster.at(rng.randrange(100 * MS), lambda: cluster.migrate_some(rng, **ends) and None)
+    cluster.run()
+    assert tokens(cluster) == answers
+    assert cluster.scheduler.handovers.counts().inputs > 0 and cluster.fed_bytes > 0
+    fronts = {event.extra["front"] for event in cluster.trace.named("kv.recompute")}
+    assert "inputs" in fronts
+
+
+def kept_pages(cluster: VirtualCluster, device: str, layers: tuple[int, int], tokens: int) -> torch.Tensor:
+    """K and V of the sequence's first tokens in these layers, whole groups, as the device's engine has them."""
+    node = cluster.nodes[device]
+    guest = node.relay._seats.guests["a"]
+    hop = next(hop for hop in guest.path if hop.device == device and hop.covers(layers))
+    width = node.relay._tables.spec(guest.keys[hop.lo]).page_tokens
+    part = slice(layers[0] - hop.layers[0], layers[1] - hop.layers[0])
+    data = node.engine.read_pages(node.relay._tables.pages(guest.keys[hop.lo], 0, tokens // width * width, part)).data
+    return torch.frombuffer(bytearray(data), dtype=torch.float32)
+
+
+@pytest.mark.parametrize("at", [0, -1], ids=["first", "last"])
+@pytest.mark.parametrize("model", ["llama", "lora", "stitched"])
+def test_their_k_and_v_are_what_they_were(family: Bench, model: str, at: int) -> None:
+    """Recomputed from kept hidden states alone, a run of blocks behind others has the K and V that it had (BL-16's pitfall): the first
+    such run of the chain, and its last one that attends; of the stitched chain the last one is wider."""
+    cluster = cluster_of(family, 3, relay_config=KEEPING)
+    prompt = tuple(int(each) for each in torch.randint(5, 60, (37,), generator=torch.Generator().manual_seed(3)))
+    cluster.ask(SequenceRequest("a", "r-a", model, prompt, replace(SAMPLING, max_tokens=12)))
+    cluster.run(until=0)
+    for node in cluster.nodes.values():  # what no layer writes is equal everywhere
+        node.engine._pool.clear(range(node.engine.page_capacity))  # type: ignore[attr-defined]
+    while not cluster.told["a"].tokens:
+        cluster.run_one()
+    member = cluster.scheduler.members["a"]
+    member.held = True
+    while member.flying:
+        cluster.run_one()
+    hop = [each for each in member.path if each.lo > 0 and each.layers[1] > each.layers[0]][at]
+    computed = member.computed
+    before = kept_pages(cluster, hop.device, hop.layers, computed)
+    blocks = [number for number, use in enumerate(member.chain.uses) if hop.lo <= use.lo < hop.hi]
+    target = next(each.device for each in member.path if each.device != hop.device)
+    while cluster.migrate("a", range(blocks[0], blocks[-1] + 1), target, copy=False) is not None:
+        cluster.run_one()
+    while not cluster.trace.named("kv.meet"):
+        cluster.run_one()
+    while cluster.nodes[target].relay._seats.guests["a"].epoch != member.epoch:  # until it is told
+        cluster.run_one()
+    assert cluster.trace.named("kv.meet")[0].extra["recomputed"] == ((0, computed),)
+    after = kept_pages(cluster, target, hop.layers, computed)
+    assert before.abs().max() > 0 and torch.allclose(before, after, rtol=1e-5, atol=1e-6)
+    cluster.run()
+    cluster.expect_empty()
 
 
 def test_deaths(family: Bench, answers: dict[str, list[int]]) -> None:

@@ -12,20 +12,24 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from blake3 import blake3
 
 from runtime.agent.commands import (
     SCHEDULER,
     Abort,
     Arrive,
+    CheckInputs,
     Down,
     DropStage,
     Emit,
+    InputsChecked,
     LoadStage,
     PagesWritten,
     ReadPages,
     Replace,
     Send,
+    SendInputs,
     StageFailed,
     StageLoaded,
     StageStep,
@@ -33,6 +37,7 @@ from runtime.agent.commands import (
     WritePages,
 )
 from runtime.agent.relay import Lane, Relay
+from runtime.cluster.hands import joined_rows
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import CountingModel, expected
 from runtime.engine.counting import CountingEngine
@@ -101,7 +106,7 @@ class VirtualCluster:
         self.nodes: dict[str, Node] = {}
         self.told: dict[str, Told] = {}
         self.requests: dict[str, SequenceRequest] = {}
-        self.hidden_bytes = 0
+        self.hidden_bytes = self.fed_bytes = 0
         self.sent: list[tuple[int, str, str, Any]] = []
         for number in range(self.devices):
             self.at(0, lambda name=f"d{number}": self.bring_up(name))
@@ -157,6 +162,7 @@ class VirtualCluster:
         for node in self.living():
             counts = node.relay.pages()
             assert counts.free == counts.capacity, (node.name, counts)
+            assert not node.relay._kept.nbytes, (node.name, node.relay._kept.nbytes)
         assert all(device.used == 0 for device in self.scheduler.devices)
 
     def expect_donors(self) -> None:
@@ -205,8 +211,9 @@ class VirtualCluster:
         self.nodes[name] = Node(name, Relay(name, engine.page_capacity, self.relay_config, self.alike or engine.alike), engine)
         limit = self.limits[number] if self.limits else 0
         ready = Ready(
-            name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name, self.servers[number] if self.servers else ""
-        )
+            name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name, self.servers[number] if self.servers else "",
+            inputs=self.relay_config.boundary_bytes,
+        )  # fmt: skip
         self.at(self.now + self.latency, lambda: self.tell(ready))
 
     def _counting(self, name: str) -> CountingEngine:
@@ -277,6 +284,15 @@ class VirtualCluster:
                     answer = Pages(message.move, message.seq, message.epoch, message.lo, message.hi, digest)
                     nbytes = len(pages) * node.engine.page_bytes
                     self.post(node.name, to, answer, (array,), int(nbytes / self.page_bytes_per_ms * MS))
+                case SendInputs(pieces, to, message):
+                    array = joined_rows(pieces)
+                    digest = "0" * 64 if self.damage(message) else blake3(array.data).hexdigest()
+                    self.fed_bytes += len(array.data)
+                    answer = msgspec.structs.replace(message, digest=digest)
+                    self.post(node.name, to, answer, (array,), int(len(array.data) / self.page_bytes_per_ms * MS))
+                case CheckInputs(data, digest, move, lo, hi):
+                    error = "" if blake3(bytes(data.data)).hexdigest() == digest else "the hidden states do not verify"
+                    self.obey(node, node.relay.handle(InputsChecked(move, lo, hi, error), (), self.now))
                 case WritePages(pages, data, digest, move, lo, hi):
                     error = "" if blake3(bytes(data.data)).hexdigest() == digest else "the pages do not verify"
                     if not error:
