@@ -10,8 +10,9 @@ rows run together. Knows nothing of devices' states, of tensors or of transports
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 import msgspec
@@ -185,6 +186,83 @@ class Array(msgspec.Struct, frozen=True, gc=False):
     dtype: str
     shape: tuple[int, ...]
     data: Any
+
+
+class Stacked(Mapping[str, Array]):
+    """Hidden states of several rows in one array [tokens, width], back to back, by row's name: cut only for who asks for one of them.
+
+    `counts`: tokens of each row; None: one each.
+    """
+
+    __slots__ = ("_at", "counts", "names", "whole")
+
+    def __init__(self, names: Sequence[str], whole: Array, counts: Sequence[int] | None = None) -> None:
+        """Raises ValueError if the array has more or fewer tokens."""
+        self.names, self.whole = tuple(names), whole
+        self.counts = None if counts is None or all(count == 1 for count in counts) else tuple(counts)
+        if whole.shape[0] != (len(self.names) if self.counts is None else sum(self.counts)):
+            raise ValueError(f"{whole.shape[0]} tokens are not those of {len(self.names)} rows")
+        self._at: dict[str, tuple[int, int]] | None = None
+
+    def of(self, names: Sequence[str], counts: Sequence[int] | None = None) -> bool:
+        """Whether it is of just these rows, in this order, with so many tokens each (None: one)."""
+        if self.names != tuple(names):
+            return False
+        return self.counts is None if counts is None else tuple(counts) == (self.counts or (1,) * len(self.names))
+
+    def __getitem__(self, name: str) -> Array:
+        lo, hi = self._places()[name]
+        return cut(self.whole, lo, hi)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._places()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def _places(self) -> dict[str, tuple[int, int]]:
+        if self._at is None:
+            counts = self.counts or (1,) * len(self.names)
+            ends = tuple(accumulate(counts))
+            self._at = {name: (end - count, end) for name, count, end in zip(self.names, counts, ends, strict=True)}
+        return self._at
+
+
+class Slice(msgspec.Struct, frozen=True, gc=False):
+    """Tokens [lo, hi) of an array [tokens, width] that several rows share."""
+
+    whole: Array
+    lo: int
+    hi: int
+
+
+def own(part: Array | Slice) -> Array:
+    """A row's own array."""
+    return cut(part.whole, part.lo, part.hi) if isinstance(part, Slice) else part
+
+
+def stacked(names: Sequence[str], parts: Sequence[Array | Slice]) -> Mapping[str, Array]:
+    """Rows' hidden states by name: in one piece where they lie back to back in one array."""
+    first = parts[0] if parts else None
+    if isinstance(first, Slice):
+        at, whole = first.lo, first.whole
+        for part in parts:
+            if not isinstance(part, Slice) or part.whole is not whole or part.lo != at:
+                break
+            at = part.hi
+        else:
+            counts = [part.hi - part.lo for part in parts]  # type: ignore[union-attr]
+            return Stacked(names, whole if at - first.lo == whole.shape[0] else cut(whole, first.lo, at), counts)
+    return {name: own(part) for name, part in zip(names, parts, strict=True)}
+
+
+def cut(array: Array, lo: int, hi: int) -> Array:
+    """Tokens [lo, hi) of an array [tokens, width]: a view."""
+    size = len(array.data) // array.shape[0]
+    return Array(array.dtype, (hi - lo, *array.shape[1:]), array.data[lo * size : hi * size])
 
 
 @dataclass(frozen=True, slots=True)

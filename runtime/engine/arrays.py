@@ -1,44 +1,61 @@
 """Between tensors and the arrays that pass from device to device (`runtime.stages.Array`), by their bytes, whatever the dtype.
 
-Out: one copy to the host, where the tensor is not there already; the arrays are views of it. In: one copy, into what the rows of a model
+Out: one copy to the host, where the tensor is not there already; the array is a view of it. In: one copy, into what the rows of a model
 start from together. Knows nothing of steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from runtime.stages import Array, Likeness
+from runtime.stages import Array, Likeness, Stacked
 
 
-def arrays_of(hidden: Tensor, spans: Iterable[tuple[int, int]]) -> list[Array]:
-    """Tokens [lo, hi) of hidden states [1, tokens, width], an array [hi - lo, width] for each span."""
-    host = hidden[0].cpu().contiguous()
-    width, name = host.shape[1], _name_of(host.dtype)
-    data, size = _bytes_of(host), width * host.element_size()
-    return [Array(name, (hi - lo, width), data[lo * size : hi * size]) for lo, hi in spans]
+def whole_of(hidden: Tensor) -> Array:
+    """Hidden states [1, tokens, width] as an array [tokens, width]."""
+    return array_of(hidden[0].cpu().contiguous())
 
 
 def array_of(pages: Tensor) -> Array:
     """A contiguous tensor of the host as it is."""
-    return Array(_name_of(pages.dtype), tuple(pages.shape), _bytes_of(pages))
+    return Array(_name_of(pages.dtype), tuple(pages.shape), bytes_of(pages))
+
+
+def gathered(inputs: Mapping[str, Array], names: Sequence[str], shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """As `joined`, those of these rows; one copy where they lie back to back. Raises KeyError for a row that has none."""
+    out = torch.empty(shape, dtype=dtype)
+    gather(inputs, names, bytes_of(out), shape[1], dtype)
+    return out
+
+
+def gather(inputs: Mapping[str, Array], names: Sequence[str], into: memoryview, width: int, dtype: torch.dtype) -> None:
+    """As `gathered`, into bytes."""
+    if isinstance(inputs, Stacked) and inputs.names == tuple(names):  # in one piece
+        _put([inputs.whole], into, width, dtype)
+    else:
+        _put([inputs[name] for name in names], into, width, dtype)
 
 
 def joined(arrays: Sequence[Array], shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """Arrays [some, width] below each other: [rows, width] = `shape`, on the host. Raises ValueError unless all fits, dtypes too."""
-    out, name = torch.empty(shape, dtype=dtype), _name_of(dtype)
-    into, size, at = _bytes_of(out), shape[1] * dtype.itemsize, 0
+    out = torch.empty(shape, dtype=dtype)
+    _put(arrays, bytes_of(out), shape[1], dtype)
+    return out
+
+
+def _put(arrays: Sequence[Array], into: memoryview, width: int, dtype: torch.dtype) -> None:
+    name, size, at = _name_of(dtype), width * dtype.itemsize, 0
     for array in arrays:
-        if array.dtype != name or array.shape[1:] != shape[1:] or memoryview(array.data).nbytes != array.shape[0] * size:
-            raise ValueError(f"{array.dtype} {array.shape} is not {name} [.., {shape[1]}] as it should be")
+        if array.dtype != name or array.shape[1:] != (width,) or memoryview(array.data).nbytes != array.shape[0] * size:
+            raise ValueError(f"{array.dtype} {array.shape} is not {name} [.., {width}] as it should be")
         at += array.shape[0] * size
     if at != into.nbytes:
         raise ValueError(f"{at} bytes where {into.nbytes} should be")
-    into[:] = b"".join(array.data for array in arrays)
-    return out
+    into[:] = memoryview(arrays[0].data).cast("B") if len(arrays) == 1 else b"".join(array.data for array in arrays)
 
 
 def likeness(a: Array, b: Array) -> Likeness:
@@ -56,9 +73,11 @@ def _tensor_of(array: Array) -> Tensor:
     return joined([array], (array.shape[0], array.shape[1]), dtype)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor of the host, to be read or written."""
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
+@lru_cache
 def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")

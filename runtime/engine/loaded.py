@@ -31,12 +31,16 @@ class Held:
 
 
 class PageTables:
-    """Page ids of all sequences of a model: [slots, attention layers, page groups], padded with the zero page. Grows by doubling."""
+    """Page ids of all sequences of a model: [slots, attention layers, page groups], padded with the zero page. Grows by doubling.
+
+    `version` grows whenever what is in them changes.
+    """
 
     def __init__(self, layers: int, padding: int, device: torch.device) -> None:
         self.padding = padding
         self.data = torch.full((4, layers, 8), padding, dtype=torch.int64, device=device)
         self._free = [3, 2, 1, 0]
+        self.version = 0
 
     def open(self) -> int:
         """A slot for a new sequence, all padding."""
@@ -49,6 +53,7 @@ class PageTables:
     def close(self, slot: int) -> None:
         """Give a slot back."""
         self.data[slot].fill_(self.padding)
+        self.version += 1
         self._free.append(slot)
 
     def append(self, sequence: Held, groups: Sequence[Sequence[int]]) -> None:
@@ -59,6 +64,7 @@ class PageTables:
         pages = put([page for group in groups for page in group], self.data.device)
         self.data[sequence.slot, :, sequence.groups : end] = pages.view(len(groups), self.data.shape[1]).t()
         sequence.groups = end
+        self.version += 1
 
 
 @dataclass(slots=True)

@@ -162,10 +162,15 @@ def rows_of(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan, b
 
     Raises ValueError for a row that awaits a token where no step was before.
     """
+    open_pages(models, pool, plan)
+    return laid(models, plan, before)
+
+
+def laid(models: Mapping[str, LoadedModel], plan: StepPlan, before: Sampling | None = None) -> dict[str, Rows]:
+    """As `rows_of`, where the new pages are in the tables already."""
     by_model: dict[str, list[Row]] = {}
     for row in plan.rows:
         by_model.setdefault(row.model, []).append(row)
-    _open_pages(models, pool, plan)
     return {name: _rows(model, by_model[name], before) for name, model in models.items() if name in by_model}
 
 
@@ -190,7 +195,7 @@ def _awaited(model: LoadedModel, rows: Sequence[Row], spans: Sequence[RowSpan], 
     return Awaited([span.hi - 1 for row, span in zip(rows, spans, strict=True) if row.awaits], before.tokens_of(model.spec.name, seqs))
 
 
-def _open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:
+def open_pages(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan) -> None:
     """Append each row's new pages to its table. Those that are empty, and not filled by this step, are handed out zeroed (see kv.pool).
 
     What lies before a row's start has been written already, by somebody else.

@@ -22,16 +22,20 @@ class RotaryTables(nn.Module):
         self._tables: dict[tuple[torch.dtype, torch.device], tuple[Tensor, Tensor]] = {}
 
     def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        tables = self.upto(like, int(positions.max()) + 1)
+        flat = positions.reshape(-1)
+        shape = (*positions.shape, tables[0].shape[1])
+        return tables[0].index_select(0, flat).view(shape), tables[1].index_select(0, flat).view(shape)
+
+    def upto(self, like: Tensor, most: int) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [positions, width] of `most` positions or more, in the dtype of `like`."""
         key = (like.dtype, like.device)
         tables = self._tables.get(key)
-        most = int(positions.max()) + 1
         if tables is None or most > tables[0].shape[0]:
             size = max(_FIRST, 1 << (most - 1).bit_length())
             cos, sin = self.stock(like, torch.arange(size, device=like.device)[None])
             tables = self._tables[key] = cos[0].contiguous(), sin[0].contiguous()
-        flat = positions.reshape(-1)
-        shape = (*positions.shape, tables[0].shape[1])
-        return tables[0].index_select(0, flat).view(shape), tables[1].index_select(0, flat).view(shape)
+        return tables
 
 
 def looked_up(stock: nn.Module) -> nn.Module:

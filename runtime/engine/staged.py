@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from runtime.config import EngineConfig
+from runtime.engine.again import Again
 from runtime.engine.arrays import array_of, joined, likeness
 from runtime.engine.beside import Beside, Released
 from runtime.engine.graphs import graphs_for
@@ -44,6 +45,7 @@ class StagedEngine:
         self._residents = Residents(store, config, "paged")
         self._pool = PagePool(config.kv_bytes, half_page, config.device)
         self._graphs = None if self._trace else graphs_for(config.graphs, self._residents.units, self._pool)
+        self._again = Again(self._residents.units) if self._residents.units.kernels is not None and not self._trace else None
         self._turn, self._released = threading.Lock(), Released(self._residents.models)
         self._beside: Beside | None = None
 
@@ -63,6 +65,8 @@ class StagedEngine:
         """Make a stage ready; one that is loaded already costs nothing. Raises NotServable, NotFound, AmbiguousName, DamagedObject."""
         with self._alone():
             before = len(self._residents.models)
+            if self._again is not None:
+                self._again.forget()
             spec = self._residents.load(stage.model, self._pool, stage).spec
             if len(self._residents.models) > before:
                 self._forget()  # adapters came to units that recordings have in them
@@ -79,12 +83,12 @@ class StagedEngine:
         """Run one step. Raises ValueError for rows without what they start from, or with what does not fit them."""
         residents = self._residents
         if self._beside is None:
-            return stepped(residents.models, residents.units, self._pool, self._trace, plan, inputs, self._graphs)
+            return stepped(residents.models, residents.units, self._pool, self._trace, plan, inputs, self._graphs, self._again)
         with self._turn:
             self._beside.released.tell(plan.released)
             self._released.tell(plan.released)
             mine = replace(plan, released=self._released.take())
-            result = stepped(residents.models, residents.units, self._pool, self._trace, mine, inputs, self._graphs)
+            result = stepped(residents.models, residents.units, self._pool, self._trace, mine, inputs, self._graphs, self._again)
             self._finish()
         return result
 
@@ -96,6 +100,8 @@ class StagedEngine:
         return self._beside
 
     def _forget(self) -> None:
+        if self._again is not None:
+            self._again.forget()
         if self._graphs is not None:
             self._graphs.forget()
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from runtime.engine.frame import Frame, Kept, running
+from runtime.engine.frame import Frame, Kept, Paging, running
 from runtime.engine.outcome import Outcome, Sampling, picks_of, sampling_of, wanted_of
-from runtime.engine.rows import Frames, Piece, Rows, adapter_spans
+from runtime.engine.rows import Frames, Piece, Program, Rows, adapter_spans
 from runtime.engine.sampling import Largest, stock_largest
 from runtime.engine.segments import Segment, plan_segments
 from runtime.engine.units import Unit
@@ -39,8 +40,27 @@ def _segments(chains: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[Segment,
     return plan_segments(dict(chains))
 
 
+def segments_of(batches: Mapping[str, Rows]) -> tuple[Segment, ...]:
+    """What a step over these models runs, in order."""
+    return _segments(tuple((name, batch.model.chain) for name, batch in batches.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Units [at, end) of a segment in one call, and what it is given. `key`: under which its rotary tables were asked for."""
+
+    program: Program
+    at: int
+    end: int
+    frame: Frame
+    paging: Paging | None
+    layers: Sequence[int | None]
+    key: str | None
+    rotary: tuple[Tensor, Tensor] | None
+
+
 class StepRun:
-    """The state of one step while it runs. `segments` records what ran, when asked to.
+    """The state of one step while it runs. `segments` records what ran, when asked to; `calls` what ran in one call.
 
     Args:
         picks: whose logits are wanted, tokens by model, where that is not what the rows say; then there is nothing to sample.
@@ -59,6 +79,7 @@ class StepRun:
         self._device = device
         self._trace = trace
         self.segments: list[SegmentRun] = []
+        self.calls: list[Call] = []
         self._batches = batches
         self._wanted = {name: wanted_of(batch) for name, batch in batches.items()} if picks is None else {}
         self._picks = {name: picks_of(batches[name], wanted) for name, wanted in self._wanted.items()} if picks is None else picks
@@ -81,7 +102,7 @@ class StepRun:
 
     def forward(self) -> Mapping[str, Tensor]:
         """Run every segment. Returns the logits [wanted rows, vocabulary] by model, of those that want any."""
-        for segment in _segments(tuple((name, batch.model.chain) for name, batch in self._batches.items())):
+        for segment in segments_of(self._batches):
             self._run(segment)
         return self._logits
 
@@ -188,6 +209,13 @@ class StepRun:
         self, segment: Segment, uses: Sequence[tuple[Unit, _Keys, _Layers]], at: int, hidden: Tensor
     ) -> tuple[Tensor, int] | None:
         """Several units in one call, where the device can: what is behind them, and the number of the next one."""
+        call = self._call(segment, uses, at, hidden)
+        if call is None:
+            return None
+        self.calls.append(call)
+        return call.program.run(hidden, call.frame, call.paging, call.layers, call.rotary), call.end
+
+    def _call(self, segment: Segment, uses: Sequence[tuple[Unit, _Keys, _Layers]], at: int, hidden: Tensor) -> Call | None:
         found = self._frames.program(segment.models, segment.units, [unit for unit, _, _ in uses], at)
         if found is None:
             return None
@@ -196,16 +224,16 @@ class StepRun:
         layers = [depths[0] for _, _, depths in ran]
         if any(keys != ran[0][1] for _, keys, _ in ran) or any(depth != depths[0] for _, _, depths in ran for depth in depths):
             return None
-        frame, paging, rotary = self._frames.frame(segment.models, ran[0][1]), None, None
+        frame, paging, key, rotary = self._frames.frame(segment.models, ran[0][1]), None, None, None
         for unit, keys, depths in ran:
             if unit.attends:
                 paged = self._frames.for_layers(segment.models, keys, cast("tuple[int, ...]", depths)).paging
-                paging = paged[0].paging if len(paged) == 1 else None
-                rotary = None if unit.rotary is None else self._frames.rotary(segment.models, unit.rotary, hidden)
+                paging, key = paged[0].paging if len(paged) == 1 else None, unit.rotary
+                rotary = None if key is None else self._frames.rotary(segment.models, key, hidden)
                 break
         if not program.takes(hidden, frame, paging, rotary):
             return None
-        return program.run(hidden, frame, paging, layers, rotary), end
+        return Call(program, at, end, frame, paging, layers, key, rotary)
 
     @staticmethod
     def _run_masked(unit: Unit, pieces: Iterable[Piece], hidden: Tensor) -> Tensor:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from runtime.engine.arrays import arrays_of, joined
+from runtime.engine.again import Again, Made
+from runtime.engine.arrays import gather, gathered, whole_of
 from runtime.engine.graphs import Graphs
 from runtime.engine.loaded import LoadedModel
-from runtime.engine.outcome import Outcome, sampling_of, wanted_of
-from runtime.engine.paged import eager, learn, rows_of
+from runtime.engine.outcome import sampling_of, wanted_of
+from runtime.engine.paged import eager, laid, learn, open_pages
 from runtime.engine.rows import Rows
 from runtime.engine.units import UnitStore
 from runtime.kv.pool import PagePool
-from runtime.stages import Array, StageResult
-from runtime.types import SegmentRun, StepPlan, StepResult
+from runtime.stages import Array, Stacked, StageResult
+from runtime.types import StepPlan, StepResult
 
 
 def stepped(
@@ -29,47 +30,76 @@ def stepped(
     plan: StepPlan,
     inputs: Mapping[str, Array],
     graphs: Graphs | None = None,
+    again: Again | None = None,
 ) -> StageResult:
-    """Run one step; `graphs`: what decodes are recorded with.
+    """Run one step; `graphs`: what decodes are recorded with; `again`: what goes on from the step before.
 
     Raises ValueError for rows without what they start from, or with what does not fit them.
     """
     begin = time.perf_counter_ns()
     learn(models, plan)
-    batches = {name: _begun(batch, inputs, units.device) for name, batch in rows_of(models, pool, plan).items()}
-    made = None if graphs is None else graphs.forward(batches)
-    outcome, behind, segments = _ran(batches, units, pool, trace) if made is None else _replayed(batches, units, made)
-    outputs: dict[str, Array] = {}
-    for name, hidden in behind.items():
-        arrays = arrays_of(hidden, [(span.lo, span.hi) for span in batches[name].spans])
-        outputs.update(zip((row.seq for row in batches[name].rows), arrays, strict=True))
+    open_pages(models, pool, plan)
+    made = None if again is None else again.follow(plan, lambda names, into: _start(models[plan.rows[0].model], inputs, names, into))
+    if made is None:
+        made = _ran(models, units, pool, trace, plan, inputs, graphs, again)
     busy = time.perf_counter_ns() - begin
-    return StageResult(StepResult(plan.step, outcome.sampled, outcome.prompts, segments, busy), outputs)
+    return StageResult(StepResult(plan.step, made.outcome.sampled, made.outcome.prompts, made.segments, busy), made.outputs)
 
 
-#: Tokens, hidden states behind stages without a head, and what ran; a recording tells nothing of that.
-_Made = tuple[Outcome, Mapping[str, Tensor], tuple[SegmentRun, ...]]
+def _outputs(batches: Mapping[str, Rows], behind: Mapping[str, Tensor]) -> Mapping[str, Array]:
+    """By row's name: of one stage, mostly, and then all in one."""
+    parts = [(batches[name].rows, hidden) for name, hidden in behind.items()]
+    arrays = [Stacked([row.seq for row in rows], whole_of(hidden), [len(row.tokens) for row in rows]) for rows, hidden in parts]
+    return arrays[0] if len(arrays) == 1 else {name: array for one in arrays for name, array in one.items()}
 
 
-def _ran(batches: Mapping[str, Rows], units: UnitStore, pool: PagePool, trace: bool) -> _Made:
+def _ran(
+    models: Mapping[str, LoadedModel],
+    units: UnitStore,
+    pool: PagePool,
+    trace: bool,
+    plan: StepPlan,
+    inputs: Mapping[str, Array],
+    graphs: Graphs | None,
+    again: Again | None,
+) -> Made:
+    batches = {name: _begun(batch, inputs, units.device) for name, batch in laid(models, plan).items()}
+    logits = None if graphs is None else graphs.forward(batches)
+    if logits is not None:
+        return _replayed(batches, units, logits)
     run = eager(batches, units, pool, trace)
-    return run.execute(units.operations.largest), run.behind, tuple(run.segments)
+    outcome = run.execute(units.operations.largest)
+    if again is not None:
+        again.ran(plan, batches, run)
+    return Made(outcome, _outputs(batches, run.behind), tuple(run.segments))
 
 
-def _replayed(batches: Mapping[str, Rows], units: UnitStore, made: Mapping[str, Tensor]) -> _Made:
+def _replayed(batches: Mapping[str, Rows], units: UnitStore, made: Mapping[str, Tensor]) -> Made:
     wanted = {name: wanted_of(batch) for name, batch in batches.items()}
     outcome = sampling_of(batches, wanted, made, units.operations.largest).read()
     # The next replay writes over them, and whoever they go to may read them later.
-    return outcome, {name: made[name].clone() for name, batch in batches.items() if not batch.model.has_head}, ()
+    return Made(outcome, _outputs(batches, {name: made[name].clone() for name, batch in batches.items() if not batch.model.has_head}))
 
 
 def _begun(batch: Rows, inputs: Mapping[str, Array], device: torch.device) -> Rows:
     """A stage's rows with the hidden states that they start from. Raises ValueError where they are missing or do not fit."""
-    model = batch.model
-    if model.has_embedding:
+    if batch.model.has_embedding:
         return batch
-    for row in batch.rows:
-        if row.seq not in inputs or inputs[row.seq].shape[:1] != (len(row.tokens),):
-            raise ValueError(f"{row.seq} has {len(row.tokens)} tokens, and no hidden states for as many")
-    hidden = joined([inputs[row.seq] for row in batch.rows], (batch.tokens, model.width), model.dtype)
-    return replace(batch, hidden=hidden.to(device)[None])
+    model, names, counts = batch.model, [row.seq for row in batch.rows], [len(row.tokens) for row in batch.rows]
+    _require(inputs, names, counts)
+    return replace(batch, hidden=gathered(inputs, names, (batch.tokens, model.width), model.dtype).to(device)[None])
+
+
+def _start(model: LoadedModel, inputs: Mapping[str, Array], names: Sequence[str], into: memoryview) -> None:
+    """Put what rows of one token start from into bytes. Raises ValueError as `_begun`."""
+    _require(inputs, names, None)
+    gather(inputs, names, into, model.width, model.dtype)
+
+
+def _require(inputs: Mapping[str, Array], names: Sequence[str], counts: Sequence[int] | None) -> None:
+    """Raises ValueError unless rows have hidden states for so many tokens each (None: one)."""
+    if isinstance(inputs, Stacked) and inputs.of(names, counts):
+        return
+    for name, count in zip(names, counts or (1,) * len(names), strict=True):
+        if name not in inputs or inputs[name].shape[:1] != (count,):
+            raise ValueError(f"{name} has {count} tokens, and no hidden states for as many")

@@ -58,9 +58,17 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
     "zoo_chunks": (c_void_p, c_int64, c_void_p, *[c_int64] * 4, c_void_p, c_int64, c_float, c_float, c_void_p, c_int),
     "zoo_layers": (c_void_p, c_void_p, c_int64, c_void_p, c_int),
+    "zoo_onward": (c_void_p,),
     "zoo_argmax": (c_void_p, c_int64, c_int64, c_void_p, c_int),
 }  # fmt: skip
-_RETURNS: dict[str, Any] = {"zoo_panel": c_int64, "zoo_decode": c_int, "zoo_chunks": c_int, "zoo_adapt": c_int, "zoo_layers": c_int}
+_RETURNS: dict[str, Any] = {
+    "zoo_panel": c_int64,
+    "zoo_decode": c_int,
+    "zoo_chunks": c_int,
+    "zoo_adapt": c_int,
+    "zoo_layers": c_int,
+    "zoo_onward": c_int,
+}
 
 _PLAIN, _GATED_SILU = 0, 1
 
@@ -85,6 +93,55 @@ class StepData(ctypes.Structure):
         ("layer_stride", c_int64), ("lengths", c_void_p), ("bounds", c_void_p), ("adapters", c_int64), ("normed", c_void_p),
         ("wide", c_void_p), ("made", c_void_p),
     )  # fmt: skip
+
+
+class OnwardData(ctypes.Structure):
+    """`struct onward`."""
+
+    _fields_ = (
+        ("lengths", c_void_p), ("rows", c_int64), ("tables", c_void_p), ("table_stride", c_int64), ("layer_stride", c_int64),
+        ("layers", c_int64), ("groups", c_int64), ("page_tokens", c_int64), ("pages", c_void_p), ("offsets", c_void_p),
+        ("cos_of", c_void_p), ("sin_of", c_void_p), ("positions", c_int64), ("dim", c_int64), ("cosine", c_void_p), ("sine", c_void_p),
+    )  # fmt: skip
+
+
+class OnwardRows:
+    """Rows of one token each, from step to step.
+
+    Args:
+        lengths: [rows], which are counted up; page_tokens: of a page.
+        layers, dim: of pages and of angles.
+    """
+
+    def __init__(self, lengths: Tensor, page_tokens: int, layers: int, dim: int) -> None:
+        rows = lengths.numel()
+        self.lengths, self.pages, self.offsets = lengths, torch.empty(layers, rows, dtype=torch.int64), torch.empty_like(lengths)
+        self.cosine, self.sine = torch.empty(rows, dim), torch.empty(rows, dim)
+        self._data = OnwardData(
+            lengths=lengths.data_ptr(), rows=rows, layers=layers, page_tokens=page_tokens, pages=self.pages.data_ptr(),
+            offsets=self.offsets.data_ptr(), dim=dim, cosine=self.cosine.data_ptr(), sine=self.sine.data_ptr(),
+        )  # fmt: skip
+        self.address = ctypes.addressof(self._data)
+        self._tables: Tensor | None = None
+        self._angles: tuple[Tensor, Tensor] | None = None
+
+    def lie(self, tables: Tensor) -> None:
+        """Their page tables [rows, layers, groups] from now on."""
+        data = self._data
+        if tables.shape[:2] != (data.rows, data.layers) or tables.dtype != torch.int64 or tables.stride(2) != 1:
+            raise ValueError(f"tables {list(tables.shape)} are not of {data.rows} rows and {data.layers} layers")
+        data.tables, data.table_stride, data.layer_stride, data.groups = tables.data_ptr(), *tables.stride()[:2], tables.shape[2]
+        self._tables = tables
+
+    def turn(self, angles: tuple[Tensor, Tensor]) -> None:
+        """Where their angles are looked up from now on: cos and sin [positions, dim]."""
+        if angles is self._angles:
+            return
+        data, (cos, sin) = self._data, angles
+        if any(each.shape[1] != data.dim or each.dtype != torch.float32 or not each.is_contiguous() for each in angles):
+            raise ValueError(f"angles {list(cos.shape)} are not of {data.dim} values")
+        data.cos_of, data.sin_of, data.positions = cos.data_ptr(), sin.data_ptr(), cos.shape[0]
+        self._angles = angles
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +273,7 @@ class Kernels:
         self._adapt, self._gate, self._stored = found.zoo_adapt, found.zoo_gate, found.zoo_stored
         self._linear, self._norm, self._rotate = found.zoo_linear, found.zoo_norm, found.zoo_rotate
         self._keep, self._decode, self._chunks, self._argmax = found.zoo_keep, found.zoo_decode, found.zoo_chunks, found.zoo_argmax
-        self._layers = found.zoo_layers
+        self._layers, self._onward = found.zoo_layers, found.zoo_onward
         self.panel = int(found.zoo_panel())
 
     @property
@@ -388,6 +445,11 @@ class Kernels:
         first = ctypes.addressof(halves) + lo * ctypes.sizeof(Half)
         if self._layers(hidden.data_ptr(), first, count, ctypes.addressof(step), self.threads):
             raise MemoryError("no memory for a layer")
+
+    def onward_(self, rows: OnwardRows) -> None:
+        """Rows of one token each go one on. Raises IndexError, and has changed nothing, for one that has no page or no angle for it."""
+        if self._onward(rows.address):
+            raise IndexError("a row has no page for its next token")
 
     def argmax(self, x: Tensor) -> Tensor:
         """x [rows, width] -> [rows], the first of the largest; of a row that holds NaN, the first of those."""

@@ -955,6 +955,35 @@ int zoo_layers(float *hidden, const struct half *halves, int64_t count, const st
     return failed;
 }
 
+/* Rows of one token each, and where their next one's K, V and angles lie: `OnwardData` in calls.py. Page tables as in `struct step`. */
+struct onward {
+    int64_t *lengths, rows;
+    const int64_t *tables;
+    int64_t table_stride, layer_stride, layers, groups, page_tokens;
+    int64_t *pages, *offsets; /* [layers, rows], [rows] */
+    const float *cos_of, *sin_of; /* [positions, dim] */
+    int64_t positions, dim;
+    float *cosine, *sine; /* [rows, dim] */
+};
+
+/* Every row one token on. Returns 1, and has changed nothing, if one has no page or no angle for it. */
+int zoo_onward(const struct onward *on)
+{
+    for (int64_t r = 0; r < on->rows; r++) {
+        int64_t at = on->lengths[r];
+        if (at < 0 || at >= on->positions || at / on->page_tokens >= on->groups) return 1;
+    }
+    for (int64_t r = 0; r < on->rows; r++) {
+        int64_t at = on->lengths[r]++, group = at / on->page_tokens;
+        on->offsets[r] = at % on->page_tokens;
+        for (int64_t l = 0; l < on->layers; l++)
+            on->pages[l * on->rows + r] = on->tables[r * on->table_stride + l * on->layer_stride + group];
+        memcpy(on->cosine + r * on->dim, on->cos_of + at * on->dim, on->dim * sizeof(float));
+        memcpy(on->sine + r * on->dim, on->sin_of + at * on->dim, on->dim * sizeof(float));
+    }
+    return 0;
+}
+
 /* The first index of the largest element of each row [rows, width]; of a row with NaN, the first NaN's, as torch's argmax does. */
 void zoo_argmax(const float *x, int64_t rows, int64_t width, int64_t *out, int threads)
 {

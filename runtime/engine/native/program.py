@@ -77,7 +77,7 @@ class Program:
     """See the top of the file."""
 
     def __init__(self, kernels: Kernels, steps: Sequence[_Step]) -> None:
-        self._kernels = kernels
+        self.kernels = kernels
         self._steps = tuple(steps)
         self._halves = (Half * len(steps))(*(step.half for step in steps))
         #: Room that a row needs: for the normed, the widest products, and what goes into the last ones.
@@ -85,7 +85,8 @@ class Program:
             max(step.half.width for step in steps), max(step.half.in_total for step in steps), max(step.half.out_inputs for step in steps),
         )  # fmt: skip
         self._geometries = sorted({(s.half.kv_heads, s.half.dim) for s in steps if s.half.kind == _ATTENTION})
-        self._like = torch.empty((1, *self._geometries[0])) if self._geometries else None
+        #: Shaped as K of its attention, None where nothing attends.
+        self.like = torch.empty((1, *self._geometries[0])) if self._geometries else None
 
     def takes(self, hidden: Tensor, frame: Frame, paging: Paging | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
         """Whether it can run over this frame, whose attention is over this paging, by these tables (None where no half attends)."""
@@ -105,17 +106,17 @@ class Program:
         """hidden [1, rows, width] -> the same. `layers`: the number of each half's attention layer in `paging`, None for an FFN."""
         work = _Work(self, hidden, rotary)
         step = work.step
-        if paging is not None and self._like is not None:
+        if paging is not None and self.like is not None:
             tables, pages, offsets = paging.tables, paging.token_pages.contiguous(), paging.token_offsets.contiguous()
-            view, lengths = paging.view(self._like), paging.lengths.contiguous()
+            view, lengths = paging.view(self.like), paging.lengths.contiguous()
             step.k_pool, step.v_pool = view.k.data_ptr(), view.v.data_ptr()
             step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
             step.token_pages, step.token_offsets, step.lengths = pages.data_ptr(), offsets.data_ptr(), lengths.data_ptr()
             step.tables, step.table_stride, step.layer_stride = tables.data_ptr(), tables.stride(0), tables.stride(1)
-        lows = self._adapters(frame, step)
+        lows = self._adapters(frame, step, self._halves)
         for half, layer in zip(self._halves, layers, strict=True):
             half.layer = layer or 0
-        self._kernels.layers_(work.out, self._halves, step)
+        self.kernels.layers_(work.out, self._halves, step)
         del lows
         return work.out
 
@@ -124,19 +125,27 @@ class Program:
     ) -> Tensor:
         """As `run`, with K and V in cells: a call per layer, for each has a store of its own."""
         work = _Work(self, hidden, rotary)
-        lows = self._adapters(frame, work.step)
+        lows = self._adapters(frame, work.step, self._halves)
         starts = [at for at, layer in enumerate(layers) if layer is not None]
         for lo, hi in zip([0, *starts], [*starts, len(layers)], strict=True):
             layer = layers[lo]
-            if layer is not None and cells is not None and self._like is not None:
+            if layer is not None and cells is not None and self.like is not None:
                 self._halves[lo].layer = 0
-                cells.put(work.step, layer, self._like)
+                cells.put(work.step, layer, self.like)
             if lo < hi:
-                self._kernels.layers_(work.out, self._halves, work.step, lo, hi)
-        if cells is not None and self._like is not None:
-            cells.clear([layer for layer in layers if layer is not None], self._like)
+                self.kernels.layers_(work.out, self._halves, work.step, lo, hi)
+        if cells is not None and self.like is not None:
+            cells.clear([layer for layer in layers if layer is not None], self.like)
         del lows
         return work.out
+
+    def bound(self, frame: Frame, layers: Sequence[int | None]) -> tuple[ctypes.Array[Half], StepData, list[object]]:
+        """Halves of its own for these layers and adapters, a step that has nothing yet but the adapters, and what must live as long."""
+        step, halves = StepData(), (Half * len(self._steps))(*self._halves)
+        alive = self._adapters(frame, step, halves)
+        for half, layer in zip(halves, layers, strict=True):
+            half.layer = layer or 0
+        return halves, step, [self, frame, *alive]
 
     def _plain(self, hidden: Tensor, frame: Frame, rotary: tuple[Tensor, Tensor] | None) -> bool:
         """Whether what is not K and V is as the kernels take it."""
@@ -149,13 +158,13 @@ class Program:
         shape = (1, frame.tokens, self._geometries[0][1])
         return all(table.dtype == torch.float32 and table.shape == shape for table in rotary)
 
-    def _adapters(self, frame: Frame, data: StepData) -> list[object]:
+    def _adapters(self, frame: Frame, data: StepData, halves: ctypes.Array[Half]) -> list[object]:
         """Point to what the frame's adapters have; returns what must live until the call is over."""
         if frame.adapters:
             bounds = spans_of(frame).bounds
             data.bounds, data.adapters = ctypes.addressof(bounds), len(frame.adapters)
         alive: list[object] = []
-        for half, step in zip(self._halves, self._steps, strict=True):
+        for half, step in zip(halves, self._steps, strict=True):
             into, out = step.into.added.lows(frame), step.out.added.lows(frame)
             half.in_lows, half.out_lows = (None if low is None else low.address for low in (into, out))
             alive += [into, out]

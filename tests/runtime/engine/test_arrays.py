@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.engine.arrays import array_of, arrays_of, joined
+from runtime.engine.arrays import array_of, joined, whole_of
+from runtime.stages import cut
+
+
+def arrays_of(hidden, spans):
+    """Rows' tokens [lo, hi), as whoever asks for a row's own gets them."""
+    return [cut(whole_of(hidden), lo, hi) for lo, hi in spans]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
