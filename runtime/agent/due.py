@@ -32,10 +32,12 @@ class Due:
         """A row is through here. It is due back if nobody but the scheduler has it meanwhile: here its path ends, and begins again."""
         path = row.guest.path
         if self.limit and row.hop + 1 == len(path) and path[0].device == device and not row.turn:
-            self._left.pop(row.name, None)
-            self._left[row.name] = now
+            name = row.guest.keys.get(path[0].lo, row.name)  # its next row comes in at the first hop, which may be another than the last
+            self._left.pop(name, None)
+            self._left[name] = now
 
     def comes(self, name: str, now: int) -> None:
+        """`name`: of the table that a row enters at."""
         if self._left:
             left = self._left.pop(name, None)
             if left is not None:

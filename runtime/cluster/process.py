@@ -196,7 +196,7 @@ class AgentLoop:
     def _patience(self) -> float:
         if self._relay.lingers is not None:
             return max(_SHORTEST, min(_PAUSE, (self._relay.lingers - self._clock()) / 1e9))
-        if self._relay.busy:
+        if self._relay.busy or not self._welcome:
             return _PAUSE
         return max(0.0, min(self._settings.report_seconds, (self._next_report - self._clock()) / 1e9))
 

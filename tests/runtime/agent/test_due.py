@@ -13,7 +13,7 @@ LIMIT = 2_000
 
 def row(name: str, hops: tuple[str, ...] = ("d",), at: int | None = None, turn: int = 0) -> Any:
     path = tuple(Hop(device, place, place + 1) for place, device in enumerate(hops))
-    return SimpleNamespace(name=name, guest=SimpleNamespace(path=path), hop=len(hops) - 1 if at is None else at, turn=turn)
+    return SimpleNamespace(name=name, guest=SimpleNamespace(path=path, keys={}), hop=len(hops) - 1 if at is None else at, turn=turn)
 
 
 def test_nobody_is_expected_before_one_has_come_back() -> None:
@@ -34,6 +34,15 @@ def test_only_rows_that_the_scheduler_alone_has_are_due() -> None:
     assert len(due) == 0
     due.leaves(row("ends where it began", ("d", "e", "d")), "d", 0)
     assert len(due) == 1
+
+
+def test_a_path_that_comes_back_begins_again_at_its_first_hop() -> None:
+    due = Due(LIMIT, 0.5)
+    last = row("a@4", ("d", "e", "d"), at=2)
+    last.guest.keys.update({0: "a@0", 4: "a@4"})
+    due.leaves(last, "d", 0)
+    due.comes("a@0", 100)
+    assert len(due) == 0, "a step with it in would wait for it"
 
 
 def test_who_is_late_is_not_expected_any_more_and_makes_the_round_longer() -> None:
