@@ -196,7 +196,8 @@ class Stuck(Message, frozen=True, tag=True, array_like=True):
 
 
 class Pass(Message, frozen=True, tag=True, array_like=True):
-    """Rows for the next hop (`hops[i]` of their paths), their hidden states [counts, width] beside it, one array each.
+    """Rows for the next hop (`hops[i]` of their paths), their hidden states beside it: [tokens, width], rows back to back, each array of
+    one row or of several.
 
     `turns`, `ahead`: as in Go. An odd turn is a prediction of the row whose turn is the next number: it is tentative.
     """

@@ -9,6 +9,8 @@ def sampled_by_seq(plan: StepPlan, result: StepResult) -> dict[str, Sampled]:
     """The sampled tokens by sequence: one for each row that was to sample and was not put off, and no others. Raises ValueError."""
     if result.step != plan.step:
         raise ValueError(f"the engine answered step {result.step} instead of {plan.step}")
+    if not result.sampled and not result.deferred and not any([row.sample for row in plan.rows]):  # noqa: C419
+        return {}
     sampled = {one.seq: one for one in result.sampled}
     deferred = set(result.deferred)
     if deferred and not deferred < {row.seq for row in plan.rows}:

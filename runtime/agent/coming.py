@@ -5,13 +5,13 @@ Contract: pure but for `early`, which keeps rows whose sequence is not open yet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 
 from runtime.agent.early import Early
 from runtime.agent.guests import Guest, Waiting
 from runtime.messages import Go, Pass
-from runtime.stages import Array
+from runtime.stages import Array, Slice, own
 
 
 def rows_of_go(go: Go, guests: Mapping[str, Guest], now: int) -> list[Waiting]:
@@ -37,26 +37,44 @@ def rows_of_go(go: Go, guests: Mapping[str, Guest], now: int) -> list[Waiting]:
     return rows
 
 
-def rows_of_pass(
-    rows: Pass, arrays: Sequence[Array], device: str, guests: Mapping[str, Guest], early: Early, now: int
-) -> Iterator[Waiting]:
-    """Rows of hidden states, at later hops. A message without one array for each row is dropped: nobody could say whose is whose."""
-    if len(arrays) != len(rows.seqs):
-        return
-    for at, seq in enumerate(rows.seqs):
-        guest, index, count, array = guests.get(seq), rows.hops[at], rows.counts[at], arrays[at]
-        if guest is None or guest.epoch < rows.epochs[at]:
-            early.keep(rows, at, array, now)
+def rows_of_pass(rows: Pass, arrays: Sequence[Array], device: str, guests: Mapping[str, Guest], early: Early, now: int) -> list[Waiting]:
+    """Rows of hidden states, at later hops. A message whose arrays are not its rows' is dropped: nobody could say whose is whose."""
+    came: list[Waiting] = []
+    parts, turns = parts_of(rows.counts, arrays), rows.turns or repeat(0)
+    if parts is None:
+        return came
+    columns = zip(rows.seqs, rows.epochs, rows.hops, rows.starts, rows.counts, rows.sample, rows.generated, parts, strict=True)
+    for at, ((seq, epoch, index, start, count, sample, generated, part), turn) in enumerate(zip(columns, turns, strict=False)):
+        guest = guests.get(seq)
+        if guest is None or guest.epoch < epoch:
+            early.keep(rows, at, own(part), now)
             continue
-        if guest.epoch != rows.epochs[at] or not 0 < index < len(guest.path):
+        if guest.epoch != epoch or not 0 < index < len(guest.path):
             continue
-        hop, start = guest.path[index], rows.starts[at]
-        if hop.device != device or array.shape[:1] != (count,):
+        hop = guest.path[index]
+        if hop.device != device:
             continue
-        stage, name = guest.stages[hop.lo], guest.keys[hop.lo]
-        row = Waiting(
-            guest, guest.epoch, index, name, stage, start, count, None, array, rows.sample[at], rows.generated[at], 1, now, start > 0
-        )  # fmt: skip
-        if rows.turns and rows.turns[at]:
-            row.turn, row.ahead = rows.turns[at], rows.ahead[at]
-        yield row
+        lo = hop.lo
+        row = Waiting(guest, epoch, index, guest.keys[lo], guest.stages[lo], start, count, None, part, sample, generated, 1, now, start > 0)
+        if turn:
+            row.turn, row.ahead = turn, rows.ahead[at]
+        came.append(row)
+    return came
+
+
+def parts_of(counts: Sequence[int], arrays: Sequence[Array]) -> Sequence[Array | Slice] | None:
+    """Rows' tokens out of arrays that hold those of one row or of several, back to back; None where they do not come out even."""
+    sizes = [array.shape[0] for array in arrays]
+    if sizes == list(counts):
+        return arrays
+    parts: list[Array | Slice] = []
+    at = 0  # of the rows
+    for array, size in zip(arrays, sizes, strict=True):
+        lo = 0
+        while lo < size and at < len(counts):
+            hi = lo + counts[at]
+            parts.append(Slice(array, lo, hi))
+            lo, at = hi, at + 1
+        if lo != size:
+            return None
+    return parts if at == len(counts) else None

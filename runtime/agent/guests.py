@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from runtime.stages import Array, Path, RunAhead
+from runtime.stages import Array, Path, RunAhead, Slice
 from runtime.types import SequenceRequest
 
 
@@ -74,7 +74,7 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
     start: int
     tokens: int
     ids: tuple[int, ...] | None
-    array: Array | None
+    array: Array | Slice | None
     sample: bool
     generated: int
     steps: int

@@ -25,7 +25,7 @@ from runtime.agent.tables import Tables
 from runtime.config import RelayConfig
 from runtime.messages import Moved, Pages, Receive, Settle, Stuck
 from runtime.policy.twoended import TwoEnded
-from runtime.stages import Array
+from runtime.stages import Array, own
 from runtime.types import ModelSpec
 
 
@@ -136,7 +136,7 @@ class Moves:
             move.feed.ran()
             move.shared.ran(move.groups(row.tokens), now)
             if row.array is not None and self._kept:
-                self._kept.keep(row.guest.seq, move.feed.before, row.start, row.array)
+                self._kept.keep(row.guest.seq, move.feed.before, row.start, own(row.array))
         return self._go_on(move, now)
 
     def failed(self, row: Waiting, reason: str, now: int) -> list[RelayCommand]:

@@ -51,7 +51,7 @@ from runtime.agent.returns import Returns
 from runtime.agent.seats import Seats
 from runtime.agent.shelf import Shelf
 from runtime.agent.tables import Tables
-from runtime.agent.telling import Told, lost_of
+from runtime.agent.telling import Told, lost_of, onward
 from runtime.config import RelayConfig
 from runtime.messages import (
     Bid,
@@ -74,7 +74,7 @@ from runtime.messages import (
 )
 from runtime.policy.hops import HopLimits, decide
 from runtime.policy.linger import until
-from runtime.stages import Array, StageResult
+from runtime.stages import Array, StageResult, own, stacked
 from runtime.types import Opened, PageCounts, Row, StepPlan
 
 #: A driver with one stream takes all rows in turn, what predicts before what is predicted; one with two takes either kind on its own.
@@ -162,7 +162,8 @@ class Relay:
         self._under_way[lane] = plan, chosen
         if lane != "ahead":
             self._due.begins(now)
-        inputs = {each.name: each.array for each in chosen if each.array is not None}
+        brought = [each for each in chosen if each.array is not None]
+        inputs = stacked([each.name for each in brought], [each.array for each in brought if each.array is not None])
         return StageStep(plan, inputs, {each.name: each.steps for each in chosen if each.steps > 1})
 
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]:
@@ -174,6 +175,10 @@ class Relay:
         if lane != "ahead":
             self._due.ran(now)
         self._tokens += plan.tokens
+        together = None if self._keeps else onward(rows, result.outputs)
+        if together is not None:
+            self._all_through(rows, now)
+            return [together, *self._bids(), *self._parted()]
         told, judged = Told(self.device), Judged(self.device, self._alike)
         out: list[RelayCommand] = []
         fill, keeps = self._tables.fill, self._keeps
@@ -185,10 +190,19 @@ class Relay:
             fill(each.name, each.tokens + each.steps - 1)
             if each.guest.here:
                 if keeps and each.array is not None and not each.shadow:
-                    self._kept.keep(each.guest.seq, each.guest.path[each.hop].lo, each.start, each.array)
+                    self._kept.keep(each.guest.seq, each.guest.path[each.hop].lo, each.start, own(each.array))
                 self._through(each, result.outputs, told, judged, now)
         self._tables.settle([each.name for each in rows])
         return [*out, *told.commands(sampled, result.result.prompt_logprobs), *judged.told(), *self._bids(), *self._parted()]
+
+    def _all_through(self, rows: Sequence[Waiting], now: int) -> None:
+        """Rows that all go on have run here."""
+        fill, matter = self._tables.fill, self._returns.matter
+        for each in rows:
+            fill(each.name, each.tokens + each.steps - 1)
+            if matter:
+                self._returns.leaves(each, now)
+        self._tables.settle([each.name for each in rows])
 
     def _through(self, row: Waiting, outputs: Mapping[str, Array], told: Told, judged: Judged, now: int) -> None:
         """A row that stands has run here: it goes on to its next hop, or it is at the end of its path."""
@@ -277,18 +291,20 @@ class Relay:
     # -- inside: rows --------------------------------------------------------------------------------------------------
 
     def _go(self, go: Go, now: int) -> None:
-        rows = rows_of_go(go, self._seats.guests, now)
-        if go.turns or self._returns.listens:
+        self._come(rows_of_go(go, self._seats.guests, now), bool(go.turns), now)
+
+    def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
+        self._come(rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now), bool(rows.turns), now)
+
+    def _come(self, rows: Sequence[Waiting], turns: bool, now: int) -> None:
+        """Rows join the queue. `turns`: some of them have one."""
+        if turns or self._returns.listens:
             for row in rows:
                 self._comes(row, now)
         else:
             for row in rows if self._due else ():
                 self._due.comes(row.name, now)
             self._queue += rows
-
-    def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
-        for row in rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now):
-            self._comes(row, now)
 
     def _bid(self, event: Offer | Bid | Retract) -> list[RelayCommand]:
         match event:
@@ -383,10 +399,13 @@ class Relay:
         return guest.here and (not each.turn or not guest.superseded(each.hop, each.turn, each.start))
 
     def _row(self, each: Waiting, opened: list[Opened]) -> Row:
-        if self._tables.introduce(each.name):
-            opened.append(Opened(replace(each.guest.request, seq=each.name, model=each.stage), each.guest.output))
-        name, start, count, ids = each.name, each.start, each.tokens, each.ids
-        groups = self._tables.tell(name, start + count + each.steps - 1)
+        name, start, count, ids, tables = each.name, each.start, each.tokens, each.ids, self._tables
+        end = start + count + each.steps - 1
+        groups: tuple[tuple[int, ...], ...] = ()
+        if end > tables.told.get(name, -1):
+            if tables.introduce(name):
+                opened.append(Opened(replace(each.guest.request, seq=name, model=each.stage), each.guest.output))
+            groups = tables.tell(name, end)
         sample = each.sample and each.move == 0 and each.hop + 1 == len(each.guest.path)
         return Row(name, each.stage, (0,) * count if ids is None else ids, start, groups, sample, each.generated)
 

@@ -27,7 +27,7 @@ class Tables:
         self.book = PageBook(capacity)
         self._specs: dict[str, ModelSpec] = {}
         #: Of those that the engine knows: the tokens that the groups it has heard of can hold.
-        self._told: dict[str, int] = {}
+        self.told: dict[str, int] = {}
         self._writing: set[str] = set()
         self._leaving: set[str] = set()
         self._serial = 0
@@ -96,19 +96,19 @@ class Tables:
 
     def introduce(self, key: str) -> bool:
         """Whether the engine is to hear of it now, for the first time."""
-        if key in self._told:
+        if key in self.told:
             return False
-        self._told[key] = 0
+        self.told[key] = 0
         return True
 
     def tell(self, key: str, tokens: int) -> tuple[Group, ...]:
         """Groups that `tokens` tokens need and the engine has not heard of. Never more: what lies beyond may be on its way here."""
-        told = self._told[key]
+        told = self.told[key]
         if tokens <= told:
             return ()
         spec = self._specs[key]
         need, width = groups_for(spec, tokens), spec.page_tokens
-        self._told[key] = need * width
+        self.told[key] = need * width
         return self.book.groups_of(key, told // width, need)
 
     def pages(self, key: str, lo: int, hi: int, layers: slice = slice(None)) -> tuple[int, ...]:
@@ -145,7 +145,7 @@ class Tables:
         """After a failed step: the engine is to forget these, and once more what it had been told to forget."""
         self.released.extend((*released, *keys))
         for key in keys:
-            self._told.pop(key, None)
+            self.told.pop(key, None)
 
     def take_released(self) -> tuple[str, ...]:
         """What the engine is to forget; each is told once."""
@@ -164,5 +164,5 @@ class Tables:
 
     def _forget_key(self, key: str) -> None:
         del self._specs[key]
-        if self._told.pop(key, None) is not None:
+        if self.told.pop(key, None) is not None:
             self.released.append(key)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from runtime.agent.commands import SCHEDULER, Send
 from runtime.agent.guests import Waiting
 from runtime.messages import Done, Lost, Pass
-from runtime.stages import Array
+from runtime.stages import Array, Stacked
 from runtime.types import PromptLogprobs, Sampled
 
 
@@ -40,6 +40,21 @@ class Told:
                 prompts.setdefault(part.seq, []).append(part)
             out.append(Send(SCHEDULER, done_of(self._device, self._ended, sampled, prompts)))
         return out
+
+
+def onward(rows: Sequence[Waiting], outputs: Mapping[str, Array]) -> Send | None:
+    """All rows of a step in one message, where all of them stand and go on to one device, and what they go on with lies in one piece."""
+    if not rows or not isinstance(outputs, Stacked) or not outputs.of([each.name for each in rows], [each.tokens for each in rows]):
+        return None
+    path, after = rows[0].guest.path, rows[0].hop + 1
+    device = path[after].device if after < len(path) else None
+    for each in rows:
+        path, after = each.guest.path, each.hop + 1
+        if each.move or each.turn or not each.guest.here or after == len(path) or path[after].device != device:
+            return None
+        if after in each.guest.offers:  # nobody has it yet
+            return None
+    return None if device is None else Send(device, pass_of(rows), (outputs.whole,))
 
 
 def pass_of(rows: Sequence[Waiting]) -> Pass:

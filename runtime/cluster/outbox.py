@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from runtime.cluster.shorthand import Said
 from runtime.cluster.wire import Frame, encode
 from runtime.messages import Message
 from runtime.stages import Array
@@ -27,6 +28,7 @@ class Outbox:
         self._put = put
         self._limit = limit
         self._number = 0
+        self._said = Said()
         self._waiting: deque[tuple[list[Frame], int]] = deque()
         self._bytes = 0
 
@@ -37,7 +39,9 @@ class Outbox:
 
     def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
         """Never blocks. Raises Choked, and WireError for a message that cannot be sent; then nothing has gone out."""
-        frames = encode(self._number, message, arrays)
+        short = self._said.short(message)
+        frames = encode(self._number, message, arrays, short)
+        self._said.went(message)
         self._number += 1
         if self.flush() and self._put(frames):
             return

@@ -22,8 +22,9 @@ import zmq
 from runtime.cluster.keys import Keys
 from runtime.cluster.outbox import Choked, Outbox
 from runtime.cluster.register import NAME, Register, link
+from runtime.cluster.shorthand import Heard
 from runtime.cluster.sockets import ADDRESS, Bell, Sockets, putting
-from runtime.cluster.wire import OtherProtocol, WireError, decode
+from runtime.cluster.wire import OtherProtocol, Parcel, WireError, check_arrays, decode
 from runtime.messages import Denial, Message
 from runtime.stages import Array
 
@@ -107,6 +108,8 @@ class Post:
         self._register = Register()
         self._admits: Callable[[str, int], bool] = lambda name, incarnation: True
         self._early: dict[str, list[tuple[bytes, list[memoryview]]]] = {}
+        #: By peer and link: what its short messages go on from.
+        self._heard: dict[str, dict[bytes, Heard]] = {}
         self._notices: list[Mail | Cut] = []
         self._poller, self._bell = zmq.Poller(), Bell()
         self._poller.register(self._bell, zmq.POLLIN)
@@ -145,6 +148,7 @@ class Post:
         known = self._peers.get(name)
         self._drop(name)
         self._register.gone(name, None if known is None else known.incarnation)
+        self._heard.pop(name, None)
 
     def knows(self, name: str) -> bool:
         return name in self._peers
@@ -287,14 +291,30 @@ class Post:
         try:
             parcel = decode(frames)
             self._register.count(who, parcel.number)
+            message = self._full(name, who, parcel)
         except WireError as error:
             return self._refuse(who, name, incarnation, error)
         self._meet(name, incarnation)
-        if isinstance(parcel.message, Denial):
+        if isinstance(message, Denial):
             self._register.cut(who)
             self._drop(name)
-            return Cut(name, incarnation, parcel.message.reason, denied=True)
-        return Mail(name, incarnation, parcel.message, parcel.arrays)
+            return Cut(name, incarnation, message.reason, denied=True)
+        return Mail(name, incarnation, message, parcel.arrays)
+
+    def _full(self, name: str, who: bytes, parcel: Parcel) -> Message:
+        """What a message says, said in full. Raises WireError."""
+        links = self._heard.setdefault(name, {})
+        heard = links.get(who)
+        if heard is None:
+            for over in [each for each in links if self._register.heard(each) is None]:
+                del links[over]  # earlier lives go with their bases
+            heard = links[who] = Heard()
+        message = heard.full(parcel.message)
+        if message is None:
+            raise WireError("it goes on from a message that never came")
+        if message is not parcel.message:
+            check_arrays(message, parcel.arrays)
+        return message
 
     def _meet(self, name: str, incarnation: int) -> None:
         """Whoever speaks and has no address is answered the way it came. A new life of a peer ends the one before."""

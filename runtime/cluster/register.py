@@ -6,6 +6,7 @@ A link is known by the name that whoever connects gives itself, `name/incarnatio
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from runtime.cluster.wire import WireError
 
@@ -18,6 +19,12 @@ def link(name: str, incarnation: int, purpose: str = "main") -> bytes:
     return f"{name}/{incarnation}/{purpose}".encode()
 
 
+@lru_cache(maxsize=1024)
+def _read(who: bytes) -> tuple[str, int] | None:
+    known = _WHO.fullmatch(who)
+    return None if known is None else (known[1].decode(), int(known[2]))
+
+
 class Register:
     """See the top of the file. What is known of the links of a life goes with it."""
 
@@ -28,13 +35,10 @@ class Register:
 
     def heard(self, who: bytes) -> tuple[str, int] | None:
         """A link's peer and incarnation; None for whoever is not to be heard."""
-        known = _WHO.fullmatch(who)
-        if known is None:
+        known = _read(who)
+        if known is None or self.outdated(*known) or self._links.get(known[0], {}).get(who, 0) is None:
             return None
-        name, incarnation = known[1].decode(), int(known[2])
-        if self.outdated(name, incarnation) or self._links.get(name, {}).get(who, 0) is None:
-            return None
-        return name, incarnation
+        return known
 
     def count(self, who: bytes, number: int) -> None:
         """A message came. Raises WireError unless it is the one behind the last: a link that broke may have lost some."""

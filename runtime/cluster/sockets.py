@@ -111,7 +111,8 @@ def putting(socket: zmq.Socket[bytes], to: bytes | None = None) -> Callable[[lis
 
     def put(frames: list[Frame]) -> bool:
         try:
-            socket.send_multipart(frames if to is None else [to, *frames], zmq.NOBLOCK, copy=False)
+            copied = sum(map(len, frames)) < _COPIED_BYTES  # at once, which is cheaper than a message of pyzmq's for each frame
+            socket.send_multipart(frames if to is None else [to, *frames], zmq.NOBLOCK, copy=copied)
         except zmq.Again:
             return False
         return True

@@ -16,12 +16,13 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby, repeat
+from itertools import accumulate, groupby, repeat
 from math import prod
 from typing import Any, TypeAlias
 
 import msgspec
 
+from runtime.cluster.shorthand import Short
 from runtime.messages import (
     PROTOCOL,
     Bid,
@@ -85,7 +86,7 @@ class Parcel:
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     arrays: tuple[tuple[str, tuple[int, ...], int], ...]
-    message: ToAgent | ToScheduler | ToDriver
+    message: ToAgent | ToScheduler | ToDriver | Short
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -95,14 +96,20 @@ _decoder = msgspec.msgpack.Decoder(_Envelope)
 # -- out ---------------------------------------------------------------------------------------------------------------
 
 
-def encode(number: int, message: Message, arrays: Sequence[Array] = ()) -> list[Frame]:
-    """Frames of a message. What arrays hold must not change any more. Raises WireError for what the other side would refuse."""
-    _check(message, arrays)
+def encode(number: int, message: Message, arrays: Sequence[Array] = (), short: Message | None = None) -> list[Frame]:
+    """Frames of a message, in the words of `short` if there are any (`cluster.shorthand`). What arrays hold must not change any more.
+
+    Raises WireError for what the other side would refuse.
+    """
+    if short is None:
+        check(message, arrays)
+    else:
+        check_arrays(message, arrays)
     kinds = _kinds(arrays)
     parts = _parts(arrays, kinds)
     body = bytearray(_PREAMBLE.size)
     _PREAMBLE.pack_into(body, 0, _MAGIC, PROTOCOL, number)
-    _encoder.encode_into(_Envelope(kinds, message), body, _PREAMBLE.size)  # type: ignore[arg-type]
+    _encoder.encode_into(_Envelope(kinds, message if short is None else short), body, _PREAMBLE.size)  # type: ignore[arg-type]
     if len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large")
     if len(parts) > 1 and sum(map(len, parts)) <= _JOINED_BYTES:
@@ -138,7 +145,10 @@ def _bytes_of(data: Any, nbytes: int) -> memoryview:
 
 
 def decode(frames: Sequence[Frame]) -> Parcel:
-    """A message from its frames; its arrays are views of them. Raises WireError, OtherProtocol among them."""
+    """A message from its frames; its arrays are views of them. One in short is to be checked once it is there in full.
+
+    Raises WireError, OtherProtocol among them.
+    """
     if not frames or not _PREAMBLE.size < len(frames[0]) <= MAX_MESSAGE_BYTES:
         raise WireError("it has no preamble, or is too large")
     magic, protocol, number = _PREAMBLE.unpack_from(frames[0])
@@ -151,7 +161,8 @@ def decode(frames: Sequence[Frame]) -> Parcel:
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise WireError(f"it cannot be read: {_short(error)}") from None
     arrays = _arrays(envelope.arrays, frames[1:])
-    _check(envelope.message, arrays)
+    if not isinstance(envelope.message, Short):
+        check(envelope.message, arrays)
     return Parcel(number, envelope.message, arrays)
 
 
@@ -245,7 +256,7 @@ _NATURAL = {
 }
 
 
-def _check(message: Message, arrays: Sequence[Array]) -> None:
+def check(message: Message, arrays: Sequence[Array]) -> None:
     """Raises WireError for a message that contradicts itself or what is beside it."""
     kind = type(message)
     if len({len(getattr(message, name)) for name in _COLUMNS.get(kind, ())}) > 1:
@@ -254,8 +265,13 @@ def _check(message: Message, arrays: Sequence[Array]) -> None:
         raise WireError(f"columns of a {kind.__name__} differ in length")
     if any(min(getattr(message, name), default=0) < 0 for name in _NATURAL.get(kind, ())):
         raise WireError(f"a {kind.__name__} with negative numbers")
-    check = _CHECKS.get(kind, _no_arrays)
-    if not check(message, arrays):
+    check_arrays(message, arrays)
+
+
+def check_arrays(message: Message, arrays: Sequence[Array]) -> None:
+    """As `check`, of a message whose columns are known to be right each for itself: they go on from one that was checked."""
+    kind = type(message)
+    if not _CHECKS.get(kind, _no_arrays)(message, arrays):
         raise WireError(f"a {kind.__name__} and its arrays or columns disagree")
 
 
@@ -279,11 +295,16 @@ def _open(message: Open, arrays: Sequence[Array]) -> bool:
 
 
 def _pass(message: Pass, arrays: Sequence[Array]) -> bool:
-    """Hidden states [count, width] for each row, neither of them 0: no row claims tokens that nobody has sent bytes for."""
-    if len(message.turns) != len(message.ahead) or len(arrays) != len(message.seqs):
+    """Hidden states [tokens, width] of one row or several, neither of them 0: no row claims tokens that nobody has sent bytes for."""
+    if len(message.turns) != len(message.ahead) or 0 in message.counts:
         return False
-    shapes = {(count, each.shape) for count, each in zip(message.counts, arrays, strict=True)}
-    return all(len(shape) == 2 and shape[0] == count and 0 not in shape for count, shape in shapes)
+    if any(len(each.shape) != 2 or 0 in each.shape for each in arrays):
+        return False
+    if len(arrays) == 1:
+        return arrays[0].shape[0] == sum(message.counts)
+    ends = set(accumulate(message.counts, initial=0))
+    bounds = list(accumulate((each.shape[0] for each in arrays), initial=0))
+    return bounds[-1] == sum(message.counts) and ends.issuperset(bounds)
 
 
 def _pages(message: Pages, arrays: Sequence[Array]) -> bool:

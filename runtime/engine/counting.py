@@ -21,7 +21,7 @@ from runtime.engine.counted import PRIME, CountingModel, Part, kept, prompt_logp
 from runtime.engine.counting_lanes import CountingLanes
 from runtime.engine.fake import FakeFault, require
 from runtime.kv.pages import Group
-from runtime.stages import Array, Likeness, Stage, StageResult, StepRunner
+from runtime.stages import Array, Likeness, Stacked, Stage, StageResult, StepRunner
 from runtime.types import EngineMemory, ModelSpec, Opened, PromptLogprobs, Row, Sampled, StepPlan, StepResult
 from zoo.errors import NotFound, NotServable
 
@@ -153,17 +153,20 @@ class CountingEngine:
         """The rest of it."""
         sampled: list[Sampled] = []
         prompts: list[PromptLogprobs] = []
-        outputs: dict[str, Array] = {}
+        behind: dict[str, array[int]] = {}
         for row in plan.rows:
             self._take(row)
             values = self._values(row, inputs.get(row.seq))
             held = self._held[row.seq]
             if held.stage.hi < len(self._models[held.stage.model].parts):
-                outputs[row.seq] = Array("int64", (len(values), 1), array("q", values).tobytes())
+                behind[row.seq] = array("q", values)
                 continue
             prompts += prompt_logprobs_of(held.spec, held.opened.request, row)
             if row.sample:
                 sampled.append(sampled_of(held.spec, held.opened.request, row, values[-1]))
+        counts = [len(values) for values in behind.values()]
+        whole = Array("int64", (sum(counts), 1), b"".join(behind.values()))
+        outputs = Stacked([*behind], whole, counts) if behind else {}
         return StageResult(StepResult(plan.step, tuple(sampled), tuple(prompts), (), busy), outputs)
 
     # -- what a plan must be -------------------------------------------------------------------------------------------

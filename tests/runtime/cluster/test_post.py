@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 import zmq
+from msgspec.structs import replace
 
 from runtime.cluster.keys import Keys
 from runtime.cluster.post import Cut, Mail, Post, Settings
 from runtime.cluster.register import Register, link
+from runtime.cluster.shorthand import PassAgain
 from runtime.cluster.wire import decode, encode
-from runtime.messages import PROTOCOL, Beat, Denial, Halt, Pages
+from runtime.messages import PROTOCOL, Beat, Denial, Halt, Pages, Pass
 from runtime.stages import Array
 
 KEYS = Keys.make()
+ROW, STATE = Pass(("s",), (1,), (1,), (4,), (1,), (True,), (2,)), Array("float32", (1, 2), bytes(8))
 LIMIT = 20.0
 
 
@@ -162,6 +165,7 @@ def raw(post: Post, who: bytes) -> zmq.Socket[bytes]:
         ([struct.pack("<4sHxxQ", b"BZoo", PROTOCOL + 1, 0) + b"?"], f"it speaks protocol {PROTOCOL + 1}"),
         ([bytes(encode(0, Beat(1))[0])[:-1] + b"\xc1"], "cannot be read"),
         (encode(5, Beat(1)), "number 5 came where 0 was due"),
+        (encode(0, ROW, (STATE,), PassAgain()), "it goes on from a message that never came"),
     ],
 )
 def test_who_sends_nonsense_is_told_why_and_not_heard_again(made: Callable[..., Post], frames: list[bytes], reason: str) -> None:
@@ -177,6 +181,24 @@ def test_who_sends_nonsense_is_told_why_and_not_heard_again(made: Callable[..., 
     friend.send("scheduler", Beat(2))
     assert [item.sender for item in taken(scheduler, 2, seconds=0.5) if isinstance(item, Mail)] == ["b"]
     assert not scheduler.send("a", Halt())
+    socket.close()
+
+
+def test_decode_steps_are_heard_in_full_and_their_arrays_are_checked(made: Callable[..., Post]) -> None:
+    agent = made("b")
+    socket = raw(agent, b"a/0/main")
+    socket.send_multipart(encode(0, ROW, (STATE,)))
+    socket.send_multipart(encode(1, ROW, (STATE,), PassAgain()))
+    socket.send_multipart(encode(2, ROW, (STATE,), PassAgain()))
+    mails = taken(agent, 3)
+    assert [item.message for item in mails if isinstance(item, Mail)] == [
+        ROW,
+        *(replace(ROW, starts=(4 + n,), generated=(2 + n,)) for n in (1, 2)),
+    ]
+    two = Pass(("s", "t"), (1, 1), (1, 1), (4, 4), (1, 1), (True, True), (2, 2))
+    socket.send_multipart(encode(3, two, (Array("float32", (2, 2), bytes(16)),), PassAgain()))
+    (cut,) = taken(agent, 1)
+    assert isinstance(cut, Cut) and "disagree" in cut.reason, "hidden states of two rows, where there is one"
     socket.close()
 
 

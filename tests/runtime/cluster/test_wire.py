@@ -45,6 +45,7 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
     (Close(("a",), (3,)), ()),
     (Go(("a", "b"), (1, 1), (0, 4), (2, 1), (8, 9, 10), (False, True), (0, 1), (1, 1)), ()),
     (ROWS, STATES),
+    (ROWS, (Array("float32", (4, 2), bytes(range(32))),)),
     (Go(("a",), (1,), (0,), (2,), (8, 9), (False,), (0,), (1,), (4,), (True,)), ()),
     (TURNS, STATES),
     (Verdict("x", ("a", "b"), (1, 2), (4, 6), (True, False), (1.0, 0.25)), ()),
@@ -164,6 +165,9 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(ROWS, [("float32", (2, 2)), ("float32", (1, 2))], bytes(16), bytes(8)),
         lying(Pass(("a",), (1,), (1,), (0,), (1 << 30,), (True,), (0,)), [("float32", (1 << 30, 0))], b""),
         lying(Pass(("a",), (1,), (1,), (0,), (0,), (True,), (0,)), [("float32", (0, 2))], b""),
+        lying(ROWS, [("float32", (2, 2)), ("float32", (2, 2))], bytes(16), bytes(16)),
+        lying(ROWS, [("float32", (5, 2))], bytes(40)),
+        lying(ROWS, [("float32", (4,))], bytes(16)),
         lying(Pages(1, "a", 1, 0, 4, "d"), []),
         lying(Pages(1, "a", 1, 0, 4, "", "no"), [("uint8", (1, 4))], bytes(4)),
         lying(Pages(1, "a", 1, 0, 4, "d"), [("float32", (1, 1))], bytes(4)),
@@ -184,7 +188,7 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(Offer("x", ("a",), (1,), (1, 2), (8,)), []),
         lying(Won("x", ("a",), (1,), (-1,), (0,), (8,), ("y",)), []),
     ],
-    ids=range(33),
+    ids=range(36),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):
