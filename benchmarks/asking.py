@@ -36,15 +36,15 @@ def inside(args: argparse.Namespace) -> Asking:
     """The engine, its agent and its driver; no text, no event loop."""
     import torch
 
-    from runtime.cluster.local import LocalDriver
-    from runtime.config import BatchingConfig, EngineConfig
-    from runtime.engine.paged import PagedEngine
+    from cli.driving import start_driver
+    from cli.serve_options import ServeOptions
+    from cli.wiring import Chosen
     from runtime.types import SamplingParams, SequenceRequest
-    from zoo.store import Store
+    from zoo.api import Zoo
 
     torch.set_num_threads(args.threads)
-    engine = PagedEngine(Store.open(Path(args.where)), EngineConfig(), [args.model])
-    driver = LocalDriver(engine, BatchingConfig(token_budget=args.token_budget))
+    options = ServeOptions(backend=args.backend, token_budget=args.token_budget)
+    driver = start_driver(Zoo(Path(args.where), create=False), options, Chosen((args.model,), ()))
     numbers = count()
 
     def ask(order: Order) -> Outcome:
@@ -92,6 +92,7 @@ def main() -> None:
     parser.add_argument("where")
     parser.add_argument("model")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--backend", choices=("auto", "inline", "local"), default="auto")
     parser.add_argument("--token-budget", type=int, default=2048)
     args = parser.parse_args()
     # Libraries print as they like: what we say goes to the stdout that we were given, what they say to stderr.

@@ -25,11 +25,11 @@ from cli.bench.report import show
 from cli.bench.rounds import Bench, run_bench
 from cli.bench.targets import Access, Inside
 from cli.progress import hush
+from cli.serve_options import ServeOptions
 from runtime.bench.arrivals import Arrivals
 from runtime.bench.lengths import parse_lengths
 from runtime.bench.summary import Slo
 from runtime.bench.workload import WorkloadSettings
-from runtime.config import EngineConfig
 from zoo.api import Zoo
 
 _FULL, _LORAS = 3, 4
@@ -50,7 +50,7 @@ def measure(store: Path, resident: int, requests: int, rounds: int) -> dict[str,
         requests, seed=0, arrivals=Arrivals(20.0), prompts=parse_lengths("lognormal:32,0.5<=128"), answers=parse_lengths("32"),
         popularity="skewed",
     )  # fmt: skip
-    inside = Inside(store, None, EngineConfig(kv_bytes=256 << 20), resident=resident)
+    inside = Inside(store, None, ServeOptions(kv_bytes=256 << 20), resident=resident)
     return run_bench(Bench(("zoo", "transformers"), (), settings, None, None, Slo(), rounds, 1, Access(), inside), silent=True)
 
 

@@ -1,13 +1,14 @@
 """What HTTP costs: the same requests answered by the engine alone and by `zoo serve` with streaming clients, in one run, by turns.
 
     python -m benchmarks.through_http [--clients 64] [--requests N] [--tokens 128] [--prompt 32] [--pairs 5] [--threads N] [--layers 8]
-        [--set NAME=VALUE]… [--output FILE]
+        [--backend auto|inline|local] [--set NAME=VALUE]… [--output FILE]
 
 One random Llama of 32 M parameters with a byte-level vocabulary of 8192, so that every token has text. Three processes that all stay up:
 the engine without a server, the server, its clients; all on the same cores, one side at a time. `ratio`: tokens per second through HTTP
 over those without, per pair; median and spread. Processor microseconds per token: `engine`, of the process without a server; `server`, of
 the server's whole process; `loop`, of its thread that runs the event loop; `client`, of the clients' process. `first_ms`: milliseconds
-to a request's first token. `--set`: environment of both engines, such as OMP_WAIT_POLICY=passive. `--layers`: fewer make a faster engine.
+to a request's first token. `--backend`: which driver both have. `--set`: environment of both engines, such as
+OMP_WAIT_POLICY=passive. `--layers`: fewer make a faster engine.
 """
 
 from __future__ import annotations
@@ -55,9 +56,10 @@ def make_model(folder: Path, layers: int) -> None:
 class Server:
     """A running `zoo serve`. Raises RuntimeError when it ends before it listens."""
 
-    def __init__(self, store: Path, env: dict[str, str]) -> None:
+    def __init__(self, store: Path, env: dict[str, str], backend: str = "auto") -> None:
         log = store.with_name("serve.log")
         command = [sys.executable, "-c", _SERVE, "serve", "--store", str(store), "--port", "0", "--token-budget", str(_BUDGET)]
+        command += ["--backend", backend]
         with log.open("w") as said:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, env={**os.environ, **env})
         self.address = "" if self._process.stdout is None else self._process.stdout.readline().strip()
@@ -129,6 +131,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--backend", choices=("auto", "inline", "local"), default="auto")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="environment of both engines")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
@@ -145,12 +148,13 @@ def main() -> None:
         make_model(folder / "model", args.layers)
         with Store.open(folder / "store") as store:
             ingest(store, open_source(str(folder / "model")), name="model")
-        options = ["--threads", str(args.threads), "--token-budget", str(_BUDGET)]
+        options = ["--threads", str(args.threads), "--token-budget", str(_BUDGET), "--backend", args.backend]
         engine = Side("engine", [*asking, "inside", str(folder / "store"), "model", *options], env)
-        server = Server(folder / "store", env)
+        server = Server(folder / "store", env, args.backend)
         client = Side("client", [*asking, "http", server.address, "model"], {})
         report = {
-            "benchmark": "through_http", "threads": args.threads, "layers": args.layers, "environment": args.set, **order,
+            "benchmark": "through_http", "threads": args.threads, "layers": args.layers, "backend": args.backend,
+            "environment": args.set, **order,
             "where": where("cpu", inside=True), **measure(engine, client, server, order, args.pairs),
         }  # fmt: skip
         for one in (engine, client, server):

@@ -1,4 +1,4 @@
-"""Puts a cluster together for `zoo serve --agents`: stored models as chains, agents as processes or threads, the driver over them.
+"""Puts a cluster together for `zoo serve`: stored models as chains, agents as processes or threads, or one inline; the driver over them.
 
 Imports torch and transformers only when called: the sizes of K and V come from the models' configs.
 """
@@ -12,16 +12,18 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from cli.serve_options import ServeOptions, size_of
-from cli.wiring import check_device
+from cli.wiring import check_device, within_memory
 from runtime.agent.commands import Serve
 from runtime.cluster.driver import ClusterDriver
 from runtime.policy.profiles import DeviceProfile
 from runtime.scheduler.adaptive import Adaptation
 from runtime.trace import TraceSink
+from zoo.errors import NotServable
 
 if TYPE_CHECKING:
     from runtime.cluster.alone import Alone
     from runtime.cluster.fleet import Fleet
+    from runtime.stages import StageEngine
     from zoo.api import Zoo
 
 #: A block is cut into pieces so that there are about this many on each agent: enough to even loads out, few enough to plan with.
@@ -42,20 +44,22 @@ def start_cluster(
     from runtime.engine.residents import half_page
     from runtime.engine.standing import surrogates_of
 
-    config = options.engine()
+    config, inline = options.engine(), options.backend == "inline"
     check_device(config.device)
     limits = options.adaptation()
+    # On one device the server takes a rewriting by latency; by accuracy, and over several, the scheduler chooses.
+    adapts = options.deltas and not (inline and limits.prefer == "latency")
     half = half_page(zoo.store, config, names)
     whole = {block.id: block.nbytes for name in names for block in describe_chain(zoo.store, name, config, half, _WHOLE).blocks}
-    piece = max(sum(whole.values()) // (_PIECES * options.agents), 1)
-    threads = max((os.cpu_count() or 1) // options.agents, 1)
+    piece = _WHOLE if inline else max(sum(whole.values()) // (_PIECES * options.agents), 1)
+    threads = _threads() if inline else max((os.cpu_count() or 1) // options.agents, 1)
     settings = {
         "store": str(zoo.store.root), "database": database, "config": msgspec.to_builtins(config), "half_page": half, "threads": threads,
     }  # fmt: skip
 
     def describe(name: str) -> Serve:
         found = describe_chain(zoo.store, name, config, half, piece)
-        variants = variants_in(zoo.store, found.chain, name, config, half, piece, limits) if options.deltas else ()
+        variants = variants_in(zoo.store, found.chain, name, config, half, piece, limits) if adapts else ()
         cut = {zoo.model(name).name: found.chain, **{each.variant.name: each.variant.chain for each in variants}}
         return Serve(
             found.chain, (*found.blocks, *(block for each in variants for block in each.blocks)), tuple(v.variant for v in variants),
@@ -67,19 +71,48 @@ def start_cluster(
     measured = tuple({profile.block: profile for each in served for profile in each.profiles}.values())
     profiles = DeviceProfile(config.device, measured, ())
     adaptation = Adaptation(tuple(variant for each in served for variant in each.variants), limits, profiles)
-    devices = [f"agent-{number}" for number in range(options.agents)]
+    devices = [config.device] if inline else [f"agent-{number}" for number in range(options.agents)]
     cluster = options.cluster()
     known = {each.chain.model: surrogates_of(zoo.store, each.chain.model) for each in served if cluster.speculation.mode != "off"}
-    return ClusterDriver(
-        [each.chain for each in served], list(blocks.values()), devices, _fleet(options, settings), cluster, trace=trace,
+    fleet = _alone(zoo, options, half, trace) if inline else _fleet(options, settings)
+    driver = ClusterDriver(
+        [each.chain for each in served], list(blocks.values()), devices, fleet, cluster, trace=trace,
         adaptation=adaptation, describe=describe, surrogates=known, log=log,
     )  # fmt: skip
+    try:
+        driver.require_loaded()
+    except NotServable:
+        driver.shutdown()
+        raise
+    return driver
 
 
-def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet | Alone:
+def _alone(zoo: Zoo, options: ServeOptions, half_page: int, trace: TraceSink | None) -> Alone:
+    """One agent in this process: its engine has this one's store and threads. Raises InputError when that does not fit the device."""
+    from runtime.cluster.alone import Alone
+    from runtime.cluster.process import AgentSettings
+    from runtime.engine.staged import StagedEngine
+
+    config, agents = options.engine(), AgentSettings(weights=size_of(options.agent_weights))
+    made: list[StageEngine] = []
+
+    def make() -> StageEngine:
+        return made.pop() if made else StagedEngine(zoo.store, config, half_page)
+
+    with within_memory(config):
+        made.append(make())
+    return Alone(make, options.relay(), agents, config.device, trace=trace)
+
+
+def _threads() -> int:
+    import torch
+
+    return torch.get_num_threads()
+
+
+def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet:
     from cli.agents import ENGINES
     from runtime.cluster.agent_main import Preparation
-    from runtime.cluster.alone import Alone
     from runtime.cluster.process import AgentSettings
     from runtime.cluster.processes import ProcessConfig, Processes
     from runtime.cluster.threads import Threads
@@ -87,8 +120,6 @@ def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet | Alone:
     preparation = Preparation("staged", settings)
     own_lane = options.agents > 1 and options.cluster().speculation.own_lane
     agents = AgentSettings(weights=size_of(options.agent_weights), own_lane=own_lane)
-    if options.backend == "inline":
-        return Alone(ENGINES["staged"](settings), options.relay(), agents)
     if options.backend == "threads":
         return Threads(lambda device: ENGINES["staged"](settings), options.relay(), agents)
     if options.backend == "ray":

@@ -14,7 +14,8 @@ from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, p
 from zoo.errors import InputError, ZooError
 
 if TYPE_CHECKING:
-    from runtime.cluster.local import LocalDriver
+    from cli.serve_options import ServeOptions
+    from runtime.cluster.reception import Reception
     from runtime.frontend.choices import Piece
     from runtime.frontend.requests import Generation
     from runtime.frontend.served import ServedModel
@@ -53,7 +54,7 @@ def generate(
         "top_k": top_k, "min_p": min_p, "seed": seed, "stop": stop or None, "ignore_eos": ignore_eos,
     }  # fmt: skip
     options = gather(None, {"device": device, "dtype": dtype, "kv_bytes": kv_bytes})
-    with Zoo(store, database, create=False) as zoo, _started(zoo, name, options.engine(), executor) as (driver, model):
+    with Zoo(store, database, create=False) as zoo, _started(zoo, name, options, executor) as (driver, model):
         generation = _assemble(body, model)
         _print(driver, generation, as_json)
 
@@ -71,15 +72,14 @@ def _prompt(text: str | None, token_ids: str | None) -> str | list[int]:
 
 
 @contextmanager
-def _started(zoo: Zoo, name: str, config: Any, executor: Executor) -> Iterator[tuple[LocalDriver, ServedModel]]:
+def _started(zoo: Zoo, name: str, options: ServeOptions, executor: Executor) -> Iterator[tuple[Reception, ServedModel]]:
     """One model on a device, ready to run."""
-    from cli.wiring import ZooSource, choose, start_engine
-    from runtime.cluster.local import LocalDriver
-    from runtime.config import BatchingConfig
+    from cli.driving import start_driver
+    from cli.wiring import ZooSource, choose
 
+    config = options.engine()
     chosen = choose(zoo, [name], config.dtype, executor, config.device)
-    engine = start_engine(zoo, config, chosen.names, chosen.executor)
-    with LocalDriver(engine, BatchingConfig()) as driver:
+    with start_driver(zoo, options, chosen) as driver:
         yield driver, ZooSource(zoo).served(driver.models()[0])
 
 
@@ -95,7 +95,7 @@ def _assemble(body: dict[str, Any], model: ServedModel) -> Generation:
     return assemble_completion(parse(CompletionBody, raw), model, Receipt("generate"), Limits())
 
 
-def _pieces(driver: LocalDriver, generation: Generation) -> Iterator[Piece]:
+def _pieces(driver: Reception, generation: Generation) -> Iterator[Piece]:
     """What each token adds, until the choice has ended. Raises ZooError when it failed."""
     from runtime.frontend.choices import Choice
 
@@ -109,7 +109,7 @@ def _pieces(driver: LocalDriver, generation: Generation) -> Iterator[Piece]:
             return
 
 
-def _print(driver: LocalDriver, generation: Generation, as_json: bool) -> None:
+def _print(driver: Reception, generation: Generation, as_json: bool) -> None:
     live = not as_json and sys.stdout.isatty()
     text: list[str] = []
     tokens: list[int] = []

@@ -20,7 +20,6 @@ from cli.serve_options import ServeOptions, gather
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
-    from runtime.cluster.driver import ClusterDriver
     from runtime.trace import Trace, TraceSink
     from zoo.api import Zoo
 
@@ -105,13 +104,12 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
-    from cli.clusters import start_cluster
-    from cli.wiring import ZooSource, choose, start_engine, with_exits
-    from runtime.cluster.local import LocalDriver
+    from cli.driving import start_driver
+    from cli.wiring import ZooSource, choose, with_exits
     from runtime.server.app import build_app
     from runtime.server.serving import address_of, bind, serve
 
-    settings, engine_config, batching = options.server(), options.engine(), options.batching()
+    settings, engine_config = options.server(), options.engine()
     with ExitStack() as stack:
         bound = stack.enter_context(bind(settings.host, settings.port))
         executor = "paged" if options.clustered else options.executor
@@ -123,13 +121,12 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
             say("warning: no API key is set, and the server can be reached from other machines")
         trace = _open_trace(settings.trace, stack)
         sink = _open_spans(options.otel, trace, stack)
-        say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor")
-        driver: LocalDriver | ClusterDriver
-        if options.clustered:
-            driver = stack.enter_context(start_cluster(zoo, options, chosen.names, database, sink, _open_log(options.log, stack)))
-        else:
-            engine = start_engine(zoo, engine_config, chosen.names, chosen.executor)
-            driver = stack.enter_context(LocalDriver(engine, batching, sink))
+        settled = options.settled(chosen.executor)
+        why = options.alone_because(chosen.executor) if (options.backend, settled.backend) == ("auto", "local") else None
+        note = f" ({settled.backend})" if why is None else f" (local: {why})"
+        say(f"loading {len(chosen.names)} of the store's models for the {chosen.executor} executor{note}")
+        driver = start_driver(zoo, settled, chosen, database, sink, _open_log(options.log, stack))
+        stack.enter_context(driver)
         # By accuracy the scheduler alone decides: the server would take a rewriting by latency.
         source = ZooSource(zoo, options.deltas and options.adaptive == "latency", engine_config.device)
         served = [source.served(spec) for spec in driver.models()]

@@ -37,7 +37,7 @@ def require_effects(options: ServeOptions) -> None:
             "without the dense executor, which is for one device: give --executor dense",
         ),
         (_LOCAL, options.clustered, "on agents, which look no step ahead"),
-        (_ADAPTIVE, not (options.deltas and options.clustered), "without stand-ins: give --deltas, and --agents or --backend"),
+        (_ADAPTIVE, not options.deltas or options.backend == "local", "without stand-ins: give --deltas, and no --backend local"),
         (("speculation_lane",), options.speculation == "off", "where no hop is predicted: give --speculation"),
     ]
     for names, idle, why in refused:

@@ -48,16 +48,14 @@ TokenBudget = Annotated[int | None, typer.Option(help="Tokens per step.", show_d
 MaxSequences = Annotated[int | None, typer.Option(help="Sequences per step.", show_default="256")]
 MaxQueued = Annotated[int | None, typer.Option(help="Sequences in the server at once; more get 429.", show_default="4096")]
 DrainSeconds = Annotated[float | None, typer.Option(help="Patience with running requests on SIGTERM.", show_default="30")]
-Log = Annotated[
-    str | None, typer.Option(help="With agents: write all that their scheduler is told here, prompts too, for zoo simulate --replay.")
-]
+Log = Annotated[str | None, typer.Option(help="Write all that the scheduler is told here, prompts too, for zoo simulate --replay.")]
 Agents = Annotated[int | None, typer.Option(help="Devices, each with an agent, that chains are spread over.", show_default="1")]
 Backend = Annotated[
     str | None,
     typer.Option(
         help="Where agents run: processes, threads of this one, or ray (an extra); inline: one, in the scheduler's thread; local: one "
-        "device without a scheduler.",
-        show_default="local",
+        "device without a scheduler. auto: inline for one device, or local where it runs dense or looks ahead; processes for more.",
+        show_default="auto",
     ),
 ]
 Placing = Annotated[

@@ -30,6 +30,8 @@ from runtime.policy.dispatch import DispatchLimits
 from zoo.errors import InputError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+#: An agent alone divides prompts over steps by itself, and is told of so many steps' worth at once: few of them are then left half full.
+_STEPS = 4
 
 C = TypeVar("C")
 
@@ -63,7 +65,7 @@ class ServeOptions:
     max_queued: int = 4096
     drain_seconds: float = 30.0
     agents: int = 1
-    backend: str = "local"
+    backend: str = "auto"
     placing: str = "auto"
     speculation: str = "off"
     speculation_lane: str = "own"
@@ -84,8 +86,24 @@ class ServeOptions:
 
     @property
     def clustered(self) -> bool:
-        """Whether agents run the models, and not this process alone. (`process` is another word for `processes`.)"""
-        return self.agents > 1 or self.backend != "local"
+        """Whether it was said that agents run the models. (`process` is another word for `processes`.)"""
+        return self.agents > 1 or self.backend not in ("auto", "local")
+
+    def alone_because(self, executor: str) -> str | None:
+        """Why one device has a driver of its own where nothing else is said; None where the scheduler serves it."""
+        if executor == "dense":
+            return "the dense executor plans its own batches"
+        if self.async_scheduling == "on" or (self.async_scheduling == "auto" and self.device.split(":")[0] != "cpu"):
+            return "steps are planned ahead"
+        return None
+
+    def settled(self, executor: str) -> ServeOptions:
+        """With the backend that runs what this executor does."""
+        if self.backend != "auto":
+            return self
+        if self.agents > 1:
+            return replace(self, backend="processes")
+        return replace(self, backend="inline" if self.alone_because(executor) is None else "local")
 
     def engine(self) -> EngineConfig:
         """Raises InputError."""
@@ -112,10 +130,13 @@ class ServeOptions:
 
     def cluster(self) -> ClusterConfig:
         """Raises InputError."""
+        inline = self.backend == "inline"
+        control = _built(ControlConfig, balancing=self.balancing)
         return _built(
-            ClusterConfig, devices=self.agents, placing=self.placing, max_running=self.max_sequences, chunk=min(self.token_budget, 256),
+            ClusterConfig, devices=self.agents, placing=self.placing, max_running=self.max_sequences,
+            chunk=_STEPS * self.token_budget if inline else min(self.token_budget, 256),
             speculation=_built(SpeculationConfig, mode=self.speculation, lane=self.speculation_lane),
-            sharing=self.sharing, block_rows=self.block_rows, paths=self.paths, control=_built(ControlConfig, balancing=self.balancing),
+            sharing=self.sharing, block_rows=self.block_rows, paths=self.paths, control=ControlConfig.off() if inline else control,
             dispatch=self.dispatch,
         )  # fmt: skip
 
@@ -129,7 +150,12 @@ class ServeOptions:
         """Raises InputError."""
         kept = size_of(self.boundary_bytes)
         return _built(
-            RelayConfig, token_budget=self.token_budget, max_rows=self.max_sequences, linger_us=self.linger_us, boundary_bytes=kept
+            RelayConfig,
+            token_budget=self.token_budget,
+            max_rows=self.max_sequences,
+            linger_us=self.linger_us,
+            boundary_bytes=kept,
+            divide=self.backend == "inline",
         )
 
     def server(self) -> ServerConfig:
@@ -196,14 +222,16 @@ def _typed(source: str, key: str, kind: Any, value: Any) -> Any:
 
 
 def _check(options: ServeOptions) -> None:
-    if options.backend not in ("local", "inline", "threads", "process", "processes", "ray"):
-        raise InputError(f"backend must be local, inline, threads, processes or ray, not {options.backend!r}")
+    if options.backend not in ("auto", "local", "inline", "threads", "process", "processes", "ray"):
+        raise InputError(f"backend must be auto, inline, local, threads, processes or ray, not {options.backend!r}")
     if options.backend == "inline" and options.agents != 1:
         raise InputError("an inline agent is the only one: leave --agents 1, or take another --backend")
     if options.otel is not None and not options.otel.startswith(("http://", "https://")):
         raise InputError(f"otel must be an address such as http://host:4318/v1/traces, not {options.otel!r}")
-    if options.log is not None and not options.clustered:
-        raise InputError("--log is of a cluster's scheduler: give --agents or --backend, or --trace instead")
+    if options.backend == "local" and options.agents != 1:
+        raise InputError("the local driver is of one device: leave --agents 1, or take another --backend")
+    if options.log is not None and options.backend == "local":
+        raise InputError("--log is of a scheduler, which --backend local has not: give --trace instead")
     if not 1 <= options.agents <= 256:
         raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
     if options.clustered and options.executor == "dense":
@@ -211,6 +239,7 @@ def _check(options: ServeOptions) -> None:
     if options.executor not in ("auto", "paged", "dense"):
         raise InputError(f"executor must be auto, paged or dense, not {options.executor!r}")
     _check_adaptive(options)
+    options.batching()  # refuses limits that no step can have, whoever plans it
     require_effects(options)
     if options.api_key == "" or os.environ.get("ZOO_API_KEY") == "":
         raise InputError("the API key is empty; leave it out to serve without one")
@@ -223,8 +252,8 @@ def _check(options: ServeOptions) -> None:
 def _check_adaptive(options: ServeOptions) -> None:
     if options.adaptive not in ("latency", "accuracy"):
         raise InputError(f"adaptive must be latency or accuracy, not {options.adaptive!r}")
-    if options.adaptive == "accuracy" and not (options.clustered and options.deltas):
-        raise InputError("accuracy first is how agents serve adaptive requests: give --deltas, and --agents or --backend")
+    if options.adaptive == "accuracy" and not (options.deltas and options.backend != "local"):
+        raise InputError("accuracy first is how a scheduler serves adaptive requests: give --deltas, and no --backend local")
     if options.adaptive_ms and options.adaptive != "accuracy":
         raise InputError("adaptive_ms is the time up to which accuracy comes first: give --adaptive accuracy")
     if not (0.0 <= options.equivalent <= 1.0 and 0.0 <= options.stitched <= 1.0 and 0.0 <= options.adaptive_ms < 1e9):

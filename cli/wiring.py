@@ -5,7 +5,8 @@ Imports torch and transformers only when called, through the engine and the faca
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -108,8 +109,15 @@ def start_engine(zoo: Zoo, config: EngineConfig, names: Sequence[str], executor:
     from runtime.engine.paged import PagedEngine
 
     check_device(config.device)
-    try:
+    with within_memory(config):
         return DenseEngine(zoo.store, config, names) if executor == "dense" else PagedEngine(zoo.store, config, names)
+
+
+@contextmanager
+def within_memory(config: EngineConfig) -> Iterator[None]:
+    """Making an engine. Raises InputError when it does not fit the device."""
+    try:
+        yield
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error).lower() and not isinstance(error, MemoryError):
             raise

@@ -29,6 +29,7 @@ class RelayConfig:
     (BL-22), as a share of it. `linger_us`: for so long at most a step waits for rows that are due back from the scheduler; 0: for none.
     `boundary_bytes`: of hidden states that came into its stages, kept in the host's memory for as long as their sequences are there, so
     that blocks in the middle of a chain can be recomputed where they move to; the oldest go first; 0: none are kept.
+    `divide`: prompts take what decodes leave of a step, token by token, where all of their chain is here; else a chunk runs whole or waits.
     """
 
     token_budget: int = 512
@@ -40,6 +41,7 @@ class RelayConfig:
     slack: float = 0.5
     linger_us: int = 2000
     boundary_bytes: int = 0
+    divide: bool = False
 
     def __post_init__(self) -> None:
         if self.boundary_bytes < 0:

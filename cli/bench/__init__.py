@@ -52,6 +52,7 @@ def bench(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds without a byte before a server counts as stuck.")] = 600.0,
     executor: Annotated[Literal["auto", "paged", "dense"], typer.Option(help="zoo: how batches are run.")] = "auto",
     weights: Annotated[Literal["auto", "plain", "packed"], typer.Option(help="zoo: how a CPU holds linear layers' weights.")] = "auto",
+    backend: Annotated[Literal["auto", "inline", "local"], typer.Option(help="zoo: who runs the device, as in zoo serve.")] = "auto",
     device: Annotated[str, typer.Option(help="In this process: cpu, cuda, cuda:1.")] = "cpu",
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="the models' own")] = None,
     kv_bytes: Annotated[str, typer.Option(help="zoo: size of the page pool.")] = "1GiB",
@@ -82,7 +83,7 @@ def bench(
         vocabulary, speed, max_model_len,
     )  # fmt: skip
     slo = Slo(*(None if bound is None else bound / 1000 for bound in (slo_ttft, slo_tpot, slo_e2e)))
-    config = gather(None, {"device": device, "dtype": dtype, "kv_bytes": kv_bytes, "weights": weights}).engine()
+    config = gather(None, {"device": device, "dtype": dtype, "kv_bytes": kv_bytes, "weights": weights, "backend": backend})
     inside = Inside(store, database, config, executor, batch, resident)
     chosen = Bench(
         (url or engine, *([against] if against is not None else [])), tuple(models or ()), settings,

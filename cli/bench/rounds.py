@@ -142,7 +142,8 @@ def _document(bench: Bench, settings: WorkloadSettings, targets: Sequence[Target
         "rounds": len(found) // len(targets),
         "interrupted": len(found) < bench.rounds * len(targets),
         "warm": bench.warm,
-        "engines": {**asdict(bench.inside.config), "executor": bench.inside.executor, "batch": bench.inside.batch,
+        "engines": {**asdict(bench.inside.config.engine()), "backend": bench.inside.config.backend,
+                    "executor": bench.inside.executor, "batch": bench.inside.batch,
                     "resident": bench.inside.resident},
         "where": where(bench.inside.config.device, inside=not all("://" in target.name for target in targets)),
         "targets": [

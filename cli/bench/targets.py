@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from runtime.bench.drive import Client, Clock
 from runtime.bench.memory import listener, peak_bytes
-from runtime.config import EngineConfig
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
     from cli.bench.batches import Runner
+    from cli.serve_options import ServeOptions
     from zoo.api import Zoo
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -39,7 +39,7 @@ class Inside:
 
     store: Path
     database: str | None
-    config: EngineConfig
+    config: ServeOptions
     executor: Literal["auto", "paged", "dense"] = "auto"
     batch: int = 16
     resident: int = 1
@@ -91,14 +91,12 @@ async def _server(url: str, models: Sequence[str], clock: Clock, access: Access)
 
 @contextlib.contextmanager
 def _engine(zoo: Zoo, models: Sequence[str], clock: Clock, inside: Inside) -> Iterator[Target]:
-    from cli.wiring import choose, start_engine
+    from cli.driving import start_driver
+    from cli.wiring import choose
     from runtime.bench.inside import DriverClient
-    from runtime.cluster.local import LocalDriver
-    from runtime.config import BatchingConfig
 
     chosen = choose(zoo, models, inside.config.dtype, inside.executor, inside.config.device)
-    engine = start_engine(zoo, inside.config, chosen.names, chosen.executor)
-    with LocalDriver(engine, BatchingConfig()) as driver:
+    with start_driver(zoo, inside.config, chosen) as driver:
         specs = driver.models()
         yield Target(
             "zoo", DriverClient(driver, clock), chosen.names, lambda: {**asdict(driver.memory()), **_process()},

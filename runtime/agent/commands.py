@@ -179,6 +179,12 @@ class Arrive(msgspec.Struct, frozen=True, gc=False):
     request: SequenceRequest
 
 
+class ArriveTogether(msgspec.Struct, frozen=True, gc=False):
+    """Several at once, in the order of their coming: what follows is said once for all of them."""
+
+    requests: tuple[SequenceRequest, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Abort:
     seq: str
@@ -244,4 +250,4 @@ class Withdraw:
 
 
 RelayEvent = StageLoaded | StageFailed | PagesWritten | InputsChecked
-SchedulerEvent = Arrive | Abort | Pause | Resume | Move | Down | Tick | Serve | Withdraw
+SchedulerEvent = Arrive | ArriveTogether | Abort | Pause | Resume | Move | Down | Tick | Serve | Withdraw

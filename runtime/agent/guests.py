@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec.structs import replace
 
 from runtime.stages import Array, Path, RunAhead, Slice
-from runtime.types import SequenceRequest
+from runtime.types import PromptLogprobs, SequenceRequest
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class Guest:
     `offers`: hops behind this device that are offered, and to whom (BL-23). `ahead`: which of its hops is predicted, `shadow` the table of
     what predicts it, if that is here, `prediction` its latest: turn and
     hidden states. `latest`: by hop, turn and start of the latest row that came; `again`: of the latest that began where another had been.
+    `scores`: of its prompt, from parts of a row that has not run whole yet.
     A path may come back here: the row itself at one hop supersedes nothing of its prediction at a later one.
     """
 
@@ -39,6 +41,7 @@ class Guest:
     stages: dict[int, str] = field(default_factory=dict)
     offers: dict[int, tuple[str, ...]] = field(default_factory=dict)
     here: bool = True
+    scores: list[PromptLogprobs] = field(default_factory=list)
     seq: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -63,7 +66,7 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
 
     `ids`: the tokens where the stage begins with the embedding, else None and `array` has the hidden states. `steps`: tokens to decode.
     `move`: which migration recomputes by it, 0 for the rows of sequences. `turn`, `ahead`: as in messages. `shadow`: it runs the
-    surrogate.
+    surrogate. `before`: tokens of the same order that ran before it; `part`: more of them wait behind it.
     """
 
     guest: Guest
@@ -84,8 +87,26 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
     turn: int = 0
     ahead: bool = False
     shadow: bool = False
+    before: int = 0
+    part: bool = False
+
+    @property
+    def divisible(self) -> bool:
+        """Whether some of its tokens may run before the others: nobody but the scheduler hears of them, and only when all have run."""
+        return self.ids is not None and self.tokens > 1 and not self.move and not self.turn and len(self.guest.path) == 1
 
     @property
     def work(self) -> int:
         """Tokens whose K and V are written by it."""
         return self.tokens + self.steps - 1
+
+
+def first_part(row: Waiting, count: int, now: int) -> Waiting:
+    """The first `count` tokens of a divisible row, as a row that runs now; the row itself is what is left, and waits anew."""
+    ids = row.ids or ()
+    part = replace(row, tokens=count, ids=ids[:count], sample=False, part=True)
+    row.start += count
+    row.tokens -= count
+    row.before += count
+    row.ids, row.holds, row.since = ids[count:], True, now
+    return part

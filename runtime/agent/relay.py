@@ -22,7 +22,7 @@ It knows no tensors, clocks, sockets or models' contents; whose turn it is decid
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -44,7 +44,7 @@ from runtime.agent.commands import (
 from runtime.agent.due import Due
 from runtime.agent.early import Early
 from runtime.agent.giving import answer
-from runtime.agent.guests import Waiting
+from runtime.agent.guests import Waiting, first_part
 from runtime.agent.kept import KeptInputs
 from runtime.agent.moves import Moves
 from runtime.agent.returns import Returns
@@ -72,10 +72,10 @@ from runtime.messages import (
     Settle,
     Want,
 )
-from runtime.policy.hops import HopLimits, decide
+from runtime.policy.hops import HopDecision, HopLimits, decide
 from runtime.policy.linger import until
 from runtime.stages import Array, StageResult, own, stacked
-from runtime.types import Opened, PageCounts, Row, StepPlan
+from runtime.types import Opened, PageCounts, Row, StepPlan, StepResult
 
 #: A driver with one stream takes all rows in turn, what predicts before what is predicted; one with two takes either kind on its own.
 Lane = Literal["all", "real", "ahead"]
@@ -89,12 +89,17 @@ class Relay:
         page_capacity: pages of the device.
         config: limits of a step, patience.
         alike: how predictions are compared (BL-25).
+        ran: hears of each step that ended well.
     """
 
-    def __init__(self, device: str, page_capacity: int, config: RelayConfig, alike: Alike = same_bits) -> None:
+    def __init__(
+        self, device: str, page_capacity: int, config: RelayConfig, alike: Alike = same_bits,
+        ran: Callable[[StepPlan, StepResult, int], None] | None = None,
+    ) -> None:  # fmt: skip
         self.device = device
-        self._alike = alike
+        self._alike, self._ran = alike, ran
         self._config = config
+        self._limits = HopLimits(config.token_budget, config.max_rows, config.patience_ms * 1_000_000, config.divide)
         self._tables = Tables(page_capacity)
         self._queue: list[Waiting] = []
         self._under_way: dict[Lane, tuple[StepPlan, list[Waiting]]] = {}
@@ -172,6 +177,8 @@ class Relay:
         sampled = sampled_by_seq(plan, result.result)
         del self._under_way[lane]
         self._busy += result.result.busy
+        if self._ran is not None:
+            self._ran(plan, result.result, now)
         if lane != "ahead":
             self._due.ran(now)
         self._tokens += plan.tokens
@@ -188,7 +195,9 @@ class Relay:
                 self._queue.extend(self._moves.take_rows())
                 continue
             fill(each.name, each.tokens + each.steps - 1)
-            if each.guest.here:
+            if each.part:
+                told.part(each, result.result.prompt_logprobs)
+            elif each.guest.here:
                 if keeps and each.array is not None and not each.shadow:
                     self._kept.keep(each.guest.seq, each.guest.path[each.hop].lo, each.start, own(each.array))
                 self._through(each, result.outputs, told, judged, now)
@@ -354,7 +363,7 @@ class Relay:
             return []
         waiting = self._standing(self._queue)
         chosen = self._pick(waiting, now)
-        if len(chosen) == len(waiting):
+        if len(chosen) == len(waiting) and not any(each.part for each in chosen):
             self._queue = []
         else:
             taken = set(map(id, chosen))
@@ -375,14 +384,27 @@ class Relay:
         """Those of these rows that run now, with pages for what they write."""
         if not waiting:
             return []
-        limits = HopLimits(self._config.token_budget, self._config.max_rows, self._config.patience_ms * 1_000_000)
-        decision = decide(waiting, self._returns.expected(), self._shelf.blocks, limits, now)
+        decision = decide(waiting, self._returns.expected(), self._shelf.blocks, self._limits, now)
+        if decision.parts:
+            return self._divide(waiting, decision, now)
         rows = [waiting[place] for place in decision.rows]
         for each in rows:
             if each.turn:
                 self._tables.rewind(each.name, each.start)
         grow = self._tables.grow
         chosen = [each for each in rows if grow(each.name, each.tokens + each.steps - 1)]
+        self._tables.write(each.name for each in chosen)
+        return chosen
+
+    def _divide(self, waiting: Sequence[Waiting], decision: HopDecision, now: int) -> list[Waiting]:
+        """As `_pick`, where of some rows a part runs; none of those has a turn."""
+        chosen: list[Waiting] = []
+        for place in decision.rows:
+            row, count = waiting[place], decision.parts.get(place)
+            if row.turn:
+                self._tables.rewind(row.name, row.start)
+            if self._tables.grow(row.name, row.work if count is None else count):
+                chosen.append(row if count is None else first_part(row, count, now))
         self._tables.write(each.name for each in chosen)
         return chosen
 

@@ -18,6 +18,7 @@ class Told:
     def __init__(self, device: str) -> None:
         self._device = device
         self._ended: list[Waiting] = []
+        self._scores: list[PromptLogprobs] = []
         self._onward: dict[str, tuple[list[Waiting], list[Array]]] = {}
 
     def goes_on(self, row: Waiting, output: Array) -> None:
@@ -30,13 +31,20 @@ class Told:
 
     def ends(self, row: Waiting) -> None:
         self._ended.append(row)
+        if row.guest.scores:
+            self._scores += row.guest.scores
+            row.guest.scores.clear()
+
+    def part(self, row: Waiting, scores: Sequence[PromptLogprobs]) -> None:
+        """Some tokens of a row have run; what they scored is told with the last ones."""
+        row.guest.scores += [each for each in scores if each.seq == row.name]
 
     def commands(self, sampled: Mapping[str, Sampled], scores: Sequence[PromptLogprobs]) -> list[Send]:
         """`sampled`, `scores`: under the names of tables, as the engine knows them."""
         out = [Send(device, pass_of(rows), tuple(arrays)) for device, (rows, arrays) in self._onward.items()]
         if self._ended:
             prompts: dict[str, list[PromptLogprobs]] = {}
-            for part in scores:
+            for part in (*self._scores, *scores):
                 prompts.setdefault(part.seq, []).append(part)
             out.append(Send(SCHEDULER, done_of(self._device, self._ended, sampled, prompts)))
         return out
@@ -52,7 +60,7 @@ def onward(rows: Sequence[Waiting], outputs: Mapping[str, Array]) -> Send | None
         path, after = each.guest.path, each.hop + 1
         if each.move or each.turn or not each.guest.here or after == len(path) or path[after].device != device:
             return None
-        if after in each.guest.offers:  # nobody has it yet
+        if each.part or after in each.guest.offers:  # it is not through, or nobody has what comes next yet
             return None
     return None if device is None else Send(device, pass_of(rows), (outputs.whole,))
 
@@ -70,7 +78,10 @@ def done_of(device: str, rows: Sequence[Waiting], sampled: Mapping[str, Sampled]
     scores: tuple[PromptLogprobs, ...] = ()
     if prompts:
         scores = tuple(replace(part, seq=each.guest.seq) for each in rows if each.name in prompts for part in prompts[each.name])
-    columns = [(each.guest.seq, each.epoch, each.tokens + each.steps - 1, _own(sampled.get(each.name), each.guest.seq)) for each in rows]
+    columns = [
+        (each.guest.seq, each.epoch, each.before + each.tokens + each.steps - 1, _own(sampled.get(each.name), each.guest.seq))
+        for each in rows
+    ]
     seqs, epochs, counts, own = zip(*columns, strict=True)
     return Done(device, seqs, epochs, counts, own, scores, turns=_turns(rows))
 

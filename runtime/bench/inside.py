@@ -7,7 +7,7 @@ import itertools
 from runtime.bench.answers import Heard
 from runtime.bench.drive import Clock
 from runtime.bench.workload import Ask
-from runtime.cluster.local import LocalDriver
+from runtime.cluster.reception import Reception
 from runtime.types import SamplingParams, SequenceRequest
 from zoo.errors import InputError, ZooError
 
@@ -15,7 +15,7 @@ from zoo.errors import InputError, ZooError
 class DriverClient:
     """Greedy answers of exactly the asked length, where the context allows."""
 
-    def __init__(self, driver: LocalDriver, clock: Clock) -> None:
+    def __init__(self, driver: Reception, clock: Clock) -> None:
         self._driver = driver
         self._clock = clock
         self._numbers = itertools.count()

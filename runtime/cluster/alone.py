@@ -11,18 +11,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from runtime.agent.commands import Down
+from runtime.agent.narrator import Narrator
 from runtime.agent.relay import Relay
-from runtime.cluster.crew import Told
+from runtime.agent.state import Tally
+from runtime.cluster.crew import Told, Work
 from runtime.cluster.errors import public
 from runtime.cluster.link import Inside
 from runtime.cluster.lives import Lives
 from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.cluster.version import own_version
 from runtime.config import RelayConfig
-from runtime.messages import Message, Peers, Ready, Report
+from runtime.messages import Loaded, Message, Peers, Ready, Report
 from runtime.stages import StageEngine
+from runtime.trace import TraceSink
+from runtime.types import StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
 
@@ -33,6 +38,7 @@ class Alone:
     Args:
         make: the engine; called on the thread that will run it.
         device: its name in paths.
+        trace: where segments that ran go; the scheduler tells all else.
     """
 
     def __init__(
@@ -42,8 +48,12 @@ class Alone:
         settings: AgentSettings | None = None,
         device: str = "agent-0",
         clock: Callable[[], int] = time.monotonic_ns,
+        trace: TraceSink | None = None,
     ) -> None:
-        self._make, self._relay, self._settings, self._clock = make, relay or RelayConfig(), settings or AgentSettings(), clock
+        """(Its steps never linger: whatever is due back from the scheduler has come before the next one.)"""
+        self._make, self._settings, self._clock = make, settings or AgentSettings(), clock
+        self._relay = replace(relay or RelayConfig(), linger_us=0)
+        self._tally, self._narrator = Tally(), Narrator(trace, device)
         self.device = device
         self.lives = Lives([device])
         self.reports: dict[str, Report] = {}
@@ -82,6 +92,10 @@ class Alone:
         """Have another engine made in the place of this one, behind the step under way."""
         self._again = True
 
+    def work(self) -> Work:
+        tally = self._tally
+        return Work(tally.steps, tally.busy, tally.segments, tally.idle_tokens)
+
     def close(self, patience: float) -> None:
         """Let the engine go."""
         self._loop = None
@@ -95,15 +109,22 @@ class Alone:
         except Exception as error:
             _log.error("the engine cannot be made", exc_info=True)
             return self._end(f"the engine cannot be made: {public(error)}")
-        relay = Relay(self.device, engine.page_capacity, self._relay, engine.alike)
+        relay = Relay(self.device, engine.page_capacity, self._relay, engine.alike, self._ran)
         self._loop = AgentLoop(engine, relay, self._link, self._settings, own_version(), self._clock)
         self._link.tell(Peers(((self.device, incarnation, self._link.address),)))
         return self.receive(0.0)
+
+    def _ran(self, plan: StepPlan, result: StepResult, now: int) -> None:
+        self._tally.step(plan, result)
+        if result.segments:
+            self._narrator.segments(now, plan.step, result.segments)
 
     def _heard(self, message: Message) -> Message:
         if isinstance(message, Ready):
             self.page_bytes = message.page_bytes
             self.lives.ready(self.device, self._incarnation, self._clock())
+        elif isinstance(message, Loaded):
+            self._narrator.model(self._clock(), "model.load", message.spec)
         elif isinstance(message, Report):
             self.reports[self.device] = message
         return message

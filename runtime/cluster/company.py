@@ -13,7 +13,7 @@ import queue
 from collections.abc import Callable, Iterable
 
 from runtime.agent.commands import Down
-from runtime.cluster.crew import Told
+from runtime.cluster.crew import Told, Work
 from runtime.cluster.fleet import Died, Fleet
 from runtime.cluster.lives import LifeConfig, Lives
 from runtime.cluster.post import Cut, Mail, Post
@@ -38,6 +38,7 @@ class Company:
         self._deaths: queue.SimpleQueue[Died] = queue.SimpleQueue()
         self._planned: set[tuple[str, int]] = set()
         self._leaving: list[tuple[int, str, int]] = []
+        self._past = Work()
         post.admit(self.lives.begun)
         fleet.attach(self.died, post.address)
 
@@ -97,6 +98,11 @@ class Company:
         """Have an agent end after its step and another take its place."""
         self._planned.add((device, self.lives.incarnation(device)))
         self.send(device, Halt())
+
+    def work(self) -> Work:
+        """(Agents tell of steps and their time only, once per period.)"""
+        reports, past = self.reports.values(), self._past
+        return Work(past.steps + sum(each.steps for each in reports), past.busy + sum(each.busy for each in reports))
 
     def close(self, patience: float) -> None:
         """End all agents, those that take longer than so many seconds by force, and let everything go."""
@@ -169,7 +175,9 @@ class Company:
         if kill:
             self._fleet.kill(device, incarnation)
         self._addresses.pop(device, None)
-        self.reports.pop(device, None)
+        last = self.reports.pop(device, None)
+        if last is not None:
+            self._past = Work(self._past.steps + last.steps, self._past.busy + last.busy)
         self._post.forget(device)
         self._introduce()
         return [Down(device, reason)] if was_up else []

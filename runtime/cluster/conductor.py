@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from runtime.agent.commands import (
     Abort,
     Arrive,
+    ArriveTogether,
     Down,
     Emit,
     Move,
@@ -73,6 +74,7 @@ class Conductor:
         self._changed, self._routes = changed, routes
         self._changes, self.strandings = Changes(), Strandings()
         self._asked: deque[Callable[[int], None]] = deque()
+        self._arrivals: deque[SequenceRequest] = deque()
         self._stopping = False
         self._next_tick = 0
         self._thread = threading.Thread(target=self._run, name="zoo-scheduler", daemon=True)
@@ -103,7 +105,9 @@ class Conductor:
         self._company.wake()
 
     def submit(self, requests: Sequence[SequenceRequest]) -> None:
-        self.ask(lambda now: self._arrive(requests, now))
+        """Those that come while its thread is at something else are taken in together."""
+        self._arrivals.extend(requests)
+        self.ask(self._arrive)
 
     def abort(self, seqs: Sequence[str]) -> None:
         self.ask(lambda now: self._tell([Abort(seq) for seq in seqs], now))
@@ -172,12 +176,16 @@ class Conductor:
 
     # -- what was asked ------------------------------------------------------------------------------------------------
 
-    def _arrive(self, requests: Iterable[SequenceRequest], now: int) -> None:
-        for one in requests:
+    def _arrive(self, now: int) -> None:
+        taken: list[SequenceRequest] = []
+        while self._arrivals:
+            one = self._arrivals.popleft()
             if (why := self.strandings.reason(one.model)) is not None:
                 self._routes.deliver([refusal_event(one, why)])
             else:
-                self._tell([Arrive(one)], now)
+                taken.append(one)
+        if taken:
+            self._tell([Arrive(taken[0]) if len(taken) == 1 else ArriveTogether(tuple(taken))], now)
 
     def _begin(self, event: Serve | Withdraw, answer: Future[Updated], now: int) -> None:
         self._changes.asked(event, answer)

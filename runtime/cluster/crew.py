@@ -7,6 +7,7 @@ Down is among it. `receive` may work and wait, `look` and `send` may not: a lock
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.agent.commands import Down
@@ -15,6 +16,17 @@ from runtime.messages import Message, Report
 
 #: What the scheduler hears.
 Told = Message | Down
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What agents have done since the driver began, as far as they have told: steps, nanoseconds in them (`busy`), segments that ran, and
+    tokens computed for nobody."""
+
+    steps: int = 0
+    busy: int = 0
+    segments: int = 0
+    idle: int = 0
 
 
 class Crew(Protocol):
@@ -47,6 +59,10 @@ class Crew(Protocol):
 
     def restart(self, device: str) -> None:
         """Have another agent take a device's place, behind the step under way."""
+        ...
+
+    def work(self) -> Work:
+        """Of all agents that there were. From any thread that holds the lock."""
         ...
 
     def close(self, patience: float) -> None:

@@ -40,7 +40,7 @@ from runtime.scheduler.record import Recorder, head_of
 from runtime.stages import Block, Chain, Surrogate
 from runtime.trace import TraceSink
 from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
-from zoo.errors import NotFound, NotServable, Unavailable
+from zoo.errors import InUse, NotFound, NotServable, Unavailable
 
 _log = logging.getLogger(__name__)
 
@@ -144,6 +144,11 @@ class ClusterDriver(Reception):
             raise NotServable(f"a cluster serves the models that it was started with, and {name} is not one of them")
         return self.serve(self._describe(name))
 
+    def require_loaded(self) -> None:
+        """Raises NotServable where a device could not load its part of a model."""
+        for why in self.sight.refused().values():
+            raise NotServable(why)
+
     def serve(self, event: Serve, timeout: float = 600.0) -> ModelSpec:
         """A new model, or another version of one: whoever is there finishes on the one it began with. Waits until newcomers get it.
 
@@ -155,21 +160,27 @@ class ClusterDriver(Reception):
         return event.chain.spec
 
     def unload(self, name: str, timeout: float = 60.0) -> None:
-        """Take no more requests for a model; its blocks go when the last sequence that runs on it has ended, which is not waited for.
+        """Take no more requests for a model, wait for its running ones, and until devices are told to drop what only it needed.
 
-        Raises NotFound; NotServable, for it goes on being served, where this cluster takes its models when it starts only.
+        Raises NotFound; InUse if they have not ended after `timeout` seconds, and then it takes requests again; NotServable, for it goes on
+        being served, where this cluster takes its models when it starts only; Unavailable.
         """
         if self.sight.chain(name) is None:
             raise NotFound(f"no model named {name!r} is served")
         if self._describe is None:
             raise NotServable(f"{name} stays: a cluster serves the models that it was started with")
         self._change(Withdraw(name), timeout)
+        with self._changed:
+            gone = self._changed.wait_for(lambda: self._death is not None or not self.sight.leaving(name), timeout)
+        if not gone:
+            self.serve(self._describe(name))
+            raise InUse(f"sequences of {name} still run after {timeout:g} s")
 
     # -- looking in ----------------------------------------------------------------------------------------------------
 
     @property
     def device(self) -> str:
-        return "cluster"
+        return self._company.device if isinstance(self._company, Alone) else "cluster"
 
     def state(self) -> AgentState:
         return self.sight.state()

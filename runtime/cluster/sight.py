@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from runtime.agent.state import AgentState
@@ -28,8 +28,10 @@ class Sight:
         self._scheduler, self._company, self._strandings, self._changed = scheduler, company, strandings, changed
 
     def models(self) -> tuple[ModelSpec, ...]:
+        """`max_model_len` is what the living devices can hold of one sequence, together."""
         with self._changed:
-            return self._scheduler.models()
+            specs, pages = self._scheduler.models(), sum(device.capacity for device in self._scheduler.devices if device.alive)
+        return tuple(_capped(spec, pages) for spec in specs)
 
     def chain(self, model: str) -> Chain | None:
         """Of a model that newcomers may ask for."""
@@ -38,7 +40,18 @@ class Sight:
 
     def state(self) -> AgentState:
         with self._changed:
-            return self._scheduler.state()
+            state, work = self._scheduler.state(), self._company.work()
+        done = replace(state.counters, steps=work.steps, busy=work.busy, segments=work.segments, idle_tokens=work.idle)
+        return replace(state, counters=done)
+
+    def leaving(self, model: str) -> bool:
+        """Whether a version of a model that no newcomer gets still runs, or is on devices."""
+        return self._scheduler.uses(model)
+
+    def refused(self) -> Mapping[str, str]:
+        """Stages that devices could not load, and why."""
+        with self._changed:
+            return {stage: why for device in self._scheduler.devices for stage, why in device.refused.items()}
 
     def picture(self) -> Mapping[str, Any]:
         """Devices, instances, chains, moves (`scheduler.picture`)."""
@@ -89,3 +102,9 @@ class Sight:
         """Of the blocks of each stage that is loaded there."""
         block, wanted = self._scheduler.provision.block, device.wanted
         return sum(block(each).nbytes for stage in device.loaded if stage in wanted for each in wanted[stage][1])
+
+
+def _capped(spec: ModelSpec, pages: int) -> ModelSpec:
+    """A model with a context that so many pages can hold. (A cluster that has no devices now will have some.)"""
+    fits = pages // spec.kv_layers * spec.page_tokens - spec.virtual_tokens if pages and spec.kv_layers else spec.max_model_len
+    return spec if fits >= spec.max_model_len else replace(spec, max_model_len=max(fits, 1))

@@ -6,7 +6,9 @@ Contract: `decide` takes the rows of all the device's entry queues in the order 
   2. of one sequence in one stage only the first: chunks of a prompt keep their order, and none is in a step twice;
   3. through no block more rows than its own limit, whatever stages and models they are of. Of that, slots are kept from those others for
      sequences that are expected back until their countdowns run out; but not on a block that would have no row at all;
-  4. no more tokens than the budget, but one row always runs.
+  4. no more tokens than the budget, but one row always runs;
+  5. of rows that may be divided as many tokens as the budget leaves, when all others have theirs: prompts do not hold up decodes (TI-08).
+     One that is overdue comes before those that are not.
 
 A row that is turned away does not hold back rows behind it, which may need other blocks or less of the budget: it gets older, and the
 oldest in its rank cannot be turned away by the budget for long, for whoever comes first fits. It knows no pages, clocks, tensors or where
@@ -16,7 +18,7 @@ rows come from. Plain loops over what the caller keeps: the step waits for this.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -38,16 +40,21 @@ class HopRow(Protocol):
     @property
     def since(self) -> int: ...
 
+    @property
+    def divisible(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A row in an entry queue. `name`: of the sequence in that stage; `holds`: K and V of it are here; `since`: when it came, in ns."""
+    """A row in an entry queue. `name`: of the sequence in that stage; `holds`: K and V of it are here; `since`: when it came, in ns;
+    `divisible`: a part of its tokens may run first."""
 
     name: str
     stage: str
     tokens: int
     holds: bool
     since: int
+    divisible: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,23 +75,26 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class HopLimits:
-    """`tokens` and `rows` of one step; `patience` in nanoseconds."""
+    """`tokens` and `rows` of one step; `patience` in nanoseconds. `divide`: whether rows that may be divided are."""
 
     tokens: int
     rows: int
     patience: int = 1_000_000_000
+    divide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class HopDecision:
     """`rows`: places in the input, in the order in which they were chosen. Then how many were turned away and why: a later row of the same
-    sequence (`behind`), no slot left (`full`), a slot that is kept for others (`kept`), no tokens or rows left (`budget`)."""
+    sequence (`behind`), no slot left (`full`), a slot that is kept for others (`kept`), no tokens or rows left (`budget`). `parts`: of the
+    rows that are divided, the tokens that run now, by place."""
 
     rows: tuple[int, ...]
     behind: int = 0
     full: int = 0
     kept: int = 0
     budget: int = 0
+    parts: Mapping[int, int] = field(default_factory=dict)
 
 
 def countdown(now: int, round_trip: int, slack: float) -> int:
@@ -98,11 +108,18 @@ def decide(waiting: Sequence[HopRow], returning: Sequence[Return], blocks: Block
     if not returning and _all_fit(waiting, blocks, limits):
         return HopDecision((*first, *others), behind)
     step = _Step(waiting, blocks, limits)
+    divided: list[int] = []
+    if limits.divide:
+        overdue = now - limits.patience
+        divided = [place for place in (*first, *others) if waiting[place].divisible and waiting[place].since >= overdue]
+        apart = set(divided)
+        first, others = [place for place in first if place not in apart], [place for place in others if place not in apart]
     step.take(first)
     if others:
         step.keep(returning, now)
         step.take(others)
-    return HopDecision(tuple(step.chosen), behind, step.full, step.kept, step.budget)
+    step.take(divided)
+    return HopDecision(tuple(step.chosen), behind, step.full, step.kept, step.budget, step.parts)
 
 
 def _all_fit(waiting: Sequence[HopRow], blocks: Blocks, limits: HopLimits) -> bool:
@@ -141,7 +158,9 @@ class _Step:
         self._room = dict(blocks.limits)
         self._kept_in: set[str] = set()  # blocks that keep slots
         self._tokens, self._rows = limits.tokens, limits.rows
+        self._divide = limits.divide
         self.chosen: list[int] = []
+        self.parts: dict[int, int] = {}
         self.full = self.kept = self.budget = 0
 
     def take(self, places: Sequence[int]) -> None:
@@ -150,7 +169,8 @@ class _Step:
         tokens, rows = self._tokens, self._rows
         for place in places:
             row = waiting[place]
-            if (row.tokens > tokens or not rows) and chosen:
+            count = min(row.tokens, tokens) if self._divide and row.divisible else row.tokens
+            if (count > tokens or count < 1 or not rows) and chosen:
                 self.budget += 1
                 continue
             through = passes[row.stage]
@@ -161,9 +181,11 @@ class _Step:
             else:
                 for block in through:
                     room[block] -= 1
-                tokens -= row.tokens
+                tokens -= count
                 rows -= 1
                 chosen.append(place)
+                if count < row.tokens:
+                    self.parts[place] = count
         self._tokens, self._rows = tokens, rows
 
     def keep(self, returning: Sequence[Return], now: int) -> None:

@@ -18,7 +18,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from runtime.agent.commands import Abort, Arrive, Down, Move, Pause, Resume, SchedulerCommand, SchedulerEvent, Serve, Tick, Withdraw
+from runtime.agent.commands import (
+    Abort,
+    Arrive,
+    ArriveTogether,
+    Down,
+    Move,
+    Pause,
+    Resume,
+    SchedulerCommand,
+    SchedulerEvent,
+    Serve,
+    Tick,
+    Withdraw,
+)
 from runtime.agent.narrator import Narrator
 from runtime.agent.state import AgentState, block_loads, model_loads
 from runtime.config import ClusterConfig
@@ -94,6 +107,9 @@ class Scheduler:
                 self._rows.done(event, now)
             case Arrive():
                 self._admission.arrive(event.request, now)
+            case ArriveTogether():
+                for request in event.requests:
+                    self._admission.arrive(request, now)
             case Abort():
                 self._abort(event.seq, now)
             case Ready():
@@ -216,6 +232,10 @@ class Scheduler:
         """Whether a model takes requests and each of its blocks has a living device."""
         chain = self._state.chains.get(model)
         return chain is not None and self._state.provision.up(chain)
+
+    def uses(self, model: str) -> bool:
+        """Whether sequences of a model are alive, or stages of it on devices, of whichever version that no newcomer gets."""
+        return any(chain.model == model for chain in self._state.leaving.values())
 
     def state(self) -> AgentState:
         """All devices together, in the shape of one device's picture."""

@@ -23,7 +23,7 @@ def state_document(service: Service) -> dict[str, Any]:
     totals = {"counters": asdict(state.counters), "memory": asdict(driver.memory())}
     specs = {model.name: model.spec for model in service.models.all()}
     return {
-        "agents": [_alone(service, state) | totals] if cluster is None else _agents(cluster),
+        "agents": [_alone(service, state) | totals] if cluster is None else _agents(cluster, totals),
         "models": [_model(load, specs.get(load["model"])) for load in map(asdict, state.models)],
         "running": state.running,
         "waiting": state.waiting,
@@ -44,14 +44,16 @@ def _alone(service: Service, state: AgentState) -> dict[str, Any]:
     }
 
 
-def _agents(cluster: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """By device. `pid`: null while no agent is there."""
+def _agents(cluster: Mapping[str, Any], totals: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """By device. `pid`: null while no agent is there. `totals`: of all together, which are the only one's where there is one."""
     by_device: dict[str, list[dict[str, Any]]] = {}
     for each in cluster["instances"]:
         load = {"block": each["block"], "queue": each["queue"], "batch": each["sequences"], "batch_limit": each["batch_limit"]}
         by_device.setdefault(each["device"], []).append(load)
+    only = totals if len(cluster["devices"]) == 1 else {}
     return [
         {
+            **only,
             "id": each["device"],
             "pid": each["pid"] or None,
             "device": each["device"],

@@ -20,7 +20,7 @@ import pytest
 
 import cli.app
 from cli.serve import ended_by_sigterm
-from cli.serve_options import gather, size_of
+from cli.serve_options import ServeOptions, gather, size_of
 from cli.wiring import choose
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.frontend.served import SamplingDefaults, defaults_from
@@ -57,9 +57,11 @@ def serving(store: Path, log: Path, *arguments: str) -> Iterator[Served]:
         process.wait()
 
 
-def test_all_models_are_served_until_the_signal(store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "gone"), [("auto", "model.withdraw"), ("local", "model.unload")])
+def test_all_models_are_served_until_the_signal(store: Path, tmp_path: Path, backend: str, gone: str) -> None:
     trace = tmp_path / "trace.jsonl"
-    with serving(store, tmp_path / "log", "--trace", str(trace)) as served, served.client() as client:
+    with serving(store, tmp_path / "log", "--trace", str(trace), "--backend", backend) as served, served.client() as client:
+        assert ("(inline)" if backend == "auto" else "(local)") in served.log.read_text()
         assert [model.id for model in client.models.list()] == ["org/bare", "org/base", "org/lora"]
         assert "left out: org/bloom" in served.log.read_text()
         done = client.completions.create(
@@ -84,7 +86,7 @@ def test_all_models_are_served_until_the_signal(store: Path, tmp_path: Path) -> 
         assert served.process.wait(30) == 0
         assert served.process.stdout is not None and served.process.stdout.read() == ""
     events = [json.loads(line)["ev"] for line in trace.read_text().splitlines()]
-    assert {"arrive", "segment.run", "token", "finish", "model.load", "model.unload"} <= set(events)
+    assert {"arrive", "segment.run", "token", "finish", "model.load", gone} <= set(events)
     log = served.log.read_text()
     assert "POST '/v1/completions' 200" in log and "def hello" not in log and "k3y" not in log
 
@@ -140,6 +142,9 @@ def refusal(store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
         (("--agents", "2", "--executor", "dense"), "one device only"),
         (("--agents", "2", "--agent-weights", "much"), "no size"),
         (("--agents", "2", "--backend", "inline"), "the only one"),
+        (("--agents", "2", "--backend", "local"), "of one device"),
+        (("--backend", "inline", "--executor", "dense"), "--backend local"),
+        (("--models", "bloom", "--log", "/dev/null"), "the dense executor plans its own batches"),
         (("--api-key", ""), "empty"),
         (("--device", "abacus"), "abacus"),
         (("--token-budget", "0"), "token_budget"),
@@ -175,6 +180,12 @@ def test_file_then_command_line(tmp_path: Path) -> None:
     assert (options.port, options.models, options.drain_seconds) == (9001, ("a", "b"), 5)
     assert options.engine().kv_bytes == 2 << 30 and options.engine().max_model_len == 512
     assert not options.clustered and gather(None, {"backend": "process"}).clustered
+    backends = {
+        "inline": ServeOptions(), "local": ServeOptions(async_scheduling="on"), "processes": ServeOptions(agents=2),
+        "ray": ServeOptions(backend="ray"),
+    }  # fmt: skip
+    assert all(given.settled("paged").backend == backend for backend, given in backends.items())
+    assert ServeOptions().settled("dense").backend == ServeOptions(device="cuda:1").settled("paged").backend == "local"
     same = tmp_path / "serve.json"
     same.write_text(json.dumps({"port": 9000, "models": ["a", "b"]}))
     assert gather(same, {}).models == ("a", "b")
@@ -221,10 +232,11 @@ def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
         ("port = ", "neither TOML nor JSON"),
         ('api_key = ""', "empty"),
         ('adaptive = "speed"', "latency or accuracy"),
-        ('adaptive = "accuracy"', "give --deltas, and --agents"),
+        ('adaptive = "accuracy"', "give --deltas"),
+        ('adaptive = "accuracy"\ndeltas = true\nbackend = "local"', "no --backend local"),
         ("adaptive_ms = 5", "give --adaptive accuracy"),
         ("equivalent = 1.5", "from 0 to 1"),
-        ('log = "events"', "give --agents"),
+        ('log = "events"\nbackend = "local"', "give --trace"),
         ("max_queued = 0", "positive"),
         ('placing = "split"', "--placing has no effect on one device"),
         ('agents = 1\nbackend = "inline"\nbalancing = "owner"', "--balancing has no effect on one device"),

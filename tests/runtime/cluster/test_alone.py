@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -12,10 +13,12 @@ from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.process import AgentSettings
 from runtime.config import ClusterConfig
 from runtime.engine.counting import CountingEngine
+from runtime.engine.fake import FakeEngine, answer
 from runtime.stages import Array, StageResult
-from runtime.types import EngineLost, StepPlan
+from runtime.types import EngineLost, ModelSpec, SamplingParams, SequenceRequest, StepPlan, StepResult
 from tests.runtime.cluster.clusters import CUTS, LIMIT, MODELS, Load, answered, blocks, eventually, request, verify
-from zoo.errors import NotServable, Unavailable
+from tests.runtime.cluster.whole import inline
+from zoo.errors import InUse, NotServable, Unavailable
 
 
 def alone(make: Callable[[], CountingEngine] = lambda: CountingEngine(MODELS, 400)) -> ClusterDriver:
@@ -106,6 +109,62 @@ def test_requests_and_aborts_come_while_a_step_runs() -> None:
         finally:
             go_on.set()
         assert _ends(first) == "abort" and _ends(second) == "length"
+
+
+def test_a_model_that_is_unloaded_waits_for_who_runs_on_it_and_takes_requests_again_where_that_takes_too_long() -> None:
+    engine = FakeEngine([_model("m"), _model("n")], 200, pace=lambda _: time.sleep(0.002))
+    with inline(engine) as driver:
+        sampling = SamplingParams(max_tokens=100, ignore_eos=True)
+        events = driver.run([SequenceRequest("one", "one", "m", (5, 6), sampling)])
+        first = next(events)
+        with pytest.raises(InUse, match="still run"):
+            driver.unload("m", timeout=0.02)
+        assert {spec.name for spec in driver.models()} == {"m", "n"}
+        ended: list[float] = []
+        reader = threading.Thread(target=lambda: ended.extend([len([first, *events]), time.monotonic()]))
+        reader.start()
+        driver.unload("m")
+        gone = time.monotonic()
+        reader.join(LIMIT)
+        assert ended[0] == 100 and ended[1] <= gone + 1
+        assert eventually(lambda: [spec.name for spec in engine.models()] == ["n"]), "the engine never let go of it"
+        assert answered(driver, [SequenceRequest("two", "two", "m", (5,), sampling)])["two"][-1].finish == "error"
+        assert driver.load("m").name == "m"
+        assert len(answered(driver, [SequenceRequest("three", "three", "m", (5, 6), sampling)])["three"]) == 100
+
+
+def test_prompts_take_what_decodes_leave_of_a_step_and_keep_all_their_scores() -> None:
+    """Budget 16: a prompt of 100 tokens beside three that decode runs in parts, none of which keeps a decode waiting."""
+    steps: list[list[tuple[str, int]]] = []
+
+    class Watched(FakeEngine):
+        def execute(self, plan: StepPlan) -> StepResult:
+            if plan.rows:
+                steps.append([(row.seq.split("#")[0], len(row.tokens)) for row in plan.rows])
+            return super().execute(plan)
+
+    spec = _model("m")
+    engine = Watched([spec], 200, pace=lambda _: time.sleep(0.002))
+    prompt = tuple(number % 90 for number in range(100))
+    with inline(engine, token_budget=16) as driver:
+        short = [SequenceRequest(f"s{number}", "s", "m", (number,), SamplingParams(80, ignore_eos=True)) for number in range(3)]
+        running = driver.run(short)
+        seen = [next(running) for _ in range(6)]
+        long = SequenceRequest("long", "l", "m", prompt, SamplingParams(4, ignore_eos=True, prompt_logprobs=2))
+        told = answered(driver, [long])["long"]
+        seen += running
+    assert [event.token for event in told] == answer(spec, prompt, long.sampling)
+    scores = [one.token for part in told[0].prompt_logprobs for one in part.chosen]
+    assert scores == list(prompt[1:]) and [part.start for part in told[0].prompt_logprobs][:2] == [1, 13]
+    for one in short:
+        assert [event.token for event in seen if event.seq == one.seq] == answer(spec, one.prompt, one.sampling)
+    prefill = [dict(step) for step in steps if dict(step).get("long", 0) > 1]
+    assert len(prefill) == 8 and all(sum(step.values()) <= 16 for step in prefill)
+    assert all({"s0", "s1", "s2"} < step.keys() for step in prefill), "a decode waited for a prompt"
+
+
+def _model(name: str) -> ModelSpec:
+    return ModelSpec(name, 2, 16, 256, 320, eos_token_ids=(), blocks=("shared", f"own-{name}"))
 
 
 def _ends(events: Sequence[object] | object) -> str | None:

@@ -56,6 +56,25 @@ def test_a_slot_is_kept_until_the_countdown_ends() -> None:
     assert chosen(rows, expected, now=160) == ["here", "new"]
 
 
+def test_prompts_take_what_decodes_leave_and_in_their_order() -> None:
+    """Budget 100: two decodes, then as much of the first prompt as fits, and nothing of the second; without division the first waits."""
+    rows = [Waiting("long@own", "own", 150, False, 0, True), Waiting("next@own", "own", 40, False, 0, True), row("a", "own"), row("b", "n")]
+    divided = decide(rows, [], BLOCKS, HopLimits(100, 64, 1000, divide=True), 0)
+    assert (divided.rows, divided.parts, divided.budget) == ((2, 3, 0), {0: 98}, 1)
+    whole = decide(rows, [], BLOCKS, LIMITS, 0)
+    assert whole.rows == (0,) and not whole.parts
+    few = HopLimits(100, 64, 1000, divide=True)
+    assert decide(rows[1:], [], BLOCKS, few, 0).parts == {}, "what fits is not divided"
+
+
+def test_decodes_that_take_all_of_a_step_leave_prompts_their_turn_when_they_are_overdue() -> None:
+    rows = [row("a", "own", since=5000), row("b", "n", since=5000), Waiting("p@own", "own", 9, False, 0, True)]
+    tight = HopLimits(2, 64, 1000, divide=True)
+    assert decide(rows, [], BLOCKS, tight, 500).rows == (0, 1)
+    late = decide(rows, [], BLOCKS, tight, 5001)
+    assert late.rows == (2,) and late.parts == {2: 2}
+
+
 def test_an_idle_block_keeps_no_slots() -> None:
     expected = [Return("m", 500)] * 4
     assert chosen([row("new0"), row("new1"), row("new2")], expected) == ["new0", "new1"]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 import openai
@@ -24,7 +24,11 @@ from runtime.server.gate import Gate
 from runtime.server.serving import address_of, bind, make_server
 from runtime.trace import Trace
 from runtime.types import ModelSpec
+from tests.runtime.cluster.whole import inline
 from zoo.errors import AmbiguousName, NotFound
+
+Backend = Literal["local", "inline"]
+BACKENDS: tuple[Backend, ...] = ("local", "inline")
 
 BASE = ModelSpec("org/base", 2, 16, 256, 320, eos_token_ids=(), blocks=("shared", "own-base"), kind="foundation")
 FINE = ModelSpec("org/fine", 2, 16, 256, 320, eos_token_ids=(), blocks=("shared", "own-fine"), kind="full", base="org/base")
@@ -83,6 +87,13 @@ class Running:
             return dict(client.get("/zoo/state").json())
 
 
+def driver_of(backend: Backend, engine: FakeEngine, trace: Trace | None) -> LocalDriver | ClusterDriver:
+    """Of one device, as `zoo serve --backend` has them."""
+    if backend == "inline":
+        return inline(engine, (SPARE,), trace)
+    return LocalDriver(engine, BatchingConfig(token_budget=64, max_sequences=16), trace=trace)
+
+
 @contextmanager
 def running(
     tokenizer: Tokenizer,
@@ -96,12 +107,13 @@ def running(
     stand_ins: Mapping[str, str] | None = None,
     profiles: Mapping[str, BlockProfile] | None = None,
     known: Sequence[ModelSpec] = (BASE, FINE, SPARE),
+    backend: Backend = "local",
 ) -> Iterator[Running]:
     """Serve until the block ends. `pace` slows each step down, for tests that must meet a sequence half-way."""
     engine = FakeEngine(specs, pages, available=(SPARE,), pace=pace, fail_at=fail_at, segments=True)
     kept = Trace() if trace else None
     with (
-        LocalDriver(engine, BatchingConfig(token_budget=64, max_sequences=16), trace=kept) as driver,
+        driver_of(backend, engine, kept) as driver,
         serving(driver, FakeSource(tokenizer, stand_ins, profiles, known), config or ServerConfig(), kept) as started,
     ):
         yield started

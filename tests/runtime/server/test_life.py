@@ -18,7 +18,7 @@ import pytest
 
 from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
-from tests.runtime.server.harness import Running, eventually, running
+from tests.runtime.server.harness import Backend, Running, eventually, running
 
 SLOW = {"model": "org/base", "prompt": "hello", "max_tokens": 200}
 
@@ -28,8 +28,8 @@ def slow_step(_: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def slow(tokenizer: Tokenizer) -> Iterator[Running]:
-    with running(tokenizer, pace=slow_step) as server:
+def slow(tokenizer: Tokenizer, backend: Backend) -> Iterator[Running]:
+    with running(tokenizer, backend=backend, pace=slow_step) as server:
         yield server
 
 
@@ -70,8 +70,8 @@ def test_leaving_in_the_middle_of_the_body_holds_nothing(slow: Running) -> None:
         assert client.completions.create(model="org/base", prompt="hi", max_tokens=2).usage.completion_tokens == 2
 
 
-def test_a_failed_step_is_an_error_event_in_a_stream_and_the_server_goes_on(tokenizer: Tokenizer) -> None:
-    with running(tokenizer, pace=slow_step, fail_at=[4]) as server, server.client() as client, server.http() as http:
+def test_a_failed_step_is_an_error_event_in_a_stream_and_the_server_goes_on(tokenizer: Tokenizer, backend: Backend) -> None:
+    with running(tokenizer, backend=backend, pace=slow_step, fail_at=[4]) as server, server.client() as client, server.http() as http:
         with pytest.raises(openai.APIError) as caught:
             list(client.completions.create(**SLOW, stream=True))
         assert "engine failed" in str(caught.value)
@@ -96,18 +96,18 @@ def test_without_the_key_health_tells_the_state_and_nothing_else(
         assert httpx.get(f"{server.address}/metrics", timeout=5, trust_env=False).status_code == 401
 
 
-def test_a_failed_step_is_a_500_for_a_whole_answer(tokenizer: Tokenizer) -> None:
-    with running(tokenizer, fail_at=[2]) as server, server.http() as http:
+def test_a_failed_step_is_a_500_for_a_whole_answer(tokenizer: Tokenizer, backend: Backend) -> None:
+    with running(tokenizer, backend=backend, fail_at=[2]) as server, server.http() as http:
         response = http.post("/v1/completions", json=SLOW)
         assert response.status_code == 500
         assert response.json()["error"]["type"] == "server_error"
 
 
-def test_a_dead_engine_fails_health_and_new_requests(tokenizer: Tokenizer) -> None:
-    with running(tokenizer, fail_at=range(1, 10)) as server, server.http() as http:
+def test_a_dead_engine_fails_health_and_new_requests(tokenizer: Tokenizer, backend: Backend) -> None:
+    with running(tokenizer, backend=backend, fail_at=range(1, 10)) as server, server.http() as http:
         assert http.get("/health").status_code == 200
         codes = [http.post("/v1/completions", json=SLOW).status_code for _ in range(4)]
-        assert codes[0] == 500 and codes[-1] == 503
+        assert codes[0] in (500, 503) and codes[-1] == 503  # one fault more, of the step that forgets it, may be the last one
         health = http.get("/health")
         assert health.status_code == 503 and health.json()["status"] == "dead"
         assert http.get("/live").status_code == 200
@@ -185,8 +185,8 @@ def refuses(address: str) -> bool:
         return True
 
 
-def test_a_closed_gate_refuses_on_open_connections(tokenizer: Tokenizer) -> None:
-    with running(tokenizer) as server, server.http() as http:
+def test_a_closed_gate_refuses_on_open_connections(tokenizer: Tokenizer, backend: Backend) -> None:
+    with running(tokenizer, backend=backend) as server, server.http() as http:
         assert http.get("/health").status_code == 200
         server.gate.closed = True
         assert http.get("/health").json() == {"status": "draining"}

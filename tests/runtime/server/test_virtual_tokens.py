@@ -12,7 +12,7 @@ import pytest
 from runtime.engine.fake import answer
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import SamplingParams
-from tests.runtime.server.harness import BASE, FINE, Running, eventually, running
+from tests.runtime.server.harness import BASE, FINE, Backend, Running, eventually, running
 
 PROMPTED = replace(FINE, name="org/prompted", virtual_tokens=70)  # more than a step's budget of tokens
 PROMPT = "Once upon a time"
@@ -21,8 +21,8 @@ HELD = 96
 
 
 @pytest.fixture(scope="module")
-def served(tokenizer: Tokenizer) -> Iterator[Running]:
-    with running(tokenizer, specs=(BASE, PROMPTED), pages=12, pace=lambda _: time.sleep(0.001)) as started:
+def served(tokenizer: Tokenizer, backend: Backend) -> Iterator[Running]:
+    with running(tokenizer, backend=backend, specs=(BASE, PROMPTED), pages=12, pace=lambda _: time.sleep(0.001)) as started:
         yield started
 
 

@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
-from tests.runtime.server.harness import Running, running
+from tests.runtime.server.harness import Backend, Running, running
 
 ASK = {"model": "org/base", "prompt": "hello", "max_tokens": 5}
 
@@ -38,7 +38,7 @@ def test_the_stores_models_and_which_are_served(server: Running) -> None:
 def test_state_has_the_contracts_fields(server: Running) -> None:
     state = server.state()
     (agent,) = state["agents"]
-    assert agent["device"] == "fake" and agent["pid"] > 0 and agent["id"] == "0"
+    assert agent["device"] == "fake" and agent["pid"] > 0 and agent["id"]
     assert {instance["block"] for instance in agent["instances"]} == {"shared", "own-base", "own-fine"}
     assert {"block", "queue", "batch_limit"} <= set(agent["instances"][0])
     pages = agent["pages"]
@@ -49,8 +49,8 @@ def test_state_has_the_contracts_fields(server: Running) -> None:
     assert agent["memory"]["weights"] < agent["memory"]["weights_unshared"]
 
 
-def test_metrics_count_what_happened(tokenizer: Tokenizer) -> None:
-    with running(tokenizer) as server, server.client() as client:
+def test_metrics_count_what_happened(tokenizer: Tokenizer, backend: Backend) -> None:
+    with running(tokenizer, backend=backend) as server, server.client() as client:
         prompt = len(tokenizer.encode("hello"))
         client.completions.create(**ASK, n=2)
         list(client.completions.create(**{**ASK, "model": "org/fine"}, stream=True))
@@ -82,18 +82,18 @@ def test_trace_is_json_lines(server: Running, client: openai.OpenAI) -> None:
     with server.http() as http:
         lines = http.get("/zoo/trace").text.splitlines()
         events = [json.loads(line)["ev"] for line in lines]
-        assert {"arrive", "batch.insert", "token", "finish", "model.load"} <= set(events)
+        assert {"arrive", "batch.insert", "segment.run", "token", "finish", "model.load"} <= set(events)
         assert len(http.get("/zoo/trace?limit=3").text.splitlines()) == 3
         assert http.get("/zoo/trace?limit=x").status_code == 400
 
 
-def test_trace_off_says_so(tokenizer: Tokenizer) -> None:
-    with running(tokenizer) as server, server.http() as http:
+def test_trace_off_says_so(tokenizer: Tokenizer, backend: Backend) -> None:
+    with running(tokenizer, backend=backend) as server, server.http() as http:
         assert http.get("/zoo/trace").json()["error"]["code"] == "trace_off"
 
 
-def test_load_serve_unload(tokenizer: Tokenizer) -> None:
-    with running(tokenizer, config=ServerConfig(api_key="k")) as server, server.client() as client, server.http() as http:
+def test_load_serve_unload(tokenizer: Tokenizer, backend: Backend) -> None:
+    with running(tokenizer, backend=backend, config=ServerConfig(api_key="k")) as server, server.client() as client, server.http() as http:
         with pytest.raises(openai.NotFoundError):
             client.completions.create(**{**ASK, "model": "org/spare"})
         assert http.post("/zoo/models/org/spare/load").json()["id"] == "org/spare"

@@ -1,0 +1,86 @@
+"""An engine of whole models as a stage engine, for one agent alone: the driver and the HTTP of stored models, tokens worked out by hand.
+
+A stage is a model's whole chain here, and known to the engine by the model's name; tables' names are the engine's sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from msgspec import structs
+
+from runtime.agent.ahead import same_bits
+from runtime.agent.commands import Serve
+from runtime.cluster.alone import Alone
+from runtime.cluster.driver import ClusterDriver
+from runtime.cluster.process import AgentSettings
+from runtime.config import ClusterConfig, ControlConfig, RelayConfig
+from runtime.engine.fake import FakeEngine
+from runtime.stages import Array, Block, BlockUse, Chain, Likeness, Stage, StageResult
+from runtime.trace import TraceSink
+from runtime.types import EngineMemory, ModelSpec, StepPlan
+
+
+class Whole:
+    """Implements `runtime.stages.StageEngine` over a FakeEngine."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self._engine = engine
+        self._names: dict[str, str] = {}
+        self.device, self.page_capacity, self.page_bytes = engine.device, engine.page_capacity, 10
+
+    def load(self, stage: Stage) -> ModelSpec:
+        self._names[stage.id] = stage.model
+        return replace(self._engine.load(stage.model), name=stage.id)
+
+    def unload(self, stage: Stage) -> None:
+        self._engine.unload(self._names.pop(stage.id))
+
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        names = self._names
+        rows = tuple(structs.replace(row, model=names[row.model]) for row in plan.rows)
+        opened = tuple(replace(one, request=replace(one.request, model=names[one.request.model])) for one in plan.opened)
+        return StageResult(self._engine.execute(replace(plan, rows=rows, opened=opened)), {})
+
+    def beside(self) -> None:
+        return None
+
+    def read_pages(self, pages: Sequence[int]) -> Array:
+        raise NotImplementedError("one device moves nothing")
+
+    def write_pages(self, pages: Sequence[int], data: Array) -> None:
+        raise NotImplementedError("one device moves nothing")
+
+    def alike(self, a: Array, b: Array) -> Likeness:
+        return same_bits(a, b)
+
+    def memory(self) -> EngineMemory:
+        return self._engine.memory()
+
+
+def chain_of(spec: ModelSpec) -> Chain:
+    """Its blocks in a row, the first with all K and V."""
+    layers = (spec.kv_layers, *[0] * (len(spec.blocks) - 1))
+    uses = [BlockUse(block, at, at + 1, layers[at], f"{spec.name}/{at}", 0) for at, block in enumerate(spec.blocks)]
+    return Chain(spec, f"v-{spec.name}", tuple(uses))
+
+
+def blocks_of(spec: ModelSpec) -> tuple[Block, ...]:
+    layers = (spec.kv_layers, *[0] * (len(spec.blocks) - 1))
+    return tuple(Block(block, 1000, layers[at]) for at, block in enumerate(spec.blocks))
+
+
+def inline(
+    engine: FakeEngine, available: Sequence[ModelSpec] = (), trace: TraceSink | None = None, token_budget: int = 64, max_sequences: int = 16
+) -> ClusterDriver:
+    """One agent alone, as `zoo serve` makes it of stored models."""
+    specs = {spec.name: spec for spec in (*engine.models(), *available)}
+    served = [specs[spec.name] for spec in engine.models()]
+    relay = RelayConfig(token_budget=token_budget, max_rows=max_sequences, divide=True)
+    only = Alone(lambda: Whole(engine), relay, AgentSettings(), engine.device, trace=trace)
+    config = ClusterConfig(max_running=max_sequences, chunk=4 * token_budget, control=ControlConfig.off(), sharing="off")
+    return ClusterDriver(
+        [chain_of(spec) for spec in served], [*{block.id: block for spec in served for block in blocks_of(spec)}.values()], [only.device],
+        only, config, trace=trace, describe=lambda name: Serve(chain_of(specs[name]), blocks_of(specs[name])),
+    )  # fmt: skip
