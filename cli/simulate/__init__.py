@@ -16,7 +16,10 @@ from cli.output import JsonOption
 def simulate(
     preset: Annotated[
         str | None,
-        typer.Option(help="blockllm, blockllm-{load,apps,table2,kv,placement}, scale, full-device.", show_default="blockllm"),
+        typer.Option(
+            help="blockllm, blockllm-{load,apps,table2,kv,placement,adaptive,speculation,accuracy}, scale, full-device.",
+            show_default="blockllm",
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A scenario of your own: TOML or JSON.", dir_okay=False)] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything drawn.")] = 0,

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-#: What a row between two devices of one server costs, measured by one between servers: enough to prefer no hop at all.
+#: What a row between two devices of one server costs, measured by one between servers, where nobody has measured it: enough to prefer no
+#: hop at all.
 NEAR = 1 / 16
 
 
@@ -20,14 +21,15 @@ Pairs = Mapping[tuple[str, str], float]
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Rows per period that change servers, and that change devices within a server."""
+    """Rows per period that change servers, and that change devices within a server; `near`: what one of these costs, of one of those."""
 
     between_servers: float
     between_devices: float
+    near: float = NEAR
 
     @property
     def weight(self) -> float:
-        return self.between_servers + NEAR * self.between_devices
+        return self.between_servers + self.near * self.between_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +42,12 @@ class Step:
 
 
 class Ledger:
-    """`servers`: device -> server; `free`: device -> bytes; `pairs`: (sender, receiver) -> rows."""
+    """`servers`: device -> server; `free`: device -> bytes; `pairs`: (sender, receiver) -> rows; `near`: as in `Traffic`."""
 
-    def __init__(self, servers: Mapping[str, str], free: Mapping[str, int], nbytes: Mapping[str, int], pairs: Pairs) -> None:
+    def __init__(
+        self, servers: Mapping[str, str], free: Mapping[str, int], nbytes: Mapping[str, int], pairs: Pairs, near: float = NEAR
+    ) -> None:
+        self._weight = near
         self.servers = servers
         self.free = dict(free)
         self.nbytes = nbytes
@@ -156,4 +161,4 @@ class Ledger:
                     far += share
                 elif device not in receivers:
                     near += share
-        return Traffic(far, near)
+        return Traffic(far, near, self._weight)

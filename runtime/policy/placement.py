@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from runtime.policy.nearness import Ledger, Pairs, Step, Traffic
+from runtime.policy.nearness import NEAR, Ledger, Pairs, Step, Traffic
 
 Policy = Literal["locality", "frag-min"]
 
@@ -48,12 +48,14 @@ class Instance:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """What there is. `nbytes` of each block; `pairs`: (sender, receiver) -> rows in the period."""
+    """What there is. `nbytes` of each block; `pairs`: (sender, receiver) -> rows in the period; `near`: what a row between two devices of a
+    server costs, of one between servers."""
 
     devices: tuple[Device, ...]
     instances: tuple[Instance, ...]
     nbytes: Mapping[str, int]
     pairs: Pairs
+    near: float = NEAR
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +221,7 @@ def _ledger(cluster: Cluster) -> Ledger:
     free = {each.name: each.free for each in cluster.devices}
     for each in cluster.instances:
         free[each.device] += cluster.nbytes[each.block]  # adding it takes that off again
-    ledger = Ledger(servers, free, cluster.nbytes, cluster.pairs)
+    ledger = Ledger(servers, free, cluster.nbytes, cluster.pairs, cluster.near)
     for each in cluster.instances:
         ledger.add(each.block, each.device)
     return ledger

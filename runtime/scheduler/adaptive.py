@@ -4,7 +4,9 @@
 
 The latency that is weighed is that of a step: whoever waits for the same devices, in batches as they would run, and then the batch that the
 request would join, from blocks' profiles. As load grows all of them grow, and by accuracy a limit lets the score fall no further than it
-must. Without profiles of all blocks in question their times are taken from their bytes, which ranks chains and is no measurement.
+must. Without profiles of all blocks in question their times are taken from their bytes, which ranks chains and is no measurement; where
+paths are chosen by what steps read (`policy.reading`), from what everybody's steps read with the newcomer on them. Chains that are loaded
+go before those that would have to be (BL-13: an instance, an equivalent one, a new one).
 
 Contract: exact requests get their own chain, always. What was chosen is told to the trace with all terms. It changes nothing.
 """
@@ -12,7 +14,7 @@ Contract: exact requests get their own chain, always. What was chosen is told to
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain as joined
 
 from runtime.agent.admission import refusal
@@ -59,6 +61,7 @@ class Adaptive:
         options = [self._option(request, exact, profiles[0], "own", 1.0)]
         for variant, profile in zip(variants, profiles[1:], strict=True):
             options.append(self._option(request, variant.chain, profile, variant.kind, variant.score))
+        options = self._warm([exact, *(variant.chain for variant in variants)], options)
         found = dispatch(options, Work(1, len(request.prompt)), request.adaptive, self._limits)
         if not isinstance(found, Dispatch):
             return None
@@ -73,9 +76,27 @@ class Adaptive:
         if path is None or not self._able(request, chain, path):
             return Option(Candidate(chain.loaded_as, profile), kind, score, room=False)
         context = len(request.prompt)
+        if self._by_reading(chain):
+            seconds = self._state.provision.reading(chain, path, context) / _NOMINAL_BYTES
+            whole = BlockProfile(chain.loaded_as, profile.nbytes, Grid((1.0,), (0.0,), ((seconds,),)), profile.prefill, 0.0)
+            return Option(Candidate(chain.loaded_as, whole), kind, score)
         queue = tuple(Work(rows, context) for rows in self._batches(path))
         joins = max(self._state.devices[hop.device].members for hop in path)
         return Option(Candidate(chain.loaded_as, profile, queue, joins), kind, score)
+
+    def _by_reading(self, chain: Chain) -> bool:
+        return self._state.config.paths == "reads" and not self._estimates.covers(chain)
+
+    def _warm(self, chains: Sequence[Chain], options: list[Option]) -> list[Option]:
+        """Where paths go by what is read, only chains that are loaded, if any is."""
+        provision, loads = self._state.provision, self._state.devices.loads
+        if not all(self._by_reading(chain) for chain in chains):
+            return options
+        paths = [provision.path(chain, loads) if option.room else None for chain, option in zip(chains, options, strict=True)]
+        warm = [path is not None and not provision.missing(chain, path) for chain, path in zip(chains, paths, strict=True)]
+        if not any(warm):
+            return options
+        return [replace(option, room=option.room and there) for option, there in zip(options, warm, strict=True)]
 
     def _able(self, request: SequenceRequest, chain: Chain, path: Path) -> bool:
         """Whether a chain could run it at all: it takes the request, and no device has refused a part of it."""

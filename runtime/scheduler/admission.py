@@ -18,6 +18,7 @@ from runtime.policy.latency import Latency
 from runtime.policy.paths import path_cost
 from runtime.scheduler.adaptive import Adaptive
 from runtime.scheduler.members import Member
+from runtime.scheduler.orders import holders
 from runtime.scheduler.prefixes import Match
 from runtime.scheduler.routes import Route
 from runtime.scheduler.seating import Seating
@@ -139,6 +140,7 @@ class Admission:
         if missing:
             for device, stage in missing:
                 self._state.ask_for(member.chain, device, stage)
+            self._warm(member.chain, route)
             # Meanwhile it may run where all is loaded already.
             other = provision.route(member.chain, self._state.devices.loads, True, member.tokens, member.longest)
             if other is None or provision.lacking(other) or not full.isdisjoint(other.devices):
@@ -165,6 +167,18 @@ class Admission:
         """As `_let_in`, over the path that is there now; each time there is one instance less."""
         route = self._state.provision.route(member.chain, self._state.devices.loads, groups=member.longest)
         return route is not None and self._let_in(member, route, full, now)
+
+    def _warm(self, chain: Chain, route: Route) -> None:
+        """Several wait for a chain to be loaded: a copy that nobody uses is loaded beside it, so that they find two when they are let
+        in."""
+        state = self._state
+        if state.waiting.by_chain().get(chain.version, 0) < 2:
+            return
+        for device in holders(state, [use.block for use in chain.uses]):
+            if not device.members and not device.loading and device.name not in route.devices:
+                path = state.provision.hops(chain, (device.name,) * len(chain.uses))
+                for name, stage in state.provision.missing(chain, path):
+                    state.ask_for(chain, name, stage)
 
     def _hopeless(self, member: Member, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
         """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for the sequence."""

@@ -2,8 +2,8 @@
 
     strict       nobody: a sequence's next tokens run where its K and V are
     owner        the owner first, unless it is busier by more than `margin` sequences; then K and V come from both ends (BL-16)
-    least-busy   always the least busy one, K and V copied
-    recompute    always the least busy one, K and V computed there again
+    least-busy   always the least busy one, K and V copied, for which the sequence waits
+    recompute    always the least busy one, K and V computed there again, for which the sequence waits
 
 Contract: `look` now and then; the busiest devices only. What moves is all that a sequence has on one device, so that paths grow no hops.
 """
@@ -58,4 +58,5 @@ class Balancer:
 
     def _wish(self, seq: str, part: Part, source: str, target: str, now: int) -> Wish:
         blocks, until = frozenset(part.blocks), now + self._patience
-        return Wish(seq, blocks, source, target, until, "BL-19", self._how != "recompute", self._how != "least-busy")
+        baseline = self._how != "owner"
+        return Wish(seq, blocks, source, target, until, "BL-19", self._how != "recompute", self._how != "least-busy", baseline)

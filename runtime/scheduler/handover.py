@@ -111,11 +111,13 @@ class Handovers:
 
     # -- beginning -----------------------------------------------------------------------------------------------------
 
-    def start(self, member: Member, blocks: range, target: str, now: int, *, copy: bool = True, recompute: bool = True) -> str | None:
+    def start(
+        self, member: Member, blocks: range, target: str, now: int, *, copy: bool = True, recompute: bool = True, hold: bool = False
+    ) -> str | None:
         """Move blocks (numbers in the chain, all on one device now) of a running sequence to another device.
 
-        `copy`, `recompute`: from which ends. What does not begin with the chain's first block can be recomputed there only from what its
-        device kept of its inputs (`policy.inputs`).
+        `hold`: it does not run on meanwhile (a baseline). `copy`, `recompute`: from which ends. What does not begin with the chain's
+        first block can be recomputed there only from what its device kept of its inputs (`policy.inputs`).
         Returns why that cannot be (now), or None once it has begun.
         """
         chain = member.chain
@@ -142,6 +144,9 @@ class Handovers:
         self._started += 1
         self._tell(now, "kv.move.start", move)
         self._ask(move, member.computed)
+        if hold:
+            member.held = True
+            self._state.starved.pop(member.seq, None)
         return None
 
     # -- answers -------------------------------------------------------------------------------------------------------

@@ -30,7 +30,8 @@ _FEW = 16
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Blocks of a sequence, those of `blocks` that run on `source`, are to run on `target`, until `until` in ns. `cause`: who wants it."""
+    """Blocks of a sequence, those of `blocks` that run on `source`, are to run on `target`, until `until` in ns. `cause`: who wants it;
+    `copy`, `recompute`, `hold`: as in `Handovers.start`."""
 
     seq: str
     blocks: frozenset[str]
@@ -40,6 +41,7 @@ class Wish:
     cause: str
     copy: bool = True
     recompute: bool = True
+    hold: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +132,12 @@ class Orders:
         if part is None:
             return False
         if not member.move and len(self._handovers) < self._state.config.control.moves:
-            self._start(member, part, wish.target, wish.cause, now, wish.copy, wish.recompute)
+            self._start(member, part, wish.target, wish.cause, now, wish)
         return True
 
-    def _start(self, member: Member, part: range, target: str, cause: str, now: int, copy: bool = True, recompute: bool = True) -> None:
-        if self._handovers.start(member, part, target, now, copy=copy, recompute=recompute) is None:
+    def _start(self, member: Member, part: range, target: str, cause: str, now: int, wish: Wish | None = None) -> None:
+        how = {} if wish is None else {"copy": wish.copy, "recompute": wish.recompute, "hold": wish.hold}
+        if self._handovers.start(member, part, target, now, **how) is None:
             self.counts.moved += 1
             self._state.tell.control(now, "sequence.move", cause, target, member.chain.uses[part.start].block, seq=member.seq)
 

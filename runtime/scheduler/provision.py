@@ -230,6 +230,11 @@ class Provision:
 
     def _by_reading(self, chain: Chain, candidates: Sequence[Sequence[str]], context: int) -> tuple[str, ...] | None:
         """Where everybody's steps read least with a newcomer on them; a hop is a few hundredths of what it reads itself."""
+        enters, adds = self._read(chain, candidates, context)
+        return choose(adds, enters, self._config.hop_cost / 100 * sum(self._blocks[use.block].nbytes for use in chain.uses))
+
+    def _read(self, chain: Chain, candidates: Sequence[Sequence[str]], context: int) -> tuple[dict[str, float], list[dict[str, float]]]:
+        """What steps read on each device now, and what each block there adds, everybody counted."""
         devices = {name: self._devices[name] for name in dict.fromkeys(name for some in candidates for name in some)}
         enters = {name: float(self.reads.of(device)) for name, device in devices.items()}
         groups = groups_for(chain.spec, context)
@@ -242,7 +247,12 @@ class Provision:
                 own = groups * use.kv_layers * device.page_bytes
                 row[name] = float((device.members + 1) * (own if self.reads.uses(name, use.block) else own + nbytes))
             adds.append(row)
-        return choose(adds, enters, self._config.hop_cost / 100 * sum(self._blocks[use.block].nbytes for use in chain.uses))
+        return enters, adds
+
+    def reading(self, chain: Chain, path: Path, context: int) -> float:
+        """Bytes that everybody's steps read more with a newcomer on this path, and those that it waits for (`policy.reading`)."""
+        enters, adds = self._read(chain, [(name,) for name in devices_of(chain, path)], context)
+        return sum(enters[hop.device] for hop in path) + sum(added for row in adds for added in row.values())
 
     def turn(self) -> int:
         """Another number each time: where to begin to look among very many."""

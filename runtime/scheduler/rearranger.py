@@ -1,5 +1,8 @@
 """Instances move to whom they exchange rows with, period by period (BL-26): `policy.placement.rearrange` over what `flow` has counted.
 
+A row that changes its device waits for that one's step to end, on average half of one: `crossing_us` comes on top between servers. So what
+a hop costs is learnt from the steps that devices tell of, and rows that stay on one device are worth most.
+
 A move loads at its target first, hands over who runs at its source, and then drops there. Contract: `decide` once in a period, while
 nothing is left of the one before; `look` on every tick. Moves begin in the order in which they were decided, each when its target has room
 for it (what makes room for another has gone by then), and only where no sequence could become less long for it; one that cannot begin in
@@ -12,8 +15,9 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from runtime.policy.nearness import NEAR
 from runtime.policy.placement import Cluster, Instance, Move, MoveCosts, rearrange
 from runtime.policy.placement import Device as Place
 from runtime.scheduler.flow import Flow
@@ -40,7 +44,8 @@ class Rearranger:
         self._state = state
         self._orders = orders
         self._flow = flow
-        self._costs = MoveCosts(config.crossing_us / 1e6, 1 / config.bandwidth, period=config.period_ms * _MS)
+        self._crossing = config.crossing_us / 1e6
+        self._costs = MoveCosts(self._crossing, 1 / config.bandwidth, period=config.period_ms * _MS)
         self._patience = config.patience_ms * _MS
         self._moved: dict[tuple[str, str], int] = {}
         self._todo: deque[_Planned] = deque()
@@ -53,7 +58,7 @@ class Rearranger:
         cluster = self._cluster(now)
         if not cluster.pairs:
             return
-        found = rearrange(cluster, self._costs, now, _EFFORT)
+        found = rearrange(cluster, replace(self._costs, crossing=self._crossing + self._wait()), now, _EFFORT)
         weights = {"before": found.before.weight, "after": found.after.weight}
         self._todo.extend(_Planned(move, now + self._patience, weights) for move in found.moves)
 
@@ -85,6 +90,12 @@ class Rearranger:
         self._orders.grow([move.block], move.target, "BL-26", now)
         self._orders.drain(Drain(frozenset([move.block]), move.source, move.target, now + self._patience, "BL-26"))
 
+    def _wait(self) -> float:
+        """Seconds that a row waits for the step of a device that it comes to: half of one, and only where one is under way."""
+        devices = [device for device in self._state.devices if device.alive]
+        steps, busy = sum(device.steps for device in devices), sum(device.busy for device in devices) / 1e9
+        return busy / steps / 2 if steps else 0.0
+
     def _cluster(self, now: int) -> Cluster:
         """The blocks that exchange most rows, where they are, and the devices that they could go to."""
         state, flow = self._state, self._flow
@@ -104,4 +115,7 @@ class Rearranger:
         near = (each for each in state.devices if each.alive and (each.name in there or each.server in servers))
         devices = heapq.nlargest(_INSTANCES, near, key=lambda each: (each.name in there, each.room))
         places = tuple(Place(each.name, each.server, each.room) for each in devices)
-        return Cluster(places, tuple(instances), {block: state.provision.block(block).nbytes for block in known}, pairs)
+        nbytes = {block: state.provision.block(block).nbytes for block in known}
+        wait = self._wait()
+        hop = max(NEAR, wait / (wait + self._crossing)) if wait else NEAR
+        return Cluster(places, tuple(instances), nbytes, pairs, hop)

@@ -2,7 +2,7 @@
 
     saturated   a part of a chain fills more than `high` of a device's memory, with those who wait for it: `policy.scaling` says where
                 another instance goes and who goes with it
-    asked       (placing by demand) a device has many more sequences than another that has room for what they use
+    asked       (placing by demand) a device has many more sequences than another that holds what they use, or has room for it
     idle        an instance that came so has had nobody for `idle_ms`: it goes again
 
 Contract: `look` now and then. Only devices that are busy are looked into, at most `_HOT` of them, and at most `_SPOTS` are offered: what it
@@ -87,6 +87,9 @@ class Scaler:
         self._changed[part.name] = now
         self._grown[part.blocks, target] = now
         self._orders.grow(part.blocks, target, cause, now)
+        self._send(part, source, target, moves, cause, now)
+
+    def _send(self, part: Part, source: str, target: str, moves: Iterable[str], cause: str, now: int) -> None:
         for seq in moves:
             self._orders.wish(Wish(seq, frozenset(part.blocks), source, target, now + self._patience, cause))
 
@@ -163,18 +166,26 @@ class Scaler:
                 continue
             found: list[tuple[reading.Relief, Part]] = []
             for part in stages_of(alive[name], queues):
-                if part.members and part.name not in self._changed:
+                if part.members and not any(self._orders.wished(each.seq) for each in part.members):
                     spots = self._offers(part, [each for each in idle if each != name and each not in taken], loads, reads)
                     relief = reading.relieve(loads[name], reads[name], self._share(part, alive[name]), spots)
                     if relief is not None:
                         found.append((relief, part))
             if found:
                 relief, part = max(found, key=lambda each: (each[0].gain, each[1].blocks))
-                moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: relief.moves]]
-                extra = {"hot": name, "blocks": len(part.blocks), "gain": round(relief.gain, 3)}
-                state.tell.control(now, "scale.copy", "BL-24", relief.device, part.blocks[0], **extra)
-                self._grow(part, name, relief.device, moves, "BL-24", now)
+                self._relieved(name, part, relief, now)
                 taken.update((name, relief.device))
+
+    def _relieved(self, name: str, part: Part, relief: reading.Relief, now: int) -> None:
+        """Some of a part's sequences go to a device that holds it, or to a new copy."""
+        moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: relief.moves]]
+        copied = not self._state.devices[relief.device].blocks.issuperset(part.blocks)
+        extra = {"hot": name, "blocks": len(part.blocks), "gain": round(relief.gain, 3), "moves": len(moves)}
+        self._state.tell.control(now, "scale.copy" if copied else "scale.even", "BL-24", relief.device, part.blocks[0], **extra)
+        if copied:
+            self._grow(part, name, relief.device, moves, "BL-24", now)
+        else:
+            self._send(part, name, relief.device, moves, "BL-24", now)
 
     def _share(self, part: Part, device: Device) -> reading.Share:
         """A part as what it reads; weights that others on the device use, too, are read anyway."""
@@ -185,14 +196,16 @@ class Scaler:
         return reading.Share(len(part.members), pages * device.page_bytes / len(part.members), alone)
 
     def _offers(self, part: Part, names: Iterable[str], loads: Mapping[str, float], reads: Mapping[str, int]) -> list[reading.Spot]:
-        """Devices without all of these blocks, as what they read."""
+        """Other devices as what they read. Those without all of these blocks only where the part was not copied lately; those that are
+        about to lose one not at all."""
         provision, offers = self._state.provision, []
         for name in names:
             device = self._state.devices[name]
             more = sum(provision.block(block).nbytes for block in part.blocks if block not in device.blocks)
             adds = sum(provision.block(block).nbytes for block in part.blocks if not provision.reads.uses(name, block))
-            if more:
-                offers.append(reading.Spot(name, loads[name], reads[name], adds, device.room, more))
+            if part.name in self._changed if more else any((block, name) in provision.leaving for block in part.blocks):
+                continue
+            offers.append(reading.Spot(name, loads[name], reads[name], adds, device.room, more))
         return offers
 
     def _spots(self, blocks: Sequence[str], names: Iterable[str], loads: dict[str, float]) -> list[Spot]:

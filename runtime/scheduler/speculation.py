@@ -26,6 +26,8 @@ from runtime.stages import Hop, Path, RunAhead, Stage, Surrogate
 
 #: What queues of before a review still count in the next one.
 _KEPT = 0.8
+#: And of who passes: slowly, for a stand-in gains nothing for a sequence that was let in before it was chosen.
+_PASSED = 0.98
 _LEAST = 0.1
 
 Key = TypeVar("Key")
@@ -67,6 +69,10 @@ class Speculation:
         self._reports: dict[str, float] = {}
         self._loaded: dict[tuple[str, Stage], str] = {}
         self._pinned = False
+        self._passing: dict[tuple[str, str], float] = {}
+        self._reviews = 0
+        #: (block, device) -> the latest review that chose it.
+        self._chosen_at: dict[tuple[str, str], int] = {}
         self.passed_by: tuple[PassedBy, ...] = ()
         self._counts: Counter[str] = Counter()
         self.trials = Trials(state, surrogates)
@@ -87,6 +93,8 @@ class Speculation:
         if config.mode == "off" or not self._surrogates or self._pinned:
             return
         self.trials.review()
+        self._passing = self._passing_now()
+        self._reviews += 1
         instances = [
             Bottleneck(block, name, self._drain(block, name))
             for block, where in state.provision.instances.items()
@@ -99,6 +107,7 @@ class Speculation:
         self._chosen = tuple((each.block, each.device) for each in choice.chosen)
         self._queued = _faded(self._queued)
         self._reports = _faded(self._reports)
+        self._chosen_at.update(dict.fromkeys(self._chosen, self._reviews))
         self._sweep()
 
     def pin(self, instances: Iterable[tuple[str, str]] | None) -> None:
@@ -115,10 +124,19 @@ class Speculation:
             self._queued[block, report.device] = self._queued.get((block, report.device), 0.0) + rows
 
     def _drain(self, block: str, name: str) -> float:
-        """Seconds that an instance's queue takes, about: rows that wait for it, and the device's mean time for a token."""
+        """Seconds that an instance's queue takes, about: rows that wait for it and those that come back to it token by token, and the
+        device's mean time for a token. By rows that wait alone an instance would be nobody's bottleneck until it is full."""
         device = self._state.devices[name]
         rows = sum(self._queued.get((each, name), 0.0) for each in self._entries(block, name)) / self._reports.get(name, 1.0)
-        return rows * device.busy / max(device.tokens, 1) / 1e9
+        return (rows + self._passing.get((block, name), 0.0)) * device.busy / max(device.tokens, 1) / 1e9
+
+    def _passing_now(self) -> dict[tuple[str, str], float]:
+        """Running sequences by the block instances on their paths, a mean over some fifty reviews."""
+        found = {key: kept for key, value in self._passing.items() if (kept := value * _PASSED) > _LEAST / 10}
+        for member in self._state.running.values():
+            for use, (device, _) in zip(member.chain.uses, member.passes.places, strict=True):
+                found[use.block, device] = found.get((use.block, device), 0.0) + 1 - _PASSED
+        return found
 
     def _entries(self, block: str, name: str) -> set[str]:
         """Blocks at which rows wait that will run through this one without a hop (BL-15): itself, and those right before it there."""
@@ -189,12 +207,13 @@ class Speculation:
             self._state.out.load(name, [(stage, (stage.id,))])
 
     def _sweep(self) -> None:
-        """Stand-ins that nobody uses, of instances that are not chosen any more, are let go."""
+        """Stand-ins that nobody uses, of instances that were not chosen for long, are let go."""
         state = self._state
         used = {(m.path[m.ahead.hop].device, m.ahead.stage) for m in state.running.values() if m.ahead is not None}
         for (name, stage), block in tuple(self._loaded.items()):
             device = state.devices[name]
-            if (block, name) in self._chosen or (name, stage) in used or stage.id in device.loading:
+            lately = self._reviews - self._chosen_at.get((block, name), -state.config.speculation.rest) < state.config.speculation.rest
+            if lately or (name, stage) in used or stage.id in device.loading:
                 continue
             del self._loaded[name, stage]
             if device.loaded.pop(stage.id, None) is not None:

@@ -60,7 +60,11 @@ class Work:
 
 
 class BlockCost(Protocol):
-    """Nanoseconds of a block for some work. Two implementations: the table's and the profiles'."""
+    """Nanoseconds of a block for some work. Two implementations: the table's and the profiles'. `fixed`: of them in each step, those in
+    which no kernel runs; 0 where that was not measured."""
+
+    @property
+    def fixed(self) -> float: ...
 
     def ns(self, work: Work, steps: int = 1) -> float:
         """One step; or `steps` of them in which every decoding row goes on by a token each time. Chunks are of the first one."""
@@ -90,6 +94,10 @@ class TableCost:
     def _products(self, tokens: int) -> float:
         products = self.token * tokens
         return products if products > self.weights else self.weights
+
+    def faster(self, times: float) -> TableCost:
+        """All of it so many times as fast."""
+        return TableCost(self.weights / times, self.token / times, self.kv / times, self.pair / times, self.fixed / times)
 
     def plus(self, other: TableCost) -> TableCost:
         """Both, one after the other, for the same work. Exact for parts of one model on one device: their times keep one proportion."""
@@ -137,6 +145,7 @@ class ProfileCost:
     """A block as it was measured. Rows of one step count with their mean context; a prompt's chunk with its tokens."""
 
     profile: BlockProfile
+    fixed: float = 0.0
 
     def ns(self, work: Work, steps: int = 1) -> float:
         seconds = self.profile.prefill.at(work.chunk) if work.chunk else 0.0

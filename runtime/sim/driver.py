@@ -38,6 +38,7 @@ from runtime.agent.commands import (
     Tick,
     WritePages,
 )
+from runtime.agent.relay import Lane
 from runtime.messages import PROTOCOL, Message, Ready
 from runtime.scheduler.record import Handler
 from runtime.sim.clock import EventClass, VirtualClock
@@ -65,6 +66,7 @@ class Simulation:
     Args:
         nodes: devices by name.
         revive: makes a device anew in the place of one that is gone; None where nothing is replaced.
+        counts: the scheduler's own.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Simulation:
         pace: Pace | None = None,
         revive: Callable[[str], Node] | None = None,
         timed: bool = False,
+        counts: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self.clock = VirtualClock()
         self.ledger = Ledger()
@@ -85,6 +88,7 @@ class Simulation:
         self._pace = pace or Pace()
         self._revive = revive
         self._timed = timed
+        self.counts = counts
         self._coming: Iterator[SequenceRequest] = iter(())
         self._next: SequenceRequest | None = None
 
@@ -164,7 +168,7 @@ class Simulation:
         weights = sum(node.engine.memory().weights for node in self.nodes.values())
         pages = [node.relay.pages() for node in self.nodes.values()]
         kv = sum((each.capacity - each.free) for each in pages) * next(iter(self.nodes.values())).engine.page_bytes
-        self.ledger.samples.append(Sample(self.clock.now, busy, self.ledger.alive, weights, kv))
+        self.ledger.samples.append(Sample(self.clock.now, busy, self.ledger.alive, weights, kv, self.ledger.made))
         self.clock.at(self.clock.now + self._pace.tick, EventClass.TICK, (self._tick,))
         self._tell(Tick())
 
@@ -233,16 +237,17 @@ class Simulation:
     def _load(self, name: str, node: Node, stage: Stage) -> None:
         """One load after the other, beside the steps."""
         now, before = self.clock.now, node.engine.memory().weights
+        begin = max(now, node.loader_free)
         try:
-            ns = node.engine.load_ns(stage)
+            end = node.engine.loaded(stage, begin)
             spec = node.engine.load(stage)
         except ZooError as error:
             self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, StageFailed(stage, str(error))))
             return
         weights = node.engine.memory().weights
-        self.ledger.loaded(weights - before, ns)
-        node.loader_free = max(now, node.loader_free) + ns
-        self.clock.at(node.loader_free, EventClass.LOADED, (self._hear, name, node.life, StageLoaded(stage, spec, weights)))
+        self.ledger.loaded(weights - before, end - begin)
+        node.loader_free = end
+        self.clock.at(end, EventClass.LOADED, (self._hear, name, node.life, StageLoaded(stage, spec, weights)))
 
     def _report(self, name: str) -> None:
         node = self.nodes[name]
@@ -255,7 +260,7 @@ class Simulation:
 
     def _wake(self, name: str, node: Node) -> None:
         """A step begins at this moment, behind all else that happens now."""
-        if not node.due and not node.stepping:
+        if not node.due and len(node.stepping) < len(node.lanes):
             node.due = True
             self.clock.at(self.clock.now, EventClass.BEGIN, (self._begin, name, node.life))
 
@@ -264,16 +269,29 @@ class Simulation:
         if node.life != life or not node.alive:
             return
         node.due = False
-        step = node.relay.next_step(self.clock.now)
+        for lane in node.lanes:
+            if lane not in node.stepping:
+                self._step(name, node, lane)
+
+    def _step(self, name: str, node: Node, lane: Lane) -> None:
+        """The next step of a lane, if there is one. Both lanes are one device's: what stand-ins take comes first, and is what the step
+        beside them takes longer."""
+        now = self.clock.now
+        step = node.relay.next_step(now, lane)
         if step is None:
-            if node.relay.lingers is not None:
-                self.clock.at(node.relay.lingers, EventClass.TICK, (self._resume, name, life))
+            if lane != "ahead" and node.relay.lingers is not None:
+                self.clock.at(node.relay.lingers, EventClass.TICK, (self._resume, name, node.life))
             return
         result = node.engine.run(step.plan, step.inputs, step.strides)
-        node.stepping = True
-        node.busy += result.result.busy
+        busy = result.result.busy
+        node.busy += busy
         node.steps += 1
-        self.clock.at(self.clock.now + result.result.busy, EventClass.DONE, (self._finish, name, life, result))
+        if lane == "ahead" and "real" in node.stepping:
+            node.debt += busy
+        elif lane == "real":
+            node.debt += max(0, node.stepping.get("ahead", now) - now)
+        node.stepping[lane] = now + busy
+        self.clock.at(now + busy, EventClass.DONE, (self._finish, name, node.life, lane, result))
 
     def _resume(self, name: str, life: int) -> None:
         """What a step was put off for has not come."""
@@ -281,12 +299,16 @@ class Simulation:
         if node.life == life and node.alive:
             self._wake(name, node)
 
-    def _finish(self, name: str, life: int, result: Any) -> None:
-        node = self.nodes[name]
+    def _finish(self, name: str, life: int, lane: Lane, result: Any) -> None:
+        node, now = self.nodes[name], self.clock.now
         if node.life != life or not node.alive:
             return
-        node.stepping = False
-        self._carry_out(name, node, node.relay.finish_step(result, self.clock.now))
+        if node.debt and lane != "ahead":
+            late, node.debt = node.debt, 0
+            self.clock.at(now + late, EventClass.DONE, (self._finish, name, life, lane, result))
+            return
+        del node.stepping[lane]
+        self._carry_out(name, node, node.relay.finish_step(result, now, lane))
 
     # -- faults --------------------------------------------------------------------------------------------------------
 

@@ -58,8 +58,9 @@ class App:
 class Cutting:
     """How models become blocks, and K and V become pages.
 
-    `parts`: of each foundation, where blocks are cut. `page_tokens`: of the model with the largest K and V per token; others get more into
-    the same bytes. `page_layers`: layers that one page stands for (1 as in life; more makes books of pages smaller, and changes no time).
+    `equivalents`: requests allow blocks that are alike (BL-28). `parts`: of each foundation, where blocks are cut. `page_tokens`: of the
+    model with the largest K and V per token; others get more into the same bytes. `page_layers`: layers that one page stands for (1 as in
+    life; more makes books of pages smaller, and changes no time).
     """
 
     provision: Provision = "blocks"
@@ -67,6 +68,7 @@ class Cutting:
     page_tokens: int = 16
     page_layers: int = 1
     max_model_len: int = 1024
+    equivalents: bool = False
 
     def __post_init__(self) -> None:
         if self.provision not in get_args(Provision):
@@ -77,12 +79,13 @@ class Cutting:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A block of the family: components [lo, hi) of a foundation's shape."""
+    """A block of the family: components [lo, hi) of a foundation's shape. `speed`: how many times as fast as that (a stand-in)."""
 
     block: Block
     shape: Shape
     lo: int
     hi: int
+    speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,15 @@ from runtime.types import SequenceRequest, TokenEvent
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The cluster at one moment. `busy`: ns of all devices since the begin; `alive`: requests; bytes on all devices together."""
+    """The cluster at one moment. `busy`: ns of all devices since the begin; `alive`: requests; bytes on all devices together; `tokens`:
+    made since the begin."""
 
     at: int
     busy: int
     alive: int
     weights: int
     kv: int
+    tokens: int = 0
 
 
 def _column() -> array[int]:
@@ -44,6 +46,7 @@ class Ledger:
     load_bytes: int = 0
     load_ns: int = 0
     loads: int = 0
+    made: int = 0
     _alive: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -65,6 +68,7 @@ class Ledger:
             if event.token is not None:
                 if not self.first[number]:
                     self.first[number] = now
+                self.made += event.index + 1 - self.tokens[number]
                 self.tokens[number] = event.index + 1
             if event.finish is not None:
                 del self._alive[event.seq]

@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.agent.relay import Relay
+from runtime.agent.relay import Lane, Relay
 from runtime.sim.engine import SimEngine
 
 
 @dataclass(slots=True)
 class Node:
-    """One device. `due`: its next begin of a step is scheduled, or a step is under way. `ready`: when its loader is free."""
+    """One device. `lanes`: of its steps; `due`: their next begin is scheduled; `stepping`: until when a step of each is under way.
+    `debt`: ns that the lane of stand-ins has taken from the step under way in the other one. `loader_free`: when its loader is free."""
 
     relay: Relay
     engine: SimEngine
     weights: int
     alive: bool = True
     due: bool = False
-    stepping: bool = False
+    lanes: tuple[Lane, ...] = ("all",)
+    stepping: dict[Lane, int] = field(default_factory=dict)
+    debt: int = 0
     loader_free: int = 0
     busy: int = 0
     steps: int = 0

@@ -7,37 +7,51 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
-from runtime.agent.relay import Relay
+from runtime.agent.relay import Lane, Relay
+from runtime.policy.dispatch import DispatchLimits
+from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.cluster import Scheduler
 from runtime.scheduler.record import Handler, Recorder, head_of
 from runtime.sim.demand import Demand
 from runtime.sim.driver import Simulation
 from runtime.sim.engine import Host, SimEngine
 from runtime.sim.families import Family, family_of
+from runtime.sim.hardware import Gpu
 from runtime.sim.ladder import ladder_of
 from runtime.sim.ledger import Ledger
 from runtime.sim.network import Network
 from runtime.sim.nodes import Cost, Node
 from runtime.sim.pricing import Pricing
 from runtime.sim.scenario import Policy, Scenario
+from runtime.sim.standins import with_stand_ins, with_variants
+from runtime.stages import Surrogate
 from runtime.trace import TraceSink, line_of
 from runtime.types import TraceEvent
 from zoo.errors import InputError
 
+#: Of the scheduler's counters.
+_COUNTED = (
+    "preemptions", "speculations", "speculation_hits", "speculation_misses", "speculations_ended",
+    "moves", "moves_aborted", "copied", "recomputed", "moved_bytes",
+)  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a run left. `seconds`: of real time, `used`: of the processor; `events`: entries of the clock; `busy`: ns by device."""
+    """What a run left. `seconds`: of real time, `used`: of the processor; `events`: entries of the clock; `busy`: ns by device,
+    `launching`: of them on all devices without a kernel; `counts`: the scheduler's own."""
 
     ledger: Ledger
     network: Network
     busy: dict[str, int]
+    launching: int
+    counts: Mapping[str, int]
     steps: int
     end: int
     events: int
@@ -76,7 +90,11 @@ def play(
             sink = None if trace is None else Lines(files.enter_context(trace.open("w", encoding="utf-8")))
             record = None if log is None else files.enter_context(log.open("wb")).write
             return _played(
-                assemble(scenario, scenario.policies[policy], sink, record), demand, faults, progress, bool(scenario.apps.ladder)
+                assemble(scenario, scenario.policies[policy], sink, record),
+                demand,
+                faults,
+                progress,
+                bool(scenario.apps.ladder) or scenario.policies[policy].adaptive,
             )
         except OSError as error:
             raise InputError(f"{error.filename or trace or log} cannot be written: {error.strerror}") from None
@@ -88,16 +106,18 @@ def assemble(
     """The scheduler, the relays and what they run on. `record`: takes the lines of the scheduler's log."""
     cluster = scenario.cluster.cluster()
     family = family_of(scenario.apps.apps(), policy.cutting)
-    chains, ladder, adaptation = [family.chain(name) for name in scenario.models()], scenario.apps.ladder, None
-    if ladder:
-        best = scenario.apps.accuracy[0]
-        scores = tuple(min(1.0, each / best) for each in scenario.apps.accuracy)
-        adaptation = ladder_of(family, ladder, scores, scenario.apps.step_ms / 1e3, cluster.servers[0].gpu)
-    scheduler: Handler = Scheduler(chains, family.blocks(), policy.scheduler, trace, adaptation=adaptation)
+    chains = [family.chain(name) for name in scenario.models()]
+    blocks = family.blocks()
+    family, adaptation = _adaptation(scenario, policy, family, cluster.servers[0].gpu)
+    surrogates: Mapping[str, tuple[Surrogate, ...]] = {}
+    if policy.scheduler.speculation.mode != "off":
+        family, surrogates = with_stand_ins(family, policy.stand_ins)
+    deciding = Scheduler(chains, blocks, policy.scheduler, trace, surrogates, adaptation)
+    scheduler: Handler = deciding
     if record is not None:
-        if ladder:
+        if scenario.apps.ladder:
             raise InputError("a run with a ladder keeps no log")
-        scheduler = Recorder(scheduler, head_of(chains, family.blocks(), policy.scheduler), record)
+        scheduler = Recorder(deciding, head_of(chains, blocks, policy.scheduler, surrogates, adaptation), record)
     hosts = [Host(server) for server in cluster.servers]
     servers = dict(cluster.devices())
     prices = {server.gpu: Pricing(server.gpu, family) for server in cluster.servers}
@@ -106,15 +126,36 @@ def assemble(
         host = hosts[servers[name]]
         return _node(name, scenario, policy, family, host, prices[host.server.gpu])
 
-    return Simulation(scheduler, {name: node(name) for name in servers}, Network(cluster), scenario.pace, node, timed=True)
+    nodes = {name: node(name) for name in servers}
+    return Simulation(scheduler, nodes, Network(cluster), scenario.pace, node, timed=True, counts=lambda: _counts(deciding))
+
+
+def _counts(scheduler: Scheduler) -> dict[str, int]:
+    """What the scheduler counted: predictions, moves, tokens that these copied and recomputed."""
+    counters = asdict(scheduler.state().counters)
+    return {name: counters[name] for name in _COUNTED} | asdict(scheduler.control.counts)
+
+
+def _adaptation(scenario: Scenario, policy: Policy, family: Family, gpu: Gpu) -> tuple[Family, Adaptation | None]:
+    """What requests may get beside what they name, and the family with it."""
+    ladder = scenario.apps.ladder
+    if ladder:
+        best = scenario.apps.accuracy[0]
+        scores = tuple(min(1.0, each / best) for each in scenario.apps.accuracy)
+        return family, ladder_of(family, ladder, scores, scenario.apps.step_ms / 1e3, gpu)
+    if policy.cutting.equivalents:
+        family, variants = with_variants(family, DispatchLimits().equivalent)
+        return family, Adaptation(variants)
+    return family, None
 
 
 def _node(name: str, scenario: Scenario, policy: Policy, family: Family, host: Host, pricing: Pricing) -> Node:
     pages = scenario.cluster.page_bytes // family.page_bytes
     if pages < 1:
         raise InputError(f"a device of {scenario.cluster.gpu} has no room for a page of {family.page_bytes:,} bytes")
-    engine = SimEngine(name, host.server.gpu, family, pages, host, pricing)
-    return Node(Relay(name, pages, policy.relay), engine, scenario.cluster.weight_bytes)
+    engine = SimEngine(name, host.server.gpu, family, pages, host, pricing, policy.stand_ins.right)
+    lanes: tuple[Lane, ...] = ("real", "ahead") if policy.scheduler.speculation.own_lane else ("all",)
+    return Node(Relay(name, pages, policy.relay, engine.alike), engine, scenario.cluster.weight_bytes, lanes=lanes)
 
 
 def _played(
@@ -126,7 +167,8 @@ def _played(
     seconds, used = time.perf_counter() - begin, time.process_time() - used
     nodes = simulation.nodes
     return Played(
-        ledger, simulation.network, {name: node.busy for name, node in nodes.items()}, sum(node.steps for node in nodes.values()),
+        ledger, simulation.network, {name: node.busy for name, node in nodes.items()},
+        sum(node.engine.launching for node in nodes.values()), simulation.counts(), sum(node.steps for node in nodes.values()),
         simulation.clock.now, simulation.clock.played, seconds, used, simulation.cost,
     )  # fmt: skip
 

@@ -37,6 +37,8 @@ _PAPER_KV = {
     "figure 24, over ours": {"recompute": {"p95": 1.23, "communication": 0.36}, "least-busy": {"p95": 1.36, "communication": 1.28}}
 }
 _PAPER_ACCURACY = {"figure 16": {"mean accuracy": 0.421, "above 7B": 0.035}}
+_PAPER_ADAPTIVE = {"figure 23, exact over adaptive": {"p95": 1.156, "throughput": 0.763, "adapted": 136 / 400}}
+_PAPER_SPECULATION = {"figure 25, over ours": {"off": {"median": 1.113, "p95": 1.316}, "ideal": {"p95": 0.873, "throughput": 1.128}}}
 _PAPER_PLACEMENT = {"figure 26, frag-min over ours": {"median": 1.126, "p95": 1.182, "communication": 1.734, "between servers": 3.61}}
 #: Eight times the paper's load, two minutes of it.
 _PRESSED = {"count": 320, "seconds": 120.0}
@@ -140,14 +142,15 @@ def _table2() -> Preset:
 
 def _kv() -> Preset:
     """Figure 24. All policies are ours, and every device has all of its foundation, so that a sequence can go elsewhere. Whoever sends rows
-    to the least busy device does so as often as loads are looked at: ten times a second, for any difference."""
+    to the least busy device does so as often as loads are looked at: ten times a second, for any difference; and a row waits there until
+    its K and V are. Ours hands over while the sequence runs on. Nothing else moves sequences: scaling is off."""
     base = {"provision": "blocks", "placing": "ample", "paths": "reads"}
-    often = {"every_ms": 100, "margin": 1, "moves": 256}
+    often = {"every_ms": 100, "margin": 1, "moves": 256, "scaling": False}
     policies = {
-        "blocks": {**base, "control": {"balancing": "owner"}},
+        "blocks": {**base, "control": {"balancing": "owner", "scaling": False}},
         "recompute": {**base, "control": {"balancing": "recompute", **often}},
         "least-busy": {**base, "control": {"balancing": "least-busy", **often}},
-        "strict": {**base, "control": {"balancing": "strict"}},
+        "strict": {**base, "control": {"balancing": "strict", "scaling": False}},
     }
     values = {"policies": policies, "asked": _PRESSED}
     title = "Where a sequence's next tokens run (Figure 24), 8 times the paper's load"
@@ -156,19 +159,58 @@ def _kv() -> Preset:
 
 def _placement() -> Preset:
     """Figure 26: chains whole and near, or each block by itself where least is left over (`scattered`: these without copies by load, and
-    `whole` beside it: what the place alone is worth)."""
+    `whole` beside it: what the place alone is worth; `mended`: with locality's moves every ten seconds, for the run is a tenth as long as
+    the paper's; then with copies by load, too). What moving costs is said by the cluster's links."""
     base = {"provision": "blocks", "paths": "reads"}
     here = {"scaling": False, "rearranging": False}
+    moves = {"period_ms": 10_000, "bandwidth": 0.94 * 12.5e9, "crossing_us": 30.0}
     policies = {
         "locality": {**base, "placing": "demand"},
         "frag-min": {**base, "placing": "frag-min", "control": {"locality": False, "rearranging": False}},
         "whole": {**base, "placing": "demand", "control": here},
         "scattered": {**base, "placing": "frag-min", "control": here},
-        "mended": {**base, "placing": "frag-min", "control": {"scaling": False}},
+        "mended": {**base, "placing": "frag-min", "control": {"scaling": False, **moves}},
+        "mended, scaled": {**base, "placing": "frag-min", "control": moves},
     }
     values = {"policies": policies, "asked": _PRESSED}
     title = "Where blocks are (Figure 26), 8 times the paper's load"
     return Preset("blockllm-placement", title, (Case("", scenario_of("placement", values)),), "", _PAPER_PLACEMENT)
+
+
+def _adaptive() -> Preset:
+    """Figure 23's switch: all requests allow equivalent blocks, or none does. Blocks of equal width that run without adapters only: those
+    of full fine-tunes and of foundations. At the load of the other ablations, and at four times that, where devices are short."""
+    policies = _policies("blocks", equivalents=True) | {"exact": _policies("blocks")["blocks"]}
+    cases = []
+    for factor in (8, 32):
+        asked = {"count": 50 * factor, "seconds": 150.0}
+        cases.append(Case(f"{factor} x", scenario_of("adaptive", {"policies": policies, "asked": asked}), factor))
+    title = "With equivalent blocks where requests allow them, and without (Figure 23)"
+    return Preset("blockllm-adaptive", title, tuple(cases), "load, times the paper's", _PAPER_ADAPTIVE)
+
+
+def _speculation() -> Preset:
+    """Figure 25. One copy of everything, cut over all devices, so that chains have hops; nothing moves. Surrogates are as fast as the
+    paper's (Table 4) and as often right; ideal ones; and ones that take half the time, as half the weights would. `exact` tells the
+    chain's own tokens with the paper's surrogates."""
+    base = {"provision": "blocks", "placing": "split", "paths": "reads", "control": _STILL}
+
+    def predicted(mode: str = "similarity", **stand_ins: float) -> dict[str, Any]:
+        return {**base, "speculation": {"mode": mode}, "stand_ins": stand_ins}
+
+    policies = {
+        "blocks": predicted(),
+        "off": base,
+        "ideal": predicted(speed=50.0, right=1.0),
+        "half": predicted(speed=2.0),
+        "exact": predicted("exact"),
+    }
+    cases = []
+    for factor in (1, 8):
+        asked = {"count": 160, "seconds": 480.0 / factor}
+        cases.append(Case(f"{factor} x", scenario_of("speculation", {"policies": policies, "asked": asked}), factor))
+    title = "Predicted hops (Figure 25), chains cut over twelve devices, at the paper's load and at that of the other ablations"
+    return Preset("blockllm-speculation", title, tuple(cases), "load, times the paper's", _PAPER_SPECULATION)
 
 
 def _accuracy() -> Preset:
@@ -232,6 +274,8 @@ PRESETS: Mapping[str, Callable[[], Preset]] = {
     "blockllm-table2": _table2,
     "blockllm-kv": _kv,
     "blockllm-placement": _placement,
+    "blockllm-adaptive": _adaptive,
+    "blockllm-speculation": _speculation,
     "blockllm-accuracy": _accuracy,
     "scale": _scale,
     "full-device": _full,

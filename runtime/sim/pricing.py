@@ -31,6 +31,14 @@ class Piece:
     cost: BlockCost
 
 
+@dataclass(frozen=True, slots=True)
+class _Mix:
+    """What some stages have together: costs, each with the stages that have it. `launching`: ns of a step without a kernel."""
+
+    costs: tuple[tuple[BlockCost, tuple[str, ...]], ...]
+    launching: int
+
+
 class Pricing:
     """Args:
     costs: of blocks by id, measured; for others the table's are taken.
@@ -42,7 +50,9 @@ class Pricing:
         self._costs: dict[str, BlockCost] = dict(costs or {})
         self._pieces: dict[str, tuple[Piece, ...]] = {}
         self._bits: dict[str, int] = {}
-        self._mixes: dict[int, tuple[tuple[BlockCost, tuple[str, ...]], ...]] = {}
+        self._mixes: dict[int, _Mix] = {}
+        #: Of the latest step: ns in which the device waited for launches, and for the engine's own work.
+        self.launching = 0
 
     def pieces(self, stage: Stage) -> tuple[Piece, ...]:
         """Each block of a stage, with the adapters that its model has there. Raises NotFound."""
@@ -54,11 +64,13 @@ class Pricing:
         return known
 
     def step(self, rows: Sequence[Row], strides: Mapping[str, int]) -> int:
-        """Nanoseconds of a step of rows whose stages have been asked for. `strides`: rows that decode more tokens than one.
+        """Nanoseconds of a step of rows whose stages have been asked for. `strides`: rows that decode more tokens than one. `launching`
+        says then for how many of them no kernel ran.
 
         Rows run together until the shortest strides are over, then those that are left, and so on; chunks are of the first step.
         """
         works = _works(rows)
+        self.launching = 0
         if not strides:
             return self._ns(works, 1)
         ends = [strides.get(row.seq, 1) for row in rows]
@@ -102,11 +114,12 @@ class Pricing:
         if mix is None:
             mix = self._mix(key)
         total = 0.0
-        for cost, members in mix:
+        for cost, members in mix.costs:
             total += cost.ns(works[members[0]] if len(members) == 1 else _together(works, members), steps)
+        self.launching += steps * mix.launching
         return round(total) + steps * self._gpu.part_ns
 
-    def _mix(self, key: int) -> tuple[tuple[BlockCost, tuple[str, ...]], ...]:
+    def _mix(self, key: int) -> _Mix:
         """Every piece that some stages have, once, with those that have it."""
         if len(self._mixes) >= _MOST:
             self._mixes.clear()
@@ -114,14 +127,15 @@ class Pricing:
         for stage, bit in self._bits.items():
             for piece in self._pieces[stage] if key & bit else ():
                 members.setdefault(piece.name, (piece.cost, []))[1].append(stage)
-        found = self._mixes[key] = _joined((cost, tuple(stages)) for cost, stages in members.values())
+        costs = _joined((cost, tuple(stages)) for cost, stages in members.values())
+        found = self._mixes[key] = _Mix(costs, round(sum(cost.fixed for cost, _ in costs)) + self._gpu.part_ns)
         return found
 
     def _made(self, stage: Stage) -> Iterable[Piece]:
         for use in self._family.uses(stage):
             part = self._family.parts[use.block]
             if use.block not in self._costs:
-                self._costs[use.block] = table_cost(part.shape, part.lo, part.hi, self._gpu)
+                self._costs[use.block] = table_cost(part.shape, part.lo, part.hi, self._gpu).faster(part.speed)
             yield Piece(use.block, part.block.nbytes, self._costs[use.block])
             if use.adapter_bytes:
                 yield from self._adapters(stage.model, use)

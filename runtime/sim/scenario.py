@@ -6,7 +6,8 @@ A scenario file is TOML or JSON, every value of it optional, unknown names refus
     [apps]      count = 20          foundations = ["llama-7b", "llama-13b", "chatglm-6b"]          or  ladder, accuracy, step_ms
     [asked]     kind = "blockllm"   count = 400   seconds = 1200   prompts = "uniform:8-512"   answers = "uniform:8-512"   faster = 1.0
     [policies.NAME]   provision = "blocks" | "pm" | "ps"   and values of families.Cutting, config.ClusterConfig, config.RelayConfig;
-                      tables control and speculation in it with those of config.ControlConfig and SpeculationConfig
+                      tables control, speculation and stand_ins in it with those of config.ControlConfig, SpeculationConfig and
+                      standins.StandIns
 
 Knows nothing of how it is run.
 """
@@ -32,6 +33,7 @@ from runtime.sim.demand import Demand, read_demand
 from runtime.sim.families import App, Cutting
 from runtime.sim.hardware import Cluster, Server, gpu_named, link_named
 from runtime.sim.nodes import Pace
+from runtime.sim.standins import StandIns
 from runtime.sim.workloads import Asked, blockllm_demand, paper_apps, poisson_demand, trace_demand, twitter_demand
 from zoo.errors import InputError
 
@@ -149,6 +151,12 @@ class Policy:
     cutting: Cutting = field(default_factory=Cutting)
     scheduler: ClusterConfig = field(default_factory=ClusterConfig)
     relay: RelayConfig = field(default_factory=RelayConfig)
+    stand_ins: StandIns = field(default_factory=StandIns)
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether requests allow more than what they name."""
+        return self.cutting.equivalents or self.scheduler.speculation.mode == "similarity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +229,8 @@ def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
 def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
     """A policy from one flat table: each value goes where a setting has its name. Blocks are placed when all devices are there."""
     left = {"devices": devices, **values}
-    made = Policy(_taken(Cutting, left), _taken(ClusterConfig, left), _taken(RelayConfig, left))
+    stand_ins = _settings(StandIns, left.pop("stand_ins", {}), "stand_ins")
+    made = Policy(_taken(Cutting, left), _taken(ClusterConfig, left), _taken(RelayConfig, left), stand_ins)
     if left:
         raise InputError(f"a policy has no {sorted(left)[0]!r}")
     return made

@@ -91,13 +91,13 @@ def test_a_server_reads_its_disk_once():
     host = Host(Server(GPU, 2))
     first, second = (SimEngine(name, GPU, FAMILY, 1000, host) for name in ("s0g0", "s0g1"))
     stage = Stage("base", 0, END)
-    cold, warm = first.load_ns(stage), second.load_ns(stage)
+    cold, warm = first.loaded(stage, 0), second.loaded(stage, 10**11) - 10**11
     nbytes = 2 * 6_738_149_376
     assert cold - warm == pytest.approx(nbytes / 3e9 * 1e9, rel=1e-3)
     assert warm == pytest.approx(nbytes / (0.8 * 32e9) * 1e9, rel=1e-3)
     first.load(stage)
-    assert first.load_ns(Stage("base", 0, CUT)) == 0
-    adapters = first.load_ns(Stage("lora", 0, END))
+    assert first.loaded(Stage("base", 0, CUT), 5) == 5
+    adapters = first.loaded(Stage("lora", 0, END), 0)
     assert 0 < adapters < cold / 100
 
 
