@@ -112,6 +112,13 @@ def test_a_move_must_gain_more_than_it_costs_by_the_margin() -> None:
     assert (done.moves[0].saved, done.moves[0].gain, done.moves[0].cost) == (8.0, 8.0, 5.0)
 
 
+def test_hops_inside_a_server_count_by_what_they_cost() -> None:
+    """Eight rows between two devices of one server, next to nothing by links, worth a move where each waits for a step."""
+    there = cluster({"ab": 8}, instances="a@x0 b@x1")
+    assert moved(rearrange(there, COSTS, 100)) == []
+    assert len(moved(rearrange(replace(there, near=1.0), COSTS, 100))) == 1
+
+
 def test_nobody_moves_twice_within_a_period() -> None:
     both = cluster({"ab": 50}, instances="a@x0 b@y0")
     fresh = replace(both, instances=tuple(replace(each, moved=40) for each in both.instances))

@@ -58,3 +58,13 @@ def test_not_where_there_is_no_room_nor_where_others_would_suffer() -> None:
     assert relieve(8, 28.0, share, []) is None
     found = relieve(8, 28.0, share, [Spot("other", 1, 11.0, 10, 100, 10), Spot("same", 1, 11.0, 0, 100, 1)])
     assert found is not None and found.device == "same", "where the block is in use already"
+
+
+def test_where_the_weights_are_already_less_has_to_be_gained() -> None:
+    """Half of sixty sequences to an idle copy saves much; of eight some hundredths, which no load is worth."""
+    here = 100.0 + 8 * 2
+    spot = {"load": 0, "reads": 0.0, "adds": 100, "room": 0}
+    found = relieve(8, here, Share(8, 2.0, 100), [Spot("copy", more=0, **spot)])
+    assert found is not None and (found.device, found.moves) == ("copy", 4) and 0.04 <= found.gain < 0.1
+    assert relieve(8, here, Share(8, 2.0, 100), [Spot("empty", more=100, **{**spot, "room": 200})]) is None
+    assert relieve(2, 100.0 + 2, Share(2, 1.0, 100), [Spot("copy", more=0, **spot)]) is None, "two gain next to nothing"

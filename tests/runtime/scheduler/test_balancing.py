@@ -41,6 +41,22 @@ def test_each_way_moves_as_it_says_and_changes_no_token(balancing: Balancing) ->
     assert chosen and {event.extra["rule"] for event in chosen} == {balancing}
 
 
+@pytest.mark.parametrize("balancing", ["owner", "least-busy", "recompute"])
+def test_the_baselines_wait_for_their_pages_and_ours_runs_on(balancing: Balancing) -> None:
+    """Tokens between a move's begin and its end: none but of the row that was under way, for those who wait."""
+    cluster = lopsided(balancing, page_bytes_per_ms=50.0)
+    cluster.run()
+    cluster.expect()
+    begins = {event.extra["move"]: event for event in cluster.trace.named("kv.move.start")}
+    ends = {event.extra["move"]: event for event in cluster.trace.named("kv.meet")}
+    tokens = cluster.trace.named("token")
+    made = [
+        sum(each.seq == begins[move].seq and begins[move].t < each.t < ends[move].t for each in tokens)
+        for move in begins.keys() & ends.keys()
+    ]
+    assert made and (max(made) > 1 if balancing == "owner" else max(made) <= 1)
+
+
 def test_the_owner_keeps_what_is_his_where_the_rule_is_strict_or_little_is_gained() -> None:
     for cluster in (lopsided("strict"), lopsided("owner", margin=20)):
         cluster.run()

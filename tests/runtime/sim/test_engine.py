@@ -101,6 +101,15 @@ def test_a_server_reads_its_disk_once():
     assert 0 < adapters < cold / 100
 
 
+def test_who_comes_while_a_piece_is_read_waits_for_it():
+    """Two devices of a server load the same at once: both wait for one reading of the disk, then each for its own link."""
+    host = Host(Server(GPU, 2))
+    first, second = (SimEngine(name, GPU, FAMILY, 1000, host) for name in ("s0g0", "s0g1"))
+    stage = Stage("base", 0, CUT)
+    assert second.loaded(stage, 0) == first.loaded(stage, 0)
+    assert first.loaded(stage, 10**12) - 10**12 < second.loaded(stage, 0)
+
+
 def test_what_is_none_is_refused():
     with pytest.raises(NotFound):
         engine().load(Stage("base", 0, CUT - 1))
