@@ -13,10 +13,10 @@ from runtime.engine.counted import CountingModel, counting_model
 from runtime.policy.dispatch import DispatchLimits
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.scheduler.adaptive import Adaptation
+from runtime.scheduler.variants import ScoredPair, variants_of
 from runtime.stages import Variant
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, serve
-from tests.runtime.scheduler.variants import ScoredPair, variants_of
 from tests.runtime.scheduler.virtual_cluster import MS
 from tests.runtime.virtual import request
 
