@@ -9,6 +9,7 @@ cannot be made, is not made again by itself: another one would hardly fare bette
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,9 +28,12 @@ from runtime.config import RelayConfig
 from runtime.messages import Loaded, Message, Peers, Ready, Report
 from runtime.stages import StageEngine
 from runtime.trace import TraceSink
-from runtime.types import StepPlan, StepResult
+from runtime.types import SegmentRun, StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
+
+#: What a stage's name has behind its model's: the version, and which components.
+_STAGE = re.compile(r"(#[0-9a-f]{16})?\[[0-9]+:[0-9]+\]$")
 
 
 class Alone:
@@ -117,7 +121,7 @@ class Alone:
     def _ran(self, plan: StepPlan, result: StepResult, now: int) -> None:
         self._tally.step(plan, result)
         if result.segments:
-            self._narrator.segments(now, plan.step, result.segments)
+            self._narrator.segments(now, plan.step, tuple(map(_told, result.segments)))
 
     def _heard(self, message: Message) -> Message:
         if isinstance(message, Ready):
@@ -136,3 +140,8 @@ class Alone:
         self._link.receive(0.0)
         self.reports.clear()
         return [Down(self.device, reason)] if was_up else []
+
+
+def _told(run: SegmentRun) -> SegmentRun:
+    """What a run tells users: models, as they know them, not stages."""
+    return replace(run, models=tuple(dict.fromkeys(_STAGE.sub("", model) for model in run.models)))
