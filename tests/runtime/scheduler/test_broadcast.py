@@ -56,7 +56,7 @@ class Copies(VirtualCluster):
 
 
 def cluster_of(copies: int = 2, dispatch: str = "broadcast", **changes) -> Copies:
-    config = ClusterConfig(devices=6, placing="split", chunk=8, dispatch=dispatch, hop_cost=0.0)  # type: ignore[arg-type]
+    config = ClusterConfig(devices=6, placing="split", chunk=8, dispatch=dispatch, hop_cost=0.0, deaths=99)  # type: ignore[arg-type]
     fields = dict(devices=6, pages=200, config=config, relay_config=RelayConfig(chunk=8, window=1))
     cluster = Copies([M, N], [CUT, CUT], copies=copies, **(fields | changes))  # type: ignore[arg-type]
     cluster.run()
