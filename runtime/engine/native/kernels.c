@@ -242,6 +242,8 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
     int64_t chunk = PACK_BYTES / (MR * k * 4) + 1;
     if (rows >= PACK_ROWS) laid = aligned_alloc(64, (size_t)((2 * chunk * MR * k * 4 + 63) / 64 * 64));
     if (laid == NULL) chunk = blocks;
+    /* Threads take panels as they go, an eighth of their part at once: one that has lost its core for a while keeps nobody waiting long. */
+    int64_t share = panels / (8 * threads) > 0 ? panels / (8 * threads) : 1;
 #pragma omp parallel num_threads(threads)
     {
         float buffer[2][MR * NR] ALIGNED;
@@ -249,7 +251,7 @@ void zoo_linear(const float *x, int64_t rows, int64_t k, const struct part *part
             int64_t end = from + chunk < blocks ? from + chunk : blocks;
             float *here = laid == NULL ? NULL : laid + from / chunk % 2 * chunk * MR * k;
             if (here != NULL) lay_out(x, rows, k, from, end, here);
-#pragma omp for schedule(static) nowait
+#pragma omp for schedule(dynamic, share) nowait
             for (int64_t panel = 0; panel < panels; panel++) {
                 int which = 0;
                 int64_t p = panel, left = 0;
