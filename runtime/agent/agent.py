@@ -58,6 +58,7 @@ class Agent:
         self.models = ModelTable(page_capacity)
         self._roster = Roster()
         self._planner = Planner(config, self._book, self._roster, self._tell)
+        self._failed = False
         self._released: list[str] = []
         self._under_way = UnderWay(2 if ahead else 1)
         self._steps = 0
@@ -101,8 +102,9 @@ class Agent:
         Raises RuntimeError while as many are under way as may be.
         """
         self._under_way.require_room()
-        if not len(self._roster):
-            return None
+        if not len(self._roster) or (self._failed and len(self._under_way)):
+            return None  # what lies behind a failed step may not run: its sequences are only known again when it is back
+        self._failed = False
         decision = decide(self._planner.snapshot(), self._config)
         if len(self._under_way) and (decision.preempted or not decision.shares):
             return None
@@ -142,6 +144,7 @@ class Agent:
         How far the engine got is unknown, so the next plan releases this one's sequences, and what it released, once more.
         """
         plan = self._under_way.take()
+        self._failed = True
         self._tally.failed_steps += 1
         self._tell.fault(now, plan.step, error)
         self._released.extend(self._under_way.unopened(plan.released))
@@ -167,6 +170,7 @@ class Agent:
             live.alone()
         events = [self._end(live, "error", now, error) for live in self._roster]
         self._released.clear()
+        self._failed = False
         return events
 
     # -- models --------------------------------------------------------------------------------------------------------
