@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from runtime.agent.ahead import Ahead, Alike, Judged, same_bits
 from runtime.agent.answers import sampled_by_seq
@@ -44,9 +43,10 @@ from runtime.agent.commands import (
 from runtime.agent.due import Due
 from runtime.agent.early import Early
 from runtime.agent.giving import answer
-from runtime.agent.guests import Waiting, first_part
+from runtime.agent.guests import Waiting
 from runtime.agent.kept import KeptInputs
 from runtime.agent.moves import Moves
+from runtime.agent.queue import Lane, Queue, stands
 from runtime.agent.returns import Returns
 from runtime.agent.seats import Seats
 from runtime.agent.shelf import Shelf
@@ -72,13 +72,9 @@ from runtime.messages import (
     Settle,
     Want,
 )
-from runtime.policy.hops import HopDecision, HopLimits, decide
-from runtime.policy.linger import until
+from runtime.policy.hops import HopLimits
 from runtime.stages import Array, StageResult, own, stacked
 from runtime.types import Opened, PageCounts, Row, StepPlan, StepResult
-
-#: A driver with one stream takes all rows in turn, what predicts before what is predicted; one with two takes either kind on its own.
-Lane = Literal["all", "real", "ahead"]
 
 
 class Relay:
@@ -99,20 +95,18 @@ class Relay:
         self.device = device
         self._alike, self._ran = alike, ran
         self._config = config
-        self._limits = HopLimits(config.token_budget, config.max_rows, config.patience_ms * 1_000_000, config.divide)
         self._tables = Tables(page_capacity)
-        self._queue: list[Waiting] = []
         self._under_way: dict[Lane, tuple[StepPlan, list[Waiting]]] = {}
         self._kept, self._keeps = KeptInputs(config.boundary_bytes), config.boundary_bytes > 0
         self._moves = Moves(device, self._tables, config, self._kept)
         self._shelf = Shelf(device, self._tables, config.max_rows)
         self._returns = Returns(config.slack)
         self._due = Due(config.linger_us * 1000, config.slack)
-        #: Until when the next step is put off; None while it is not.
-        self.lingers: int | None = None
         self._early = Early()
         self._bidding = Bidding(device)
         self._ahead = Ahead(device, self._tables)
+        limits = HopLimits(config.token_budget, config.max_rows, config.patience_ms * 1_000_000, config.divide)
+        self._queue = Queue(self._tables, self._shelf, self._ahead, self._returns, self._due, limits)
         self._seats = Seats(device, self._tables, self._shelf, self._moves, self._ahead, self._kept, self._closed)
         self._steps = self._busy = self._tokens = 0
 
@@ -124,7 +118,12 @@ class Relay:
     @property
     def busy(self) -> bool:
         """Whether a step is under way or rows wait for one."""
-        return bool(self._under_way) or bool(self._queue) or bool(self._ahead.queue)
+        return bool(self._under_way) or bool(self._queue.rows) or bool(self._ahead.queue)
+
+    @property
+    def lingers(self) -> int | None:
+        """Until when the next step is put off; None while it is not."""
+        return self._queue.lingers
 
     def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
         """Take a message or an event. What is stale is dropped; what cannot be done is answered. Raises TypeError for others' messages."""
@@ -155,9 +154,9 @@ class Relay:
         """Rows for the engine, or None. Raises RuntimeError while a step of this lane is under way."""
         if lane in self._under_way:
             raise RuntimeError("a step is still under way")
-        if lane != "ahead" and self._lingers(now):
+        if lane != "ahead" and self._queue.waits(now):
             return None
-        chosen = self._choose(now, lane)
+        chosen = self._queue.take(now, lane, self._running())
         if not chosen and (lane == "ahead" or not self._tables.released):
             return None
         opened: list[Opened] = []
@@ -192,7 +191,7 @@ class Relay:
         for each in rows:
             if each.move:
                 out += self._moves.ran(each, now)
-                self._queue.extend(self._moves.take_rows())
+                self._queue.rows += self._moves.take_rows()
                 continue
             fill(each.name, each.tokens + each.steps - 1)
             if each.part:
@@ -243,19 +242,16 @@ class Relay:
 
     def starved(self, now: int) -> list[RelayCommand]:
         """Rows that have waited too long for pages are lost here. To be called now and then."""
-        due = now - self._config.patience_ms * 1_000_000
-        late = [each for each in self._queue if each.since < due and self._stands(each) and not self._tables.fits(each.name, each.work)]
-        gone = set(map(id, late))
+        late = self._queue.starved(now - self._config.patience_ms * 1_000_000)
         self._early.expire(now)
-        self._queue = [each for each in self._queue if id(each) not in gone]
         return [*self._lost(late, f"no pages for its next tokens on {self.device}", retry=True), *self._bids()]
 
     # -- looking in ----------------------------------------------------------------------------------------------------
 
     def report(self) -> Report:
-        entered = Counter(each.stage for each in self._queue)
+        entered = Counter(each.stage for each in self._queue.rows)
         queues = tuple((self._shelf.queue_of(stage), count) for stage, count in sorted(entered.items()))
-        return Report(self.device, len(self._queue), self._steps, self._busy, self._tokens, self._tables.book.free, queues)
+        return Report(self.device, len(self._queue.rows), self._steps, self._busy, self._tokens, self._tables.book.free, queues)
 
     def pages(self) -> PageCounts:
         return self._tables.book.counts()
@@ -268,7 +264,7 @@ class Relay:
         guests = self._seats.guests
         if not all(guest.here for guest in guests.values()):
             raise RuntimeError("a sequence that is here is said to have gone")
-        if any(each.guest.here != (guests.get(each.guest.seq) is each.guest) for each in self._queue if not each.move):
+        if any(each.guest.here != (guests.get(each.guest.seq) is each.guest) for each in self._queue.rows if not each.move):
             raise RuntimeError("a row's sequence has gone, and is said to be here")
 
     # -- inside: sequences ---------------------------------------------------------------------------------------------
@@ -300,20 +296,10 @@ class Relay:
     # -- inside: rows --------------------------------------------------------------------------------------------------
 
     def _go(self, go: Go, now: int) -> None:
-        self._come(rows_of_go(go, self._seats.guests, now), bool(go.turns), now)
+        self._queue.come(rows_of_go(go, self._seats.guests, now), bool(go.turns), now)
 
     def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
-        self._come(rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now), bool(rows.turns), now)
-
-    def _come(self, rows: Sequence[Waiting], turns: bool, now: int) -> None:
-        """Rows join the queue. `turns`: some of them have one."""
-        if turns or self._returns.listens:
-            for row in rows:
-                self._comes(row, now)
-        else:
-            for row in rows if self._due else ():
-                self._due.comes(row.name, now)
-            self._queue += rows
+        self._queue.come(rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now), bool(rows.turns), now)
 
     def _bid(self, event: Offer | Bid | Retract) -> list[RelayCommand]:
         match event:
@@ -331,94 +317,19 @@ class Relay:
             return []
         out: list[RelayCommand] = [*self._bidding.told()]
         if not self._under_way:
-            waiting = sum(each.tokens for each in self._queue)
+            waiting = sum(each.tokens for each in self._queue.rows)
             out += self._bidding.bids(self._config.token_budget - waiting if waiting else None)
         return out
 
-    def _comes(self, row: Waiting, now: int) -> None:
-        """A row joins the queue. If it has a turn, what it supersedes will not run, and perhaps it is predicted."""
-        self._returns.comes(row.name, now)
-        self._due.comes(row.name, now)
-        self._queue.append(row)
-        if row.turn:
-            row.guest.comes(row.hop, row.turn, row.start)
-            self._ahead.comes(row)
-
-    def _lingers(self, now: int) -> bool:
-        """Whether the next step waits for rows that are due; then `lingers` says how long."""
-        self.lingers = None
-        if self._due and self._queue:
-            due, deadline = self._due, self._due.deadline(now)
-            self.lingers = until(len(self._queue), len(due), deadline, due.step, due.limit, now)
-        return self.lingers is not None
-
-    def _choose(self, now: int, lane: Lane) -> list[Waiting]:
-        """The rows of the next step; the others stay. Rows of what has gone meanwhile are dropped. What predicts comes first."""
-        if self._ahead.queue and lane != "real":
-            chosen = self._pick(self._ahead.due(self._undone(), self._stands), now)
-            self._ahead.taken(chosen)
-            if chosen:
-                return chosen
-        if lane == "ahead":
-            return []
-        waiting = self._standing(self._queue)
-        chosen = self._pick(waiting, now)
-        if len(chosen) == len(waiting) and not any(each.part for each in chosen):
-            self._queue = []
-        else:
-            taken = set(map(id, chosen))
-            self._queue = [each for each in waiting if id(each) not in taken]
-        return chosen
-
-    def _undone(self) -> list[Waiting]:
-        """Rows that run next or now, in their order."""
-        return [*(each for _, rows in self._under_way.values() for each in rows if not each.shadow), *self._queue]
+    def _running(self) -> list[Waiting]:
+        """Rows that run now, in their order."""
+        return [each for _, rows in self._under_way.values() for each in rows if not each.shadow]
 
     def _onward(self, row: Waiting, output: Array, judged: Judged) -> Waiting | None:
         """What goes on to the next hop when a row of a predicted sequence is through, if anything does."""
         if row.shadow:
-            return self._ahead.predicted(row, output, self._undone())
+            return self._ahead.predicted(row, output, [*self._running(), *self._queue.rows])
         return None if judged.judge(row, output) else row
-
-    def _pick(self, waiting: Sequence[Waiting], now: int) -> list[Waiting]:
-        """Those of these rows that run now, with pages for what they write."""
-        if not waiting:
-            return []
-        decision = decide(waiting, self._returns.expected(), self._shelf.blocks, self._limits, now)
-        if decision.parts:
-            return self._divide(waiting, decision, now)
-        rows = [waiting[place] for place in decision.rows]
-        for each in rows:
-            if each.turn:
-                self._tables.rewind(each.name, each.start)
-        grow = self._tables.grow
-        chosen = [each for each in rows if grow(each.name, each.tokens + each.steps - 1)]
-        self._tables.write(each.name for each in chosen)
-        return chosen
-
-    def _divide(self, waiting: Sequence[Waiting], decision: HopDecision, now: int) -> list[Waiting]:
-        """As `_pick`, where of some rows a part runs; none of those has a turn."""
-        chosen: list[Waiting] = []
-        for place in decision.rows:
-            row, count = waiting[place], decision.parts.get(place)
-            if row.turn:
-                self._tables.rewind(row.name, row.start)
-            if self._tables.grow(row.name, row.work if count is None else count):
-                chosen.append(row if count is None else first_part(row, count, now))
-        self._tables.write(each.name for each in chosen)
-        return chosen
-
-    def _standing(self, rows: Sequence[Waiting]) -> list[Waiting]:
-        """Those of these rows that stand."""
-        stands = self._stands
-        return [each for each in rows if (each.guest.here if not each.move and not each.turn else stands(each))]
-
-    def _stands(self, each: Waiting) -> bool:
-        """Whether a row's sequence, or its move, is as it was when the row came."""
-        if each.move:
-            return self._tables.has(each.name)
-        guest = each.guest
-        return guest.here and (not each.turn or not guest.superseded(each.hop, each.turn, each.start))
 
     def _row(self, each: Waiting, opened: list[Opened]) -> Row:
         name, start, count, ids, tables = each.name, each.start, each.tokens, each.ids, self._tables
@@ -432,7 +343,7 @@ class Relay:
         return Row(name, each.stage, (0,) * count if ids is None else ids, start, groups, sample, each.generated)
 
     def _lost(self, rows: Iterable[Waiting], reason: str, *, retry: bool) -> list[RelayCommand]:
-        gone = [each for each in rows if self._stands(each)]
+        gone = [each for each in rows if stands(each, self._tables)]
         if not gone:
             return []
         return [Send(SCHEDULER, lost_of(self.device, gone, reason, retry=retry))]
@@ -463,7 +374,7 @@ class Relay:
                 out = self._moves.checked(event, now)
             case Gone():
                 out = [*self._moves.unreachable(event.device, now), *self._bidding.gone(event.device, self._seats.guests.values())]
-        self._queue.extend(self._moves.take_rows())
+        self._queue.rows += self._moves.take_rows()
         return out
 
     def _parted(self) -> list[RelayCommand]:

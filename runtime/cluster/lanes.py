@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.agent.commands import RelayCommand, StageStep
-from runtime.agent.relay import Lane
+from runtime.agent.queue import Lane
 from runtime.cluster.errors import MAX_FAILURES, public
 from runtime.stages import StageResult, StepRunner
 from runtime.types import EngineLost

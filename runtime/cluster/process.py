@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.agent.commands import SCHEDULER, RelayCommand, RelayEvent, Send, StageStep
-from runtime.agent.relay import Lane
+from runtime.agent.queue import Lane
 from runtime.cluster.ended import Ended, Exit
 from runtime.cluster.errors import public
 from runtime.cluster.hands import Hands

@@ -38,7 +38,7 @@ from runtime.agent.commands import (
     Tick,
     WritePages,
 )
-from runtime.agent.relay import Lane
+from runtime.agent.queue import Lane
 from runtime.messages import PROTOCOL, Message, Ready
 from runtime.scheduler.record import Handler
 from runtime.sim.clock import EventClass, VirtualClock

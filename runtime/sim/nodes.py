@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.agent.relay import Lane, Relay
+from runtime.agent.queue import Lane
+from runtime.agent.relay import Relay
 from runtime.sim.engine import SimEngine
 
 

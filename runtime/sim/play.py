@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
-from runtime.agent.relay import Lane, Relay
+from runtime.agent.queue import Lane
+from runtime.agent.relay import Relay
 from runtime.policy.dispatch import DispatchLimits
 from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.cluster import Scheduler

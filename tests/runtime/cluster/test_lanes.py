@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtime.agent.commands import RelayCommand, Send, StageStep
-from runtime.agent.relay import Lane
+from runtime.agent.queue import Lane
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.lanes import OneLane, TwoLanes, lanes_for
 from runtime.cluster.process import AgentSettings

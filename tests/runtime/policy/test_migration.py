@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from runtime.policy.migration import Costs, Stage, finish_time, next_stage
 from runtime.policy.twoended import TwoEnded
+from tests.runtime.recomputing import recompute_time
 
 B = 4
 
@@ -72,12 +73,6 @@ def test_a_block_in_the_middle_of_a_chain_pays_for_what_is_upstream() -> None:
     times = [finish_time(12 * B, costs) for costs in (first, kept, middle)]
     assert [(each.seconds, each.groups) for each in times] == [(36.0, 9), (48.0, 8), (72.0, 6)]
     assert recompute_time(12 * B, middle) == 3 * recompute_time(12 * B, first)
-
-
-def recompute_time(tokens: int, costs: Costs) -> float:
-    """All of it, chunk by chunk."""
-    width = costs.chunk_groups * costs.page_tokens
-    return math.fsum(costs.chunk(lo, min(width, tokens - lo)) for lo in range(0, tokens, width))
 
 
 # -- against brute force -----------------------------------------------------------------------------------------------

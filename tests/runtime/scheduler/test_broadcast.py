@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtime.agent.commands import StageStep
-from runtime.agent.relay import Lane
+from runtime.agent.queue import Lane
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import counting_model
 from runtime.messages import Bid, Go, Offer, Open, Pass, Retract, Won

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.agent.commands import StageStep
-from runtime.agent.relay import Lane
+from runtime.agent.queue import Lane
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, Node, VirtualCluster

@@ -13,9 +13,10 @@ import pytest
 
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import counting_model
-from runtime.policy.migration import Costs, finish_time, recompute_time
+from runtime.policy.migration import Costs, finish_time
 from runtime.stages import StageEngine
 from runtime.types import StepPlan
+from tests.runtime.recomputing import recompute_time
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.agent.relay import Lane
+from runtime.agent.queue import Lane
 from runtime.config import ClusterConfig, SpeculationConfig
 from runtime.engine.counted import counting_model, surrogate_of
 from runtime.policy.speculation import chain_time

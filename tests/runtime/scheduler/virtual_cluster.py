@@ -36,7 +36,8 @@ from runtime.agent.commands import (
     Tick,
     WritePages,
 )
-from runtime.agent.relay import Lane, Relay
+from runtime.agent.queue import Lane
+from runtime.agent.relay import Relay
 from runtime.cluster.hands import joined_rows
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import CountingModel, expected
