@@ -44,15 +44,15 @@ class Queue:
         self.rows: list[Waiting] = []
         self.lingers: int | None = None
 
-    def come(self, rows: Sequence[Waiting], turns: bool, now: int) -> None:
-        """Rows of sequences join. `turns`: some of them have one."""
+    def come(self, rows: list[Waiting], turns: bool, now: int) -> None:
+        """Rows of sequences join; the list is the queue's from now on. `turns`: some of them have one."""
         if turns or self._returns.listens:
             for row in rows:
                 self._comes(row, now)
         else:
             for row in rows if self._due else ():
                 self._due.comes(row.name, now)
-            self.rows += rows
+            self.rows = [*self.rows, *rows] if self.rows else rows
 
     def waits(self, now: int) -> bool:
         """Whether the next step waits for rows that are due; then `lingers` says how long."""
@@ -61,6 +61,12 @@ class Queue:
             due, deadline = self._due, self._due.deadline(now)
             self.lingers = until(len(self.rows), len(due), deadline, due.step, due.limit, now)
         return self.lingers is not None
+
+    def take_all(self) -> list[Waiting]:
+        """All that wait, whose turn is certain and whose pages are there."""
+        chosen, self.rows = self.rows, []
+        self._tables.write([each.name for each in chosen])
+        return chosen
 
     def take(self, now: int, lane: Lane, running: Sequence[Waiting]) -> list[Waiting]:
         """The rows of the next step. What predicts comes first. `running`: rows of steps that are under way."""

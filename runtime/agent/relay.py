@@ -42,6 +42,7 @@ from runtime.agent.commands import (
 )
 from runtime.agent.due import Due
 from runtime.agent.early import Early
+from runtime.agent.expected import Foreseen
 from runtime.agent.giving import answer
 from runtime.agent.guests import Waiting
 from runtime.agent.kept import KeptInputs
@@ -106,6 +107,7 @@ class Relay:
         self._bidding = Bidding(device)
         self._ahead = Ahead(device, self._tables)
         limits = HopLimits(config.token_budget, config.max_rows, config.patience_ms * 1_000_000, config.divide)
+        self._foreseen = Foreseen(device, self._tables, limits)
         self._queue = Queue(self._tables, self._shelf, self._ahead, self._returns, self._due, limits)
         self._seats = Seats(device, self._tables, self._shelf, self._moves, self._ahead, self._kept, self._closed)
         self._steps = self._busy = self._tokens = 0
@@ -121,6 +123,11 @@ class Relay:
         return bool(self._under_way) or bool(self._queue.rows) or bool(self._ahead.queue)
 
     @property
+    def foreseen(self) -> int:
+        """Steps that were made ahead, and run."""
+        return self._foreseen.taken
+
+    @property
     def lingers(self) -> int | None:
         """Until when the next step is put off; None while it is not."""
         return self._queue.lingers
@@ -134,6 +141,8 @@ class Relay:
             case Pass():
                 self._take(event, arrays, now)
                 return []
+        self._foreseen.forget()
+        match event:
             case Open():
                 return self._open(event, now)
             case Close():
@@ -156,6 +165,8 @@ class Relay:
             raise RuntimeError("a step is still under way")
         if lane != "ahead" and self._queue.waits(now):
             return None
+        if lane == "all" and (step := self._foreseen_step(now)) is not None:
+            return step
         chosen = self._queue.take(now, lane, self._running())
         if not chosen and (lane == "ahead" or not self._tables.released):
             return None
@@ -170,6 +181,22 @@ class Relay:
         inputs = stacked([each.name for each in brought], [each.array for each in brought if each.array is not None])
         return StageStep(plan, inputs, {each.name: each.steps for each in chosen if each.steps > 1})
 
+    def prepare(self) -> None:
+        """Make what can be made of the next steps already. To be called while nothing can be run; all it does is save time."""
+        if not self._under_way and not self._keeps:
+            self._foreseen.prepare(self._shelf.blocks)
+
+    def first(self, result: StageResult) -> Send | None:
+        """What another device waits for, where that is certain before anything is written down: to be sent at once.
+
+        `finish_step` comes right behind, and does not say it again. None where there is nothing of the kind.
+        """
+        plan, rows = self._step_of("all")
+        told = result.result
+        if self._bidding.waits or told.step != plan.step or told.sampled or told.deferred:
+            return None
+        return self._foreseen.goes(rows, result.outputs)
+
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]:
         """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the plan."""
         plan, rows = self._step_of(lane)
@@ -181,6 +208,9 @@ class Relay:
         if lane != "ahead":
             self._due.ran(now)
         self._tokens += plan.tokens
+        if self._foreseen.gone(rows):
+            self._all_through(rows, now)
+            return [*self._bids(), *self._parted()]
         together = None if self._keeps else onward(rows, result.outputs)
         if together is not None:
             self._all_through(rows, now)
@@ -201,7 +231,23 @@ class Relay:
                     self._kept.keep(each.guest.seq, each.guest.path[each.hop].lo, each.start, own(each.array))
                 self._through(each, result.outputs, told, judged, now)
         self._tables.settle([each.name for each in rows])
+        if rows and not keeps:
+            self._foreseen.ran(rows)
         return [*out, *told.commands(sampled, result.result.prompt_logprobs), *judged.told(), *self._bids(), *self._parted()]
+
+    def _foreseen_step(self, now: int) -> StageStep | None:
+        """The next step, if it is one that was expected and nothing else is to be run."""
+        if self._ahead.queue or self._returns.listens:
+            return None
+        taken = self._foreseen.takes(self._queue.rows)
+        if taken is None:
+            return None
+        (planned, inputs), rows = taken, self._queue.take_all()
+        self._steps += 1
+        plan = StepPlan(self._steps, planned, (), self._tables.take_released())
+        self._under_way["all"] = plan, rows
+        self._due.begins(now)
+        return StageStep(plan, inputs, {})
 
     def _all_through(self, rows: Sequence[Waiting], now: int) -> None:
         """Rows that all go on have run here."""
@@ -211,6 +257,7 @@ class Relay:
             if matter:
                 self._returns.leaves(each, now)
         self._tables.settle([each.name for each in rows])
+        self._foreseen.ran(rows)
 
     def _through(self, row: Waiting, outputs: Mapping[str, Array], told: Told, judged: Judged, now: int) -> None:
         """A row that stands has run here: it goes on to its next hop, or it is at the end of its path."""
@@ -231,6 +278,7 @@ class Relay:
         """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets their tables."""
         plan, rows = self._step_of(lane)
         del self._under_way[lane]
+        self._foreseen.forget()
         self._tables.forget([row.seq for row in plan.rows], plan.released)
         self._tables.settle(each.name for each in rows)
         out: list[RelayCommand] = []
@@ -299,7 +347,10 @@ class Relay:
         self._queue.come(rows_of_go(go, self._seats.guests, now), bool(go.turns), now)
 
     def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
-        self._queue.come(rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now), bool(rows.turns), now)
+        came = self._foreseen.came(rows, arrays, now)
+        if came is None:
+            came = rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now)
+        self._queue.come(came, bool(rows.turns), now)
 
     def _bid(self, event: Offer | Bid | Retract) -> list[RelayCommand]:
         match event:

@@ -54,6 +54,12 @@ def onward(rows: Sequence[Waiting], outputs: Mapping[str, Array]) -> Send | None
     """All rows of a step in one message, where all of them stand and go on to one device, and what they go on with lies in one piece."""
     if not rows or not isinstance(outputs, Stacked) or not outputs.of([each.name for each in rows], [each.tokens for each in rows]):
         return None
+    device = next_device(rows)
+    return None if device is None else Send(device, pass_of(rows), (outputs.whole,))
+
+
+def next_device(rows: Sequence[Waiting]) -> str | None:
+    """Where rows go on to when they are through here, if that is one device for all; there is at least one row."""
     path, after = rows[0].guest.path, rows[0].hop + 1
     device = path[after].device if after < len(path) else None
     for each in rows:
@@ -62,7 +68,7 @@ def onward(rows: Sequence[Waiting], outputs: Mapping[str, Array]) -> Send | None
             return None
         if each.part or after in each.guest.offers:  # it is not through, or nobody has what comes next yet
             return None
-    return None if device is None else Send(device, pass_of(rows), (outputs.whole,))
+    return device
 
 
 def pass_of(rows: Sequence[Waiting]) -> Pass:

@@ -1,6 +1,6 @@
 """Whose turn a step is, and on which thread it runs: on the loop's, one after the other, or in two lanes with a thread each (BL-25).
 
-    OneLane     turn: next_step("all") -> run -> finish_step                                  on the loop's thread
+    OneLane     turn: next_step("all") -> run -> what another device waits for goes out -> finish_step       on the loop's thread
     TwoLanes    turn: what has come back -> finish_step(lane); what is idle -> next_step(lane) -> its thread runs it, and wakes the loop
 
 Contract: `turn` is called by the loop's thread, and the relay by nobody else: what lanes share is the engine, which is made for that
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.agent.commands import RelayCommand, StageStep
+from runtime.agent.commands import RelayCommand, Send, StageStep
 from runtime.agent.queue import Lane
 from runtime.cluster.errors import MAX_FAILURES, public
 from runtime.stages import StageResult, StepRunner
@@ -37,6 +37,8 @@ class Steps(Protocol):
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
 
     def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
+
+    def first(self, result: StageResult) -> Send | None: ...
 
 
 class Lanes(Protocol):
@@ -77,8 +79,8 @@ class _Outcomes:
 class OneLane:
     """See the top of the file."""
 
-    def __init__(self, runner: StepRunner, relay: Steps, clock: Callable[[], int]) -> None:
-        self._runner, self._relay, self._clock = runner, relay, clock
+    def __init__(self, runner: StepRunner, relay: Steps, clock: Callable[[], int], send: Callable[[Send], object]) -> None:
+        self._runner, self._relay, self._clock, self._send = runner, relay, clock, send
         self._outcomes = _Outcomes(relay, clock, "all")
 
     def turn(self) -> list[RelayCommand] | None:
@@ -86,7 +88,11 @@ class OneLane:
         if step is None:
             return None
         try:
-            return self._outcomes.finished(self._runner.run(step.plan, step.inputs))
+            result = self._runner.run(step.plan, step.inputs)
+            first = self._relay.first(result)
+            if first is not None:
+                self._send(first)
+            return self._outcomes.finished(result)
         except EngineLost:
             raise
         except Exception as error:
@@ -197,8 +203,15 @@ class TwoLanes:
             return self._outcomes[over.lane].failed(error)
 
 
-def lanes_for(engine: StepRunner, beside: StepRunner | None, relay: Steps, clock: Callable[[], int], wake: Callable[[], None]) -> Lanes:
+def lanes_for(
+    engine: StepRunner,
+    beside: StepRunner | None,
+    relay: Steps,
+    clock: Callable[[], int],
+    wake: Callable[[], None],
+    send: Callable[[Send], object],
+) -> Lanes:
     """`beside`: a lane of their own for stand-ins, where there is to be one."""
     if beside is None:
-        return OneLane(engine, relay, clock)
+        return OneLane(engine, relay, clock, send)
     return TwoLanes({"real": engine, "ahead": beside}, relay, clock, wake)

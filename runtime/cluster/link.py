@@ -30,6 +30,8 @@ class Link(Protocol):
 
     def wake(self) -> None: ...
 
+    def prepare(self) -> None: ...
+
 
 class Inside:
     """Between a scheduler and one agent on one thread: messages as they are. `wake` alone may be called from another."""
@@ -69,6 +71,9 @@ class Inside:
 
     def wake(self) -> None:
         self._woken.set()
+
+    def prepare(self) -> None:
+        """Messages are handed over as they are."""
 
     def learn(self, name: str, incarnation: int, address: str) -> None:
         """Nobody else is there."""

@@ -51,6 +51,10 @@ class Outbox:
         self._waiting.append((frames, nbytes))
         self._bytes += nbytes
 
+    def prepare(self) -> None:
+        """Make what will most likely be sent next easy to send."""
+        self._said.prepare()
+
     def flush(self) -> bool:
         """Hand over what waits; whether nothing does any more."""
         while self._waiting and self._put(self._waiting[0][0]):

@@ -23,7 +23,7 @@ from runtime.cluster.keys import Keys
 from runtime.cluster.outbox import Choked, Outbox
 from runtime.cluster.register import NAME, Register, link
 from runtime.cluster.shorthand import Heard
-from runtime.cluster.sockets import ADDRESS, Bell, Sockets, putting
+from runtime.cluster.sockets import ADDRESS, Bell, Sockets, parts_of, putting, waits
 from runtime.cluster.wire import OtherProtocol, Parcel, WireError, check_arrays, decode
 from runtime.messages import Denial, Message
 from runtime.stages import Array
@@ -181,6 +181,15 @@ class Post:
             self._register.cut(link(name, peer.incarnation), link(name, peer.incarnation, "link"))
             self._drop(name, _LINGER_MS)
 
+    def prepare(self) -> None:
+        """Make short work of what will most likely come and go next. To be called while there is nothing else to do."""
+        for peer in self._peers.values():
+            if peer.outbox is not None:
+                peer.outbox.prepare()
+        for links in self._heard.values():
+            for heard in links.values():
+                heard.prepare()
+
     def wake(self) -> None:
         """End a `receive` that waits. From any thread."""
         self._bell.ring()
@@ -242,12 +251,9 @@ class Post:
     def _take(self, socket: zmq.Socket[bytes]) -> Iterable[Mail | Cut]:
         out: list[Mail | Cut] = []
         for _ in range(_BURST):
-            if socket.closed:  # what it brought has just had it cut
+            if socket.closed or not waits(socket):  # closed: what it brought has just had it cut
                 break
-            try:
-                frames = [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
-            except zmq.Again:
-                break
+            frames = parts_of(socket)
             item = self._come(bytes(frames.pop(0)), frames) if socket is self._inbox else self._read(self._other_end(socket), frames)
             if item is not None:
                 out.append(item)

@@ -82,6 +82,10 @@ class Relay(Protocol):
 
     def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
 
+    def prepare(self) -> None: ...
+
+    def first(self, result: StageResult) -> Send | None: ...
+
     def starved(self, now: int) -> list[RelayCommand]: ...
 
     def report(self) -> Report: ...
@@ -113,7 +117,7 @@ class AgentLoop:
         self._engine, self._relay, self._post, self._clock = engine, relay, post, clock
         self._settings, self._version, self._hands = settings, version, Hands(engine, post)
         beside = engine.beside() if settings.own_lane else None
-        self._lanes = lanes_for(engine, beside, relay, clock, post.wake)
+        self._lanes = lanes_for(engine, beside, relay, clock, post.wake, self._hands.do)
         self._agents: dict[str, int] = {}
         self._welcome = False
         self._stopping = self._ran = False
@@ -164,6 +168,9 @@ class AgentLoop:
     def _turn(self, limit: float) -> None:
         if self._began is None:
             self._say_hello()
+        if not self._ran:
+            self._relay.prepare()
+            self._post.prepare()
         self._receive(0.0 if self._ran else min(limit, self._patience()))
         self._require_answer()
         self._look()

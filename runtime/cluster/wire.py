@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from runtime.cluster.shorthand import Short
+from runtime.cluster.shorthand import PassAgain, Short
 from runtime.messages import (
     PROTOCOL,
     Bid,
@@ -56,6 +56,8 @@ _MAX_DIMENSIONS = 4
 _MAX_ARRAYS = 1 << 20
 #: Several arrays of so many bytes together are copied into one frame: a frame costs more than a copy of a few kilobytes.
 _JOINED_BYTES = 1 << 20
+#: As many bytes as a message that says no more than "again" may have.
+_AGAIN_BYTES = 64
 
 _MAGIC = b"BZoo"
 _PREAMBLE = struct.Struct("<4sHxxQ")
@@ -107,9 +109,8 @@ def encode(number: int, message: Message, arrays: Sequence[Array] = (), short: M
         check_arrays(message, arrays)
     kinds = _kinds(arrays)
     parts = _parts(arrays, kinds)
-    body = bytearray(_PREAMBLE.size)
-    _PREAMBLE.pack_into(body, 0, _MAGIC, PROTOCOL, number)
-    _encoder.encode_into(_Envelope(kinds, message if short is None else short), body, _PREAMBLE.size)  # type: ignore[arg-type]
+    preamble = _PREAMBLE.pack(_MAGIC, PROTOCOL, number)
+    body = preamble + (_said_again(kinds) if isinstance(short, PassAgain) else _encoder.encode(_Envelope(kinds, short or message)))  # type: ignore[arg-type]
     if len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large")
     if len(parts) > 1 and sum(map(len, parts)) <= _JOINED_BYTES:
@@ -117,8 +118,16 @@ def encode(number: int, message: Message, arrays: Sequence[Array] = (), short: M
     return [body, *parts]
 
 
+@lru_cache(maxsize=256)
+def _said_again(kinds: tuple[tuple[str, tuple[int, ...], int], ...]) -> bytes:
+    """A PassAgain beside such arrays: the message of which there are most by far."""
+    return _encoder.encode(_Envelope(kinds, PassAgain()))
+
+
 def _kinds(arrays: Sequence[Array]) -> tuple[tuple[str, tuple[int, ...], int], ...]:
     """(dtype, shape, how many) of arrays that are alike, in their order."""
+    if len(arrays) == 1:
+        return ((arrays[0].dtype, arrays[0].shape, 1),)
     alike = groupby((each.dtype, each.shape) for each in arrays)
     return tuple((dtype, shape, sum(1 for _ in group)) for (dtype, shape), group in alike)
 
@@ -157,13 +166,23 @@ def decode(frames: Sequence[Frame]) -> Parcel:
     if protocol != PROTOCOL:
         raise OtherProtocol(protocol)
     try:
-        envelope = _decoder.decode(memoryview(frames[0])[_PREAMBLE.size :])
+        envelope = _envelope(memoryview(frames[0])[_PREAMBLE.size :])
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise WireError(f"it cannot be read: {_short(error)}") from None
     arrays = _arrays(envelope.arrays, frames[1:])
     if not isinstance(envelope.message, Short):
         check(envelope.message, arrays)
     return Parcel(number, envelope.message, arrays)
+
+
+def _envelope(body: memoryview) -> _Envelope:
+    return _read_again(bytes(body)) if len(body) <= _AGAIN_BYTES else _decoder.decode(body)
+
+
+@lru_cache(maxsize=256)
+def _read_again(body: bytes) -> _Envelope:
+    """Few bytes are the same ones again, mostly: a PassAgain. What is wrong raises anew each time."""
+    return _decoder.decode(body)
 
 
 def _arrays(kinds: Sequence[tuple[str, tuple[int, ...], int]], frames: Sequence[Frame]) -> tuple[Array, ...]:

@@ -155,6 +155,9 @@ class _Course:
         self._frame, self._shape = frame, (1, frame.tokens, first.width)
         counts = [part.hi - part.lo for part in parts]
         nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64)
+        self._names: tuple[str, ...] = ()
+        # In front of a head hidden states stay here; else whoever they go to may still read them when the next step runs.
+        self._hidden = _hidden(self._shape) if self._embedding is None and self._head is not None else None
         self._last = Frame(nowhere, (), frame.adapters)
 
     def tables(self, rows: Sequence[Row]) -> Tensor:
@@ -167,12 +170,11 @@ class _Course:
 
     def run(self, rows: Sequence[Row], start: Start, units: UnitStore) -> Made:
         mine = self._in_order(rows)
-        names = [row.seq for row in mine]
+        names = self._names = self._names or tuple([row.seq for row in mine])
         if self._versions != self._now():
             self._onward.tables(self.tables(rows))
         if self._embedding is None:
-            hidden = torch.empty(self._shape)
-            data = hidden.numpy().data.cast("B")
+            hidden, data = self._hidden or _hidden(self._shape)
             start(names, data)
         else:
             hidden = self._embedded(self._embedding, mine)
@@ -201,6 +203,12 @@ class _Course:
         with running(self._frame):
             out: Tensor = embedding.module(ids, Where(self._frame.positions, None))
         return out.contiguous()
+
+
+def _hidden(shape: tuple[int, int, int]) -> tuple[Tensor, memoryview]:
+    """Room for hidden states, and its bytes."""
+    hidden = torch.empty(shape)
+    return hidden, hidden.numpy().data.cast("B")
 
 
 def _batch(part: Part, rows: Sequence[Row]) -> Rows:

@@ -105,7 +105,7 @@ def countdown(now: int, round_trip: int, slack: float) -> int:
 def decide(waiting: Sequence[HopRow], returning: Sequence[Return], blocks: Blocks, limits: HopLimits, now: int) -> HopDecision:
     """The next step of a device. Raises KeyError for a row of a stage that is not there."""
     first, others, behind = _ranked(waiting, now - limits.patience)
-    if not returning and _all_fit(waiting, blocks, limits):
+    if not returning and all_fit(waiting, blocks, limits):
         return HopDecision((*first, *others), behind)
     step = _Step(waiting, blocks, limits)
     divided: list[int] = []
@@ -122,7 +122,7 @@ def decide(waiting: Sequence[HopRow], returning: Sequence[Return], blocks: Block
     return HopDecision(tuple(step.chosen), behind, step.full, step.kept, step.budget, step.parts)
 
 
-def _all_fit(waiting: Sequence[HopRow], blocks: Blocks, limits: HopLimits) -> bool:
+def all_fit(waiting: Sequence[HopRow], blocks: Blocks, limits: HopLimits) -> bool:
     """Whether all of them could run even if they all went through the tightest block: then nothing has to be counted block by block."""
     count = len(waiting)
     if count > limits.rows or any(limit < count for limit in blocks.limits.values()):

@@ -33,6 +33,7 @@ class Steps:
     told: list[tuple[str, Lane]] = field(default_factory=list)
     threads: set[int] = field(default_factory=set)
     number: int = 0
+    ahead: Send | None = None
 
     def next_step(self, now: int, lane: Lane = "all") -> StageStep | None:
         self.threads.add(threading.get_ident())
@@ -47,6 +48,9 @@ class Steps:
 
     def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]:
         return self._told(reason, lane)
+
+    def first(self, result: StageResult) -> Send | None:
+        return self.ahead
 
     def _told(self, what: str, lane: Lane) -> list[RelayCommand]:
         self.threads.add(threading.get_ident())
@@ -123,11 +127,19 @@ def test_a_lost_engine_is_lost_in_either_lane() -> None:
 
 
 def test_where_nothing_is_beside_there_is_one_lane() -> None:
-    steps = Steps({"all": 2})
-    lanes = lanes_for(Runner(), None, steps, time.monotonic_ns, lambda: None)
+    steps, sent = Steps({"all": 2}), []
+    lanes = lanes_for(Runner(), None, steps, time.monotonic_ns, lambda: None, sent.append)
     assert isinstance(lanes, OneLane)
     turns(lanes, lambda: len(steps.told) == 2)
-    assert steps.told == [("finished", "all")] * 2 and lanes.since() is None and lanes.turn() is None
+    assert steps.told == [("finished", "all")] * 2 and lanes.since() is None and lanes.turn() is None and not sent
+
+
+def test_what_another_device_waits_for_is_sent_before_the_step_is_taken() -> None:
+    said: list[object] = []
+    steps = Steps({"all": 1}, ahead=Send("d", Gone("x")))
+    lanes = lanes_for(Runner(), None, steps, time.monotonic_ns, lambda: None, lambda send: said.append((send, list(steps.told))))
+    turns(lanes, lambda: steps.told)
+    assert said == [(steps.ahead, [])]
 
 
 @dataclass

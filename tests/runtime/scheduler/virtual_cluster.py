@@ -90,6 +90,8 @@ class VirtualCluster:
     adaptation: Adaptation | None = None
     damage: Callable[[Pages], bool] = lambda pages: False
     servers: Sequence[str] = ()
+    #: Whether relays make the next steps ahead while they wait, and say first what others wait for, as agents' loops have them do.
+    prepares: bool = True
 
     def __post_init__(self) -> None:
         cuts = self.cuts or [()] * len(self.models)
@@ -305,6 +307,8 @@ class VirtualCluster:
         for lane in self.lanes if node.alive else ():
             if lane not in node.running and (step := node.relay.next_step(self.now, lane)) is not None:
                 self._run(node, step, lane)
+        if self.prepares and node.alive and not node.running:
+            node.relay.prepare()
         if node.alive and node.relay.lingers is not None:
             self.at(max(self.now, node.relay.lingers), lambda: self.start(node))
 
@@ -320,6 +324,9 @@ class VirtualCluster:
     def finish(self, node: Node, result: Any, lane: Lane) -> None:
         if node.alive:
             node.running.discard(lane)
+            first = node.relay.first(result) if self.prepares and lane == "all" else None
+            if first is not None:
+                self.post(node.name, first.to, first.message, first.arrays)
             self.obey(node, node.relay.finish_step(result, self.now, lane))
 
     def check(self) -> None:

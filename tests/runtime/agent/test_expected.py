@@ -1,0 +1,163 @@
+"""Steps that are made ahead, while a device waits, are those that would have been made anyway."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.agent.relay import Relay
+from runtime.config import ClusterConfig, RelayConfig
+from runtime.engine.counted import counting_model
+from runtime.engine.counting import CountingEngine
+from runtime.messages import Close
+from runtime.stages import Array, Stacked, StageResult
+from runtime.types import StepPlan, StepResult
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1* 2* 3*", page_tokens=4, max_model_len=4096)
+CUT = (1, 2)
+
+
+class Logged(CountingEngine):
+    """Writes down the steps that it is given."""
+
+    def __init__(self, log: list[Any], pages: int, device: str) -> None:
+        super().__init__([M], pages, device=device)
+        self._log = log
+
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        self._log.append((self.device, plan, {name: bytes(array.data) for name, array in inputs.items()}))
+        return super().run(plan, inputs)
+
+
+def logged(seed: int, prepares: bool) -> tuple[VirtualCluster, list[Any]]:
+    """A random schedule: requests that come and go, are aborted, moved and wait for pages; and its steps."""
+    rng, log = random.Random(seed), list[Any]()
+    pages, devices = rng.choice((14, 24, 80)), rng.choice((2, 3))
+    cluster = VirtualCluster(
+        [M], [CUT], devices=devices, make_engine=lambda name: Logged(log, pages, name), prepares=prepares,
+        latency=rng.choice((1, 50)) * MS // 100, config=ClusterConfig(devices=devices, placing="split"),
+        relay_config=RelayConfig(chunk=8, window=1, patience_ms=rng.choice((20, 2000))),
+    )  # fmt: skip
+    for number in range(rng.randrange(2, 7)):
+        prompt = [rng.randrange(90) for _ in range(rng.randrange(1, 9))]
+        cluster.ask(request(f"r{number}", prompt, "m", max_tokens=rng.randrange(2, 24)), at=rng.choice((0, 0, rng.randrange(40 * MS))))
+    if rng.random() < 0.3:
+        cluster.abort("r0", at=rng.randrange(30 * MS))
+    for _ in range(rng.choice((0, 0, 2))):
+        cluster.at(rng.randrange(40 * MS), lambda: cluster.migrate_some(rng) and None)
+    cluster.run()
+    return cluster, log
+
+
+@given(st.integers(0, 1 << 20))
+@settings(max_examples=40, deadline=None)
+def test_steps_are_the_same_as_without(seed: int) -> None:
+    (with_, steps), (without, expected) = logged(seed, True), logged(seed, False)
+    assert steps == expected
+    assert {seq: told.tokens for seq, told in with_.told.items()} == {seq: told.tokens for seq, told in without.told.items()}
+    assert not any(node.relay.foreseen for node in without.living())
+
+
+def steady(prepares: bool = True, rows: int = 4) -> VirtualCluster:
+    """Rows that decode along three devices; the second and third only ever get hidden states."""
+    cluster = VirtualCluster([M], [CUT], devices=3, config=ClusterConfig(devices=3, placing="split"), prepares=prepares)
+    cluster.ask(*[request(f"r{number}", [number + 1] * (number + 1), "m", max_tokens=40) for number in range(rows)])
+    return cluster
+
+
+def test_most_steps_of_a_steady_batch_are_made_ahead_though_rows_need_pages() -> None:
+    cluster = steady()
+    cluster.run()
+    cluster.expect()
+    taken = {node.name: (node.relay.foreseen, node.relay.report().steps) for node in cluster.living()}
+    behind = [each for each in taken.values() if each[0]]
+    assert len(behind) == 2, taken  # the first device's rows begin with tokens that nobody knows ahead
+    assert all(foreseen > 0.7 * steps for foreseen, steps in behind), taken
+
+
+def waiting_relay() -> tuple[VirtualCluster, Relay]:
+    """The last device of a steady batch, between two steps."""
+    cluster = steady()
+    while not (relays := [node.relay for node in cluster.living() if node.relay.foreseen > 5]):
+        cluster.run_one()
+    relay = relays[-1]
+    while relay.busy:
+        cluster.run_one()
+    return cluster, relay
+
+
+def heard(relay: Relay) -> Any:
+    """The message that it expects."""
+    (expected,) = relay._foreseen._made.values()
+    return expected.brings
+
+
+def hidden(count: int) -> Array:
+    return Array("int64", (count, 1), bytes(8 * count))
+
+
+@pytest.mark.parametrize("what", ["shifted", "fewer", "again", "apart", "closed", "joined"])
+def test_what_comes_otherwise_goes_the_usual_way(what: str) -> None:
+    """The rows that are not as expected run, or do not, as they do where nothing is made ahead."""
+    _, relay = waiting_relay()
+    relay.prepare()
+    message, before = heard(relay), relay.foreseen
+    count = len(message.seqs)
+    arrays, runs = [hidden(count)], set(message.seqs)
+    if what == "shifted":
+        names = (*message.seqs[1:], message.seqs[0])
+        message = type(message)(
+            names, *[(*column[1:], column[0]) for column in (message.epochs, message.hops, message.starts)], message.counts, message.sample,
+            (*message.generated[1:], message.generated[0]),
+        )  # fmt: skip
+    elif what == "fewer":
+        message = type(message)(
+            *[getattr(message, name)[1:] for name in ("seqs", "epochs", "hops", "starts", "counts", "sample", "generated")]
+        )
+        arrays, runs = [hidden(count - 1)], set(message.seqs)
+    elif what == "again":
+        message = msgspec.structs.replace(message, starts=tuple(start - 1 for start in message.starts))
+    elif what == "apart":
+        arrays = [hidden(1) for _ in range(count)]
+    elif what == "closed":
+        relay.handle(Close((message.seqs[1],), (message.epochs[1],)), (), 0)
+        runs.discard(message.seqs[1])
+    relay.handle(message, arrays, 1)
+    if what == "joined":
+        again = type(message)(
+            *[getattr(message, name)[:1] for name in ("seqs", "epochs", "hops", "starts", "counts", "sample", "generated")]
+        )
+        relay.handle(again, [hidden(1)], 1)
+    step = relay.next_step(2)
+    assert step is not None and relay.foreseen == before
+    assert {row.seq.split("#")[0] for row in step.plan.rows} == runs
+    assert len(step.plan.rows) == len(runs)
+    starts = dict(zip(message.seqs, message.starts, strict=True))
+    assert all(row.start == starts[row.seq.split("#")[0]] for row in step.plan.rows)
+
+
+def test_what_waits_elsewhere_is_said_first_and_once() -> None:
+    cluster = steady()
+    middle = None
+    while middle is None:
+        cluster.run_one()
+        middle = next((node for node in cluster.living() if node.relay.foreseen > 3 and node.relay._foreseen._runs is not None), None)
+        if middle is not None and middle.relay._foreseen._runs.onward is None:
+            middle = None
+    relay = middle.relay
+    plan, rows = relay._under_way["all"]
+    whole = Array("int64", (len(rows), 1), bytes(8 * len(rows)))
+    result = StageResult(StepResult(plan.step, (), (), (), 1), Stacked([row.seq for row in plan.rows], whole))
+    assert relay.first(StageResult(StepResult(plan.step + 1, (), (), (), 1), result.outputs)) is None, "of another step"
+    first = relay.first(result)
+    assert first is not None and first.message.seqs == tuple(row.guest.seq for row in rows) and first.arrays == (whole,)
+    assert relay.first(result) is None
+    assert relay.finish_step(result, 5) == []
