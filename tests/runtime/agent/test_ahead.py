@@ -255,6 +255,43 @@ def test_a_skipped_step_is_run_again_for_who_was_not_in_the_failed_one() -> None
     assert agent.state().counters.preemptions == 0
 
 
+def test_nothing_is_planned_behind_a_failed_step_until_what_was_under_way_is_back() -> None:
+    agent = ahead_agent(request("a", max_tokens=9))
+    planned(agent)
+    agent.add(request("new", (4, 5), max_tokens=9), 0)
+    assert [row.seq for row in planned(agent)] == ["a", "new"]
+    agent.fail_step("broken", 0)
+    assert agent.next_step(0) is None, "the step under way may not run: the engine would not know whom the next row is of"
+    agent.skip_step(0)
+    plan = agent.next_step(0)
+    assert plan is not None and [one.request.seq for one in plan.opened] == ["new"]
+    assert [(row.seq, row.start, row.awaits) for row in plan.rows] == [("new", 0, False)]
+    assert [row.seq for row in planned(agent)] == ["new"], "it looks ahead again"
+    agent.check()
+
+
+def test_a_failed_step_with_nothing_behind_it_holds_nobody_up() -> None:
+    agent = ahead_agent(request("a", max_tokens=9))
+    planned(agent)
+    agent.fail_step("broken", 0)
+    agent.add(request("b", (4, 5), max_tokens=9), 0)
+    assert [row.seq for row in planned(agent)] == ["b"]
+    assert [row.seq for row in planned(agent)] == ["b"]
+
+
+def test_who_joined_behind_a_step_that_fails_has_all_its_tokens() -> None:
+    """The third step, which it joins, is launched before it is known that the second one fails, and is skipped."""
+    engine = Late([M], 200, alpha=100, beta=10, fail_at=(2,), ahead=True)
+    virtual, new = Virtual(engine), request("new", (4, 5), max_tokens=6)
+    virtual.arrive(request("a", max_tokens=6))
+    virtual.arrive(new, 1)
+    virtual.run()
+    assert [[row.seq for row in plan.rows] for plan in virtual.plans[:3]] == [["a"], ["a"], ["a", "new"]]
+    assert virtual.told["a"].last.finish == "error"
+    assert (virtual.told["new"].tokens, virtual.told["new"].last.finish) == (answer(M, new.prompt, new.sampling), "length")
+    check_quiet(virtual)
+
+
 def test_what_a_failed_step_released_is_released_again_unless_somebody_has_the_name_by_now() -> None:
     agent = ahead_agent(request("a", max_tokens=1), request("b", max_tokens=1), request("c", max_tokens=9))
     planned(agent)
