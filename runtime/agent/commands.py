@@ -217,11 +217,13 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """To the scheduler: an agent's process ended, or it has not been heard of for too long. `final`: no other takes its place."""
+    """To the scheduler: an agent's process ended, or it has not been heard of for too long. `final`: no other takes its place; `planned`:
+    it was told to end, so that is the fault of nobody who ran there."""
 
     device: str
     reason: str
     final: bool = False
+    planned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class Alone:
         self._loop, self._again = None, False
         self._link.receive(0.0)
         self.reports.clear()
-        return [Down(self.device, reason)] if was_up else []
+        return [Down(self.device, reason, planned=planned)] if was_up else []
 
 
 def _told(run: SegmentRun) -> SegmentRun:

@@ -180,7 +180,7 @@ class Company:
             self._past = Work(self._past.steps + last.steps, self._past.busy + last.busy)
         self._post.forget(device)
         self._introduce()
-        return [Down(device, reason)] if was_up else []
+        return [Down(device, reason, planned=planned)] if was_up else []
 
     def _introduce(self) -> None:
         """Tell all agents who there is."""

@@ -1,7 +1,8 @@
 """Devices come, load, report and die.
 
 Contract: a device that is gone takes with it what it held; who passed it runs again on another path, or waits until it is replaced; whoever
-was under way on `config.deaths` of them in a row, without a token between, ends with the reason, before no device is left.
+was under way on `config.deaths` of them in a row, without a token between, ends with the reason, before no device is left. (Those that were
+told to end do not count.)
 Blocks are placed once as many devices are there as the cluster was made for. Devices of another protocol are not taken.
 """
 
@@ -63,8 +64,7 @@ class Fleet:
         for other in state.devices:
             if other.alive:
                 state.out.say(other.name, Gone(down.device))
-        lost = [m for m in state.running.values() if down.device in m.devices and not self._handovers.survives(m, down.device)]
-        for member in lost:
+        for member in [m for m in state.running.values() if down.device in m.devices]:
             self._bereave(member, down, now)
         self._offers.gone(down.device)
         self._handovers.gone(down.device, now)
@@ -73,13 +73,13 @@ class Fleet:
         state.changed = True
 
     def _bereave(self, member: Member, down: Down, now: int) -> None:
-        """A sequence's device has died: it runs again, unless that has come to nothing too often."""
-        member.deaths += member.flying
-        if member.deaths < self._state.config.deaths:
-            self._seating.preempt(member, now)
-        else:
+        """A sequence's device has died: it runs again, or goes on with its move, unless that has come to nothing too often."""
+        member.deaths += member.flying and not down.planned
+        if member.deaths >= self._state.config.deaths:
             why = f"{member.deaths} devices in a row died while they ran it, the last of them {down.device}: {down.reason}"
             self._seating.end(member, "error", now, why)
+        elif not self._handovers.survives(member, down.device):
+            self._seating.preempt(member, now)
 
     def loaded(self, loaded: Loaded) -> None:
         device = self._state.devices[loaded.device]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from runtime.agent.commands import Pause, Resume
+from runtime.agent.commands import Down, Pause, Resume
 from runtime.config import ClusterConfig
 from runtime.engine.counted import counting_model
 from runtime.engine.counting import CountingEngine
@@ -83,3 +83,40 @@ def test_whoever_has_no_row_under_way_is_no_suspect() -> None:
     cluster.tell(Resume("s"))
     cluster.run()
     cluster.expect()
+
+
+def test_devices_that_are_told_to_go_are_nobodys_fault() -> None:
+    """A rolling restart that is faster than a prompt."""
+    cluster = killing()
+    cluster.ask(request("s", range(90), "m", max_tokens=6))
+    cluster.costs = lambda plan: 40 * MS
+
+    def restart(name: str) -> None:
+        cluster.nodes[name].alive = False
+        cluster.tell(Down(name, "it was restarted", planned=True))
+
+    for number in range(8):
+        cluster.at((20 + 30 * number) * MS, lambda name=f"d{number % 2}": restart(name))
+    cluster.run(until=230 * MS)
+    assert cluster.scheduler.state().counters.preemptions > 4 and not cluster.told["s"].events
+    cluster.run()
+    cluster.expect()
+
+
+def test_whoever_is_saved_by_a_move_was_there_when_the_device_died_all_the_same() -> None:
+    cluster = VirtualCluster(
+        [M], devices=2, config=ClusterConfig(devices=2, placing="copies", deaths=1), restart=5 * MS, page_bytes_per_ms=1.0,
+    )  # fmt: skip
+    cluster.ask(request("s", range(40), "m", max_tokens=30))
+    while not cluster.told["s"].tokens:
+        cluster.run_one()
+    member = cluster.scheduler.members["s"]
+    (source,) = member.devices
+    target = "d1" if source == "d0" else "d0"
+    while cluster.migrate("s", range(1), target) is not None or not member.flying:
+        cluster.run_one()
+    assert cluster.scheduler.handovers.survives(member, source)
+    cluster.kill(source)
+    cluster.run()
+    assert cluster.told["s"].last.finish == "error" and "1 devices in a row" in (cluster.told["s"].last.error or "")
+    cluster.expect_empty()
