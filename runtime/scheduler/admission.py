@@ -198,9 +198,8 @@ class Admission:
         Donors have gone for it then.
         """
         devices, config = self._state.devices, self._state.config
-        for name in route.devices:
-            if devices[name].members >= config.max_running:
-                return False
+        if any(devices[name].expected >= config.max_running for name in route.devices):
+            return False
         groups = groups_for(member.chain.spec, member.tokens) - (match.groups if match is not None else 0)
         needs = {name: pages * groups for name, pages in route.weights}
         slack = {name: int(devices[name].capacity * config.watermark) if devices[name].members else 0 for name in needs}

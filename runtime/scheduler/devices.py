@@ -63,6 +63,11 @@ class Device:
         return self.capacity - self.used
 
     @property
+    def expected(self) -> int:
+        """Sequences that pass it, or may come to."""
+        return self.members + len(self.asked)
+
+    @property
     def taken(self) -> int:
         """Pages of sequences that are alive."""
         return self.used - self.idle

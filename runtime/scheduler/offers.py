@@ -92,7 +92,7 @@ class Offers:
         if not device.has(stage):
             self._state.ask_for(member.chain, device.name, stage)
             return False
-        if device.capacity < self._state.devices[hop.device].capacity or device.members + len(device.asked) >= config.max_running:
+        if device.capacity < self._state.devices[hop.device].capacity or device.expected >= config.max_running:
             return False
         needs = groups_for(member.chain.spec, member.tokens) * (hop.layers[1] - hop.layers[0])
         slack = int(device.capacity * config.watermark) if device.members else 0

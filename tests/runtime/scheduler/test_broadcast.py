@@ -133,6 +133,20 @@ def test_pages_of_those_that_did_not_get_it_are_free_at_once() -> None:
     cluster.expect()
 
 
+@pytest.mark.parametrize("copies", [2, 3])
+def test_places_are_kept_for_whoever_may_take_a_hop(copies: int) -> None:
+    """Newcomers, and sequences that win their hop there, are never more than a device runs at once."""
+    config = ClusterConfig(devices=6, placing="split", chunk=8, dispatch="broadcast", hop_cost=0.0, max_running=3)
+    cluster = cluster_of(copies, config=config, latency=2 * MS)
+    cluster.ask(*(request(f"s{at}", range(1 + at % 5), "mn"[at % 2], max_tokens=12) for at in range(24)), at=cluster.now)
+    most = 0
+    while cluster._heap:
+        cluster.run_one()
+        most = max(most, *(device.members for device in cluster.scheduler.devices))
+    assert most == 3
+    cluster.expect()
+
+
 def test_a_sequence_is_moved_only_when_its_path_is_settled() -> None:
     cluster = cluster_of()
     cluster.ask(request("a", range(18), "m", max_tokens=30), at=cluster.now)
