@@ -46,7 +46,8 @@ class Sight:
 
     def leaving(self, model: str) -> bool:
         """Whether a version of a model that no newcomer gets still runs, or is on devices."""
-        return self._scheduler.uses(model)
+        with self._changed:
+            return self._scheduler.uses(model)
 
     def refused(self) -> Mapping[str, str]:
         """Stages that devices could not load, and why."""

@@ -108,17 +108,18 @@ def decide(waiting: Sequence[HopRow], returning: Sequence[Return], blocks: Block
     if not returning and all_fit(waiting, blocks, limits):
         return HopDecision((*first, *others), behind)
     step = _Step(waiting, blocks, limits)
-    divided: list[int] = []
+    parts: list[int] = []
+    more: list[int] = []
     if limits.divide:
         overdue = now - limits.patience
-        divided = [place for place in (*first, *others) if waiting[place].divisible and waiting[place].since >= overdue]
-        apart = set(divided)
-        first, others = [place for place in first if place not in apart], [place for place in others if place not in apart]
+        first, parts = _divided(waiting, first, overdue)
+        others, more = _divided(waiting, others, overdue)
     step.take(first)
-    if others:
+    if others or more:
         step.keep(returning, now)
-        step.take(others)
-    step.take(divided)
+    step.take(others, spare=True)
+    step.take(parts)
+    step.take(more, spare=True)
     return HopDecision(tuple(step.chosen), behind, step.full, step.kept, step.budget, step.parts)
 
 
@@ -148,6 +149,13 @@ def _ranked(waiting: Sequence[HopRow], overdue: int) -> tuple[list[int], list[in
     return late + holders, others, len(waiting) - len(first)
 
 
+def _divided(waiting: Sequence[HopRow], places: Sequence[int], overdue: int) -> tuple[list[int], list[int]]:
+    """Places of rows that run whole, and of those that get what is left; one that is overdue is among the first."""
+    parts = [place for place in places if waiting[place].divisible and waiting[place].since >= overdue]
+    apart = set(parts)
+    return [place for place in places if place not in apart], parts
+
+
 class _Step:
     """The ledger of one decision: what is left of tokens, rows and each block's slots."""
 
@@ -156,17 +164,17 @@ class _Step:
         self._passes = blocks.passes
         self._limits = blocks.limits
         self._room = dict(blocks.limits)
-        self._kept_in: set[str] = set()  # blocks that keep slots
+        self._kept: dict[str, int] = {}  # slots that blocks keep
         self._tokens, self._rows = limits.tokens, limits.rows
         self._divide = limits.divide
         self.chosen: list[int] = []
         self.parts: dict[int, int] = {}
         self.full = self.kept = self.budget = 0
 
-    def take(self, places: Sequence[int]) -> None:
-        """Choose rows in this order while they fit."""
+    def take(self, places: Sequence[int], spare: bool = False) -> None:
+        """Choose rows in this order while they fit; `spare`: in slots that are not kept."""
         waiting, passes, room, chosen = self._waiting, self._passes, self._room, self.chosen
-        tokens, rows = self._tokens, self._rows
+        tokens, rows, kept = self._tokens, self._rows, self._kept if spare else {}
         for place in places:
             row = waiting[place]
             count = min(row.tokens, tokens) if self._divide and row.divisible else row.tokens
@@ -175,8 +183,8 @@ class _Step:
                 continue
             through = passes[row.stage]
             for block in through:
-                if room[block] <= 0:
-                    self._turn_away(block)
+                if room[block] <= (kept.get(block, 0) if kept else 0):
+                    self.kept, self.full = self.kept + (block in kept), self.full + (block not in kept)
                     break
             else:
                 for block in through:
@@ -198,11 +206,4 @@ class _Step:
         for stage, count in expected.items():
             for block in self._passes[stage]:
                 if block in busy:
-                    self._room[block] -= count
-                    self._kept_in.add(block)
-
-    def _turn_away(self, block: str) -> None:
-        if block in self._kept_in:
-            self.kept += 1
-        else:
-            self.full += 1
+                    self._kept[block] = self._kept.get(block, 0) + count

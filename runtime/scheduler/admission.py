@@ -169,10 +169,10 @@ class Admission:
         return route is not None and self._let_in(member, route, full, now)
 
     def _warm(self, chain: Chain, route: Route) -> None:
-        """Several wait for a chain to be loaded: a copy that nobody uses is loaded beside it, so that they find two when they are let
-        in."""
+        """Several wait for a chain to be loaded: copies that nobody uses are loaded beside it, so that they find more than one when they
+        are let in."""
         state = self._state
-        if state.waiting.by_chain().get(chain.version, 0) < 2:
+        if state.waiting.count(chain.version) < 2:
             return
         for device in holders(state, [use.block for use in chain.uses]):
             if not device.members and not device.loading and device.name not in route.devices:

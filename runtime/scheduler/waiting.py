@@ -55,6 +55,10 @@ class WaitingRoom:
         """The first of each chain, in rank order."""
         return sorted((queue.head(1)[0] for queue in self._queues.values()), key=lambda member: member.rank)
 
+    def count(self, version: str) -> int:
+        """How many wait for a chain."""
+        return len(self._queues.get(version, ()))
+
     def by_chain(self) -> dict[str, int]:
         """How many wait, by chain."""
         return {version: len(queue) for version, queue in self._queues.items()}

@@ -56,6 +56,15 @@ def test_a_slot_is_kept_until_the_countdown_ends() -> None:
     assert chosen(rows, expected, now=160) == ["here", "new"]
 
 
+def test_a_slot_is_kept_from_prompts_that_are_divided_too_but_not_from_those_that_are_here() -> None:
+    expected, divide = [Return("m", 500)], HopLimits(100, 64, 1000, divide=True)
+    here, new = row("here", holds=True), Waiting("new@m", "m", 3, False, 0, True)
+    assert chosen([here, new], expected, divide) == ["here"]
+    assert decide([here, new], expected, BLOCKS, divide, 0).kept == 1
+    assert chosen([here, new], expected, divide, now=500) == ["here", "new"]
+    assert chosen([here, Waiting("back@m", "m", 3, True, 0, True)], expected, divide) == ["here", "back"]
+
+
 def test_prompts_take_what_decodes_leave_and_in_their_order() -> None:
     """Budget 100: two decodes, then as much of the first prompt as fits, and nothing of the second; without division the first waits."""
     rows = [Waiting("long@own", "own", 150, False, 0, True), Waiting("next@own", "own", 40, False, 0, True), row("a", "own"), row("b", "n")]
