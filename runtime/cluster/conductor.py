@@ -49,6 +49,9 @@ _log = logging.getLogger(__name__)
 #: Period of what is due by time alone, in seconds.
 TICK = 0.05
 
+#: Tokens of prompts that are taken in together: a lot is one line of the log, which has a limit.
+_LOT = 1 << 20
+
 
 class Conductor:
     """See the top of the file. Methods that say so are for any thread, all others for its own.
@@ -178,14 +181,22 @@ class Conductor:
 
     def _arrive(self, now: int) -> None:
         taken: list[SequenceRequest] = []
+        tokens = 0
         while self._arrivals:
             one = self._arrivals.popleft()
             if (why := self.strandings.reason(one.model)) is not None:
                 self._routes.deliver([refusal_event(one, why)])
-            else:
-                taken.append(one)
+                continue
+            tokens += len(one.prompt)
+            if taken and tokens > _LOT:
+                self._take_in(taken, now)
+                taken, tokens = [], len(one.prompt)
+            taken.append(one)
         if taken:
-            self._tell([Arrive(taken[0]) if len(taken) == 1 else ArriveTogether(tuple(taken))], now)
+            self._take_in(taken, now)
+
+    def _take_in(self, taken: Sequence[SequenceRequest], now: int) -> None:
+        self._tell([Arrive(taken[0]) if len(taken) == 1 else ArriveTogether(tuple(taken))], now)
 
     def _begin(self, event: Serve | Withdraw, answer: Future[Updated], now: int) -> None:
         self._changes.asked(event, answer)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 from pathlib import Path
 
 from zoo.errors import InputError
@@ -22,6 +23,8 @@ class Journal:
         self._path = path
         try:
             self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb")
+            if stat.S_ISREG(os.fstat(self._file.fileno()).st_mode):
+                os.fchmod(self._file.fileno(), 0o600)  # it may have been there before
         except OSError as error:
             raise InputError(f"the log cannot be written to {path}: {error.strerror}") from None
         self._ended = False

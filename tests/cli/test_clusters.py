@@ -143,6 +143,8 @@ def test_pieces_share_what_was_measured_of_their_block(zoo: Zoo) -> None:
 def test_a_log_has_what_was_moved_and_nobody_else_reads_it(tmp_path: Path) -> None:
     """Counting agents in threads, a sequence moved by hand while it runs, and asked for as the command does."""
     log = tmp_path / "log"
+    log.touch()
+    log.chmod(0o644)
     journal = Journal(log)
     with clusters.cluster("threads", log=journal.write) as driver:
         assert driver.move("nobody", range(1), "b") == "no sequence nobody"

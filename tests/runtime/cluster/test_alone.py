@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,10 +22,12 @@ from tests.runtime.cluster.whole import inline
 from zoo.errors import InUse, NotServable, Unavailable
 
 
-def alone(make: Callable[[], CountingEngine] = lambda: CountingEngine(MODELS, 400)) -> ClusterDriver:
+def alone(
+    make: Callable[[], CountingEngine] = lambda: CountingEngine(MODELS, 400), log: Callable[[bytes], object] | None = None
+) -> ClusterDriver:
     chains = [model.chain(*CUTS) for model in MODELS]
     only = Alone(make, settings=AgentSettings(report_seconds=0.05))
-    return ClusterDriver(chains, blocks(), [only.device], only, ClusterConfig())
+    return ClusterDriver(chains, blocks(), [only.device], only, ClusterConfig(), log=log)
 
 
 def test_tokens_are_the_models_own_and_pages_come_back() -> None:
@@ -109,6 +112,17 @@ def test_requests_and_aborts_come_while_a_step_runs() -> None:
         finally:
             go_on.set()
         assert _ends(first) == "abort" and _ends(second) == "length"
+
+
+def test_many_that_come_at_once_are_told_in_lots_that_a_log_takes() -> None:
+    lines: list[bytes] = []
+    asked = [request(f"s{number}", [7] * 512, "org/nobody") for number in range(5000)]
+    with alone(log=lines.append) as driver:
+        told = answered(driver, asked)
+    assert all([event.finish for event in told[one.seq]] == ["error"] for one in asked)
+    events = [json.loads(line) for line in lines[1:] if b"ArriveTogether" in line[:60]]
+    lots = [[len(one["prompt"]) for one in event["requests"]] for _, _, event, _ in events]
+    assert sum(map(len, lots)) == 5000 and max(map(sum, lots)) <= 1 << 20
 
 
 def test_a_model_that_is_unloaded_waits_for_who_runs_on_it_and_takes_requests_again_where_that_takes_too_long() -> None:
