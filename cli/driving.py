@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cli.serve_effects import require_effects
 from cli.serve_options import ServeOptions
 from cli.wiring import Chosen, start_engine
 from runtime.trace import TraceSink
@@ -31,6 +32,7 @@ def start_driver(
     """A running driver with these models, to be shut down. Raises InputError, Unavailable, and as loading does."""
     options = options.settled(chosen.executor)
     if options.backend == "local":
+        require_effects(options, chosen.executor)
         if log is not None:
             raise InputError(f"--log is of a scheduler, and there is none: {options.alone_because(chosen.executor) or '--backend local'}")
         from runtime.cluster.local import LocalDriver
