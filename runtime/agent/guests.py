@@ -19,12 +19,11 @@ from runtime.types import PromptLogprobs, SequenceRequest
 @dataclass(slots=True)
 class Guest:
     """`keys`: table by the first component of a stage, `stages`: their ids. `output`: tokens it had produced when it was opened. `here`:
-    it has neither been closed nor opened anew.
+    it has neither been closed nor opened anew. `offers`: hops behind this device that are offered, and to whom (BL-23). `scores`: of its
+    prompt, from parts of a row that has not run whole yet.
 
-    `offers`: hops behind this device that are offered, and to whom (BL-23). `ahead`: which of its hops is predicted, `shadow` the table of
-    what predicts it, if that is here, `prediction` its latest: turn and
+    `ahead`: which of its hops is predicted; `shadow`: the table of what predicts it, if that is here; `prediction`: its latest, as turn and
     hidden states. `latest`: by hop, turn and start of the latest row that came; `again`: of the latest that began where another had been.
-    `scores`: of its prompt, from parts of a row that has not run whole yet.
     A path may come back here: the row itself at one hop supersedes nothing of its prediction at a later one.
     """
 

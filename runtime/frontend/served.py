@@ -32,9 +32,8 @@ class SamplingDefaults:
 class ServedModel:
     """One name that requests may ask for.
 
-    `stand_in`: the name of a cheaper rewriting of it that adaptive requests may get. `asked`: the model that this one stands in
-    for, or is an exit of.
-    `profile`: what its chain was measured to cost on this device, None where it was not.
+    `stand_in`: the name of a cheaper rewriting of it that adaptive requests may get. `asked`: the model that this one stands in for, or is
+    an exit of. `profile`: what its chain was measured to cost on this device, None where it was not.
     """
 
     spec: ModelSpec

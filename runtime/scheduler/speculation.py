@@ -71,7 +71,7 @@ class Speculation:
         self._pinned = False
         self._passing: dict[tuple[str, str], float] = {}
         self._reviews = 0
-        #: (block, device) -> the latest review that chose it.
+        #: (block, device) -> the latest review that chose it, for as long as a rest.
         self._chosen_at: dict[tuple[str, str], int] = {}
         self.passed_by: tuple[PassedBy, ...] = ()
         self._counts: Counter[str] = Counter()
@@ -107,6 +107,7 @@ class Speculation:
         self._chosen = tuple((each.block, each.device) for each in choice.chosen)
         self._queued = _faded(self._queued)
         self._reports = _faded(self._reports)
+        self._chosen_at = {each: at for each, at in self._chosen_at.items() if self._reviews - at < config.rest}
         self._chosen_at.update(dict.fromkeys(self._chosen, self._reviews))
         self._sweep()
 
@@ -212,8 +213,7 @@ class Speculation:
         used = {(m.path[m.ahead.hop].device, m.ahead.stage) for m in state.running.values() if m.ahead is not None}
         for (name, stage), block in tuple(self._loaded.items()):
             device = state.devices[name]
-            lately = self._reviews - self._chosen_at.get((block, name), -state.config.speculation.rest) < state.config.speculation.rest
-            if lately or (name, stage) in used or stage.id in device.loading:
+            if (block, name) in self._chosen_at or (name, stage) in used or stage.id in device.loading:
                 continue
             del self._loaded[name, stage]
             if device.loaded.pop(stage.id, None) is not None:
