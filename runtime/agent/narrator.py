@@ -87,8 +87,8 @@ class Narrator:
         self._tell(now, "block.hop", request, n=tokens, cause="BL-13", **extra)
 
     def move(self, now: int, event: str, request: SequenceRequest, move: MoveTold, last: Moved | None, why: str | None) -> None:
-        """A migration begins, is given up, or ends well: `kv.recompute` and `kv.copy`, each with its tokens and why not more, then `kv.meet`
-        with both, and `met`, the first token that was not recomputed."""
+        """A migration begins, is given up, or ends well: `kv.recompute` and `kv.copy`, each with its tokens and why not more, then
+        `kv.meet` with both, and `met`, the first token that was not recomputed."""
         if self._sink is None:
             return
         where: dict[str, Any] = {"move": move.number, "from": move.source, "to": move.target}

@@ -14,7 +14,7 @@ from runtime.cluster.stranded import Strandings
 from runtime.messages import Report
 from runtime.scheduler.cluster import Scheduler
 from runtime.scheduler.devices import Device
-from runtime.scheduler.handover import HandoverCounts
+from runtime.scheduler.moving import HandoverCounts
 from runtime.scheduler.picture import picture_of
 from runtime.scheduler.speculation import SpeculationCounts
 from runtime.stages import Chain

@@ -13,7 +13,7 @@ its destination.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 
 from runtime.agent.narrator import MoveTold
 from runtime.kv.pages import groups_for
@@ -22,60 +22,10 @@ from runtime.policy.inputs import Front, Run, front_of
 from runtime.policy.migration import Stage as Phase
 from runtime.policy.migration import next_stage
 from runtime.scheduler.members import Member
+from runtime.scheduler.moving import Handover, HandoverCounts, part_of
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.state import ClusterState
 from runtime.stages import Chain, Hop, Path, devices_of
-
-
-@dataclass(slots=True)
-class Handover:
-    """One move: blocks of a chain, components and layers of `part`, from `source` to `target`; then the sequence's path is `path`.
-
-    `front`: what it recomputes from. `upto`: tokens that the destination has been asked for; `groups`: page groups taken there. `asked`: an
-    answer is awaited; `last`: the latest; `orphan`: the source is dead.
-    """
-
-    number: int
-    member: Member
-    chain: Chain
-    part: Hop
-    target: str
-    path: Path
-    copy: bool
-    front: Front
-    upto: int = 0
-    groups: int = 0
-    stages: int = 0
-    asked: bool = True
-    orphan: bool = False
-    last: Moved | None = None
-
-    @property
-    def source(self) -> str:
-        return self.part.device
-
-    @property
-    def recompute(self) -> bool:
-        return self.front.origin != "none"
-
-    @property
-    def pages(self) -> int:
-        """Of a group."""
-        return self.part.layers[1] - self.part.layers[0]
-
-
-@dataclass(frozen=True, slots=True)
-class HandoverCounts:
-    """Totals since the beginning. Tokens are those that were copied and recomputed in committed moves; `nbytes` of K and V travelled, and
-    `inputs` of hidden states."""
-
-    started: int = 0
-    committed: int = 0
-    aborted: int = 0
-    copied: int = 0
-    recomputed: int = 0
-    nbytes: int = 0
-    inputs: int = 0
 
 
 class Handovers:
@@ -84,7 +34,7 @@ class Handovers:
         self._seating = seating
         self._moves: dict[int, Handover] = {}
         self._number = 0
-        self._started = self._committed = self._aborted = self._copied = self._recomputed = self._nbytes = self._inputs = 0
+        self._counts = HandoverCounts()
 
     def __len__(self) -> int:
         return len(self._moves)
@@ -94,9 +44,7 @@ class Handovers:
         return iter(tuple(self._moves.values()))
 
     def counts(self) -> HandoverCounts:
-        return HandoverCounts(
-            self._started, self._committed, self._aborted, self._copied, self._recomputed, self._nbytes, self._inputs
-        )  # fmt: skip
+        return replace(self._counts)
 
     def held(self) -> dict[str, int]:
         """Pages that are taken for moves, by destination."""
@@ -126,7 +74,7 @@ class Handovers:
         before = devices_of(chain, member.path)
         if not self._state.devices.alive(target) or {before[at] for at in blocks} != {before[blocks.start]} - {target}:
             return f"{target} is not another living device, or the blocks are not on one"
-        part = _part(chain, blocks, before[blocks.start])
+        part = part_of(chain, blocks, before[blocks.start])
         front = front_of(self._run(member, blocks.start, part), copy) if recompute else Front("none", "only copies were asked for")
         if not copy and front.origin == "none":
             return f"it can only be copied where it goes: {front.reason}"
@@ -141,7 +89,7 @@ class Handovers:
             return f"no room for its pages on {target}"
         self._moves[move.number] = move
         member.move = move.number
-        self._started += 1
+        self._counts.started += 1
         self._tell(now, "kv.move.start", move)
         self._ask(move, member.computed)
         if hold:
@@ -194,7 +142,7 @@ class Handovers:
         move = self._moves.get(member.move)
         if move is not None:
             self._drop(move)
-            self._aborted += 1
+            self._counts.aborted += 1
             self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
 
     def survives(self, member: Member, device: str) -> bool:
@@ -281,12 +229,12 @@ class Handovers:
         self._drop(move)
         self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch + 1, True))
         self._seating.reseat(member, move.path)
-        self._committed += 1
+        self._counts.committed += 1
         if last is not None:
-            self._copied += sum(hi - lo for lo, hi in last.copied)
-            self._recomputed += sum(hi - lo for lo, hi in last.recomputed)
-            self._nbytes += last.nbytes
-            self._inputs += last.inputs
+            self._counts.copied += sum(hi - lo for lo, hi in last.copied)
+            self._counts.recomputed += sum(hi - lo for lo, hi in last.recomputed)
+            self._counts.nbytes += last.nbytes
+            self._counts.inputs += last.inputs
         self._tell(now, "kv.meet", move)
         self._state.ready.append(member)
 
@@ -294,7 +242,7 @@ class Handovers:
         """The sequence stays where it is; if that is dead, it runs again."""
         member = move.member
         self._drop(move)
-        self._aborted += 1
+        self._counts.aborted += 1
         self._tell(now, "kv.move.abort", move, why=why)
         if settle:
             self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
@@ -327,10 +275,3 @@ class Handovers:
         device.used += max(more, 0)
         move.groups = max(groups, move.groups)
         return True
-
-
-def _part(chain: Chain, blocks: range, device: str) -> Hop:
-    """These blocks as if they were a hop."""
-    first = sum(use.kv_layers for use in chain.uses[: blocks.start])
-    last = first + sum(use.kv_layers for use in chain.uses[blocks.start : blocks.stop])
-    return Hop(device, chain.uses[blocks.start].lo, chain.uses[blocks.stop - 1].hi, (first, last))

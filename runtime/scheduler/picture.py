@@ -76,7 +76,7 @@ class MovePicture:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPicture:
-    """`handovers`: totals of `scheduler.handover.HandoverCounts`. `starved`: sequences that wait for pages."""
+    """`handovers`: totals of `scheduler.moving.HandoverCounts`. `starved`: sequences that wait for pages."""
 
     devices: tuple[DevicePicture, ...]
     instances: tuple[InstancePicture, ...]

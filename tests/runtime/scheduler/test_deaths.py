@@ -14,8 +14,8 @@ from runtime.agent.commands import Down, Updated
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
 from runtime.engine.counted import counting_model, surrogate_of
 from runtime.messages import Close, Done, Drop, Go, Loaded, Lost, Moved, Open, Pages, Pass, Receive, Settle, Verdict, Want
-from runtime.scheduler.handover import Handover
 from runtime.scheduler.members import Member
+from runtime.scheduler.moving import Handover
 from runtime.stages import Surrogate, devices_of
 from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

@@ -13,7 +13,7 @@ from runtime.agent.commands import Tick
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import counting_model
 from runtime.messages import Pages, Receive, Settle, Want
-from runtime.scheduler.handover import Handover
+from runtime.scheduler.moving import Handover
 from runtime.types import TraceEvent
 from tests.runtime.scheduler.test_cluster import CUTS, M, N, some
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
