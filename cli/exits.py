@@ -49,7 +49,7 @@ def exits(
         (
             str(each.layers),
             f"{each.agreement:.1%}",
-            f"{each.perplexity:,.2f}",
+            "-" if each.perplexity is None else f"{each.perplexity:,.2f}",
             f"{each.sure:.1%}",
             "-" if each.sure_agreement is None else f"{each.sure_agreement:.1%}",
         )

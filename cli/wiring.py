@@ -17,7 +17,7 @@ from runtime.frontend.served import ServedModel, defaults_from
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt
 from runtime.types import ModelSpec
 from zoo.errors import InputError, NotServable, StoreError
-from zoo.exits import exit_of
+from zoo.exits import chain_id, exit_ids, exit_of, is_exit
 
 if TYPE_CHECKING:
     from runtime.config import EngineConfig
@@ -87,9 +87,17 @@ def _chosen(zoo: Zoo, wanted: Sequence[str], dtype: str | None, executor: Execut
 
 def with_exits(zoo: Zoo, wanted: Sequence[str]) -> tuple[str, ...]:
     """These models, and all exits of them that the store holds (`zoo exits`). Raises NotFound, AmbiguousName."""
-    full = tuple(zoo.model(name).name for name in wanted)
-    exits = ((summary.name, exit_of(summary.name)) for summary in zoo.models())
-    return (*full, *(name for name, found in exits if found is not None and found[0] in full))
+    models = {model.name: model.manifest for model in map(zoo.model, wanted)}
+    found: list[str] = []
+    for summary in zoo.models():
+        named = exit_of(summary.name)
+        if named is None or named[0] not in models:
+            continue
+        if is_exit(models[named[0]], zoo.model(summary.name).manifest):
+            found.append(summary.name)
+        else:
+            say(f"warning: left out: {summary.name} is no exit of {named[0]} as it is now; make it again with `zoo exits`")
+    return (*models, *found)
 
 
 def check_device(device: str) -> None:
@@ -167,6 +175,8 @@ class ZooSource:
             tokenizer=tokenizer_of(model),
             defaults=defaults_from(model.generation_config),
             created=int(created.timestamp()),
+            chain=chain_id(model.manifest.components),
+            exits=exit_ids(model.manifest),
             stand_in=self._rewriting(spec.name) if self._deltas else None,
             profile=self._profile(spec) if self._deltas else None,
         )

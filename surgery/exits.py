@@ -14,7 +14,8 @@ included. What it could leave out at best is measured here, `sure`, not served.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -29,9 +30,8 @@ from surgery.stack import Stack, open_stack
 from surgery.text import read_text
 from surgery.tokenizers import vocabulary_size
 from zoo.errors import InputError
-from zoo.exits import exit_name
+from zoo.exits import ends_of, exit_name, stitch_behind
 from zoo.handle import ModelHandle
-from zoo.manifest import ModelManifest
 from zoo.records import Document
 from zoo.store import Store
 
@@ -59,21 +59,23 @@ class ExitOptions:
 
 @dataclass(frozen=True, slots=True)
 class Exit:
-    """One depth. `layers` that run; `agreement`: share of tokens whose likeliest successor is the whole model's; `perplexity` of the text.
+    """One depth. `layers` that run; `agreement`: share of tokens whose likeliest successor is the whole model's; `perplexity` of the text,
+    None where it is beyond all numbers.
 
     `sure`: share of tokens whose likeliest successor is at least as probable as was asked; `sure_agreement` among those, None without any.
     """
 
     layers: int
     agreement: float
-    perplexity: float
+    perplexity: float | None
     sure: float
     sure_agreement: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Exits:
-    """`exits`: by layers, the whole model last. `probe`: digest of the text; `text`: where it is from."""
+    """`exits`: by layers, the whole model last, without those that no head can read (`measure`). `probe`: digest of the text; `text`: where
+    it is from."""
 
     model: str
     text: str
@@ -84,15 +86,6 @@ class Exits:
     def document(self) -> dict[str, Any]:
         """The JSON of `zoo exits`."""
         return asdict(self)
-
-
-def ends_of(manifest: ModelManifest) -> tuple[int, ...]:
-    """By number of layers, from 0 on: the component behind which they have run."""
-    ends: dict[int, int] = {0: 1}
-    for at, placed in enumerate(manifest.components):
-        if placed.layer is not None:
-            ends[placed.layer + 1] = at + 1
-    return tuple(ends[layers] for layers in range(len(ends)))
 
 
 def make_exit(store: Store, model: ModelHandle, layers: int) -> MadeReport:
@@ -109,6 +102,9 @@ def measure(
 ) -> Exits:
     """Score every exit of a model on held-out text; the result is kept with it, by its text.
 
+    Hidden states that are not as wide as the head reads go through the only stitch behind, as in the exit that `make_exit` makes there;
+    where there are more, there is no exit.
+
     Raises:
         InputError: the text cannot be used.
         NotServable, DamagedObject: as `surgery.stack.open_stack`.
@@ -119,14 +115,15 @@ def measure(
     windows = text.tokens(model.tokenizer(), options.window, -(-options.tokens // options.window), "held_out", options.seed)
     ends, vocabulary = ends_of(model.manifest), vocabulary_size(model.manifest)
     at_once = max(1, _LOGITS // (options.window * vocabulary))
-    sums = torch.zeros(len(ends), 4, dtype=torch.float64)
+    sums: dict[int, Tensor] = {}
     for first in range(0, len(windows), at_once):
         ids = windows[first : first + at_once].to(stack.device)
-        sums += _scored(stack, ids, ends, vocabulary, options.sure)
+        for layers, row in _scored(stack, ids, ends, [stitch_behind(model.manifest, end) for end in ends], vocabulary, options.sure):
+            sums[layers] = sums[layers] + row if layers in sums else row
         if progress is not None:
             progress(min(first + at_once, len(windows)), len(windows))
     count = windows.shape[0] * (windows.shape[1] - 1)
-    exits = tuple(_exit(layers, row, count) for layers, row in enumerate(sums.tolist()))
+    exits = tuple(_exit(layers, row.tolist(), count) for layers, row in sums.items())
     found = Exits(model.name, text.origin, text.digest, count, exits)
     with store.catalog.writing() as writer:
         writer.put_document(Document(_KIND, model.name, f"{text.digest[:16]}-{options.window}-{options.sure:g}", found.document()))
@@ -135,23 +132,32 @@ def measure(
 
 def _exit(layers: int, sums: list[float], count: int) -> Exit:
     agreed, loss, sure, sure_agreed = sums
-    return Exit(layers, agreed / count, math.exp(loss / count), sure / count, sure_agreed / sure if sure else None)
+    return Exit(layers, agreed / count, _exp(loss / count), sure / count, sure_agreed / sure if sure else None)
 
 
-def _scored(stack: Stack, ids: Tensor, ends: tuple[int, ...], vocabulary: int, sure: float) -> Tensor:
-    """Sums over the tokens of a batch, by exit: agreed, loss, sure, sure and agreed. float64 [exits, 4]."""
+def _exp(loss: float) -> float | None:
+    """None for what is no finite number: a head was not made to read what it is given here."""
+    return math.exp(loss) if loss < math.log(sys.float_info.max) else None
+
+
+def _scored(
+    stack: Stack, ids: Tensor, ends: Sequence[int], stitches: Sequence[int | None], vocabulary: int, sure: float
+) -> Iterator[tuple[int, Tensor]]:
+    """By exit its layers, and sums over the tokens of a batch: agreed, loss, sure, sure and agreed. float64 [4]."""
     course = stack.course(ids)
     states: list[Tensor] = []
     hidden, at = ids, 0
     for end in ends:
         hidden, at = stack.run(hidden, course, at, end), end
         states.append(hidden)
-    whole = stack.head(states[-1])[:, :-1, :vocabulary].argmax(-1)
-    rows = []
-    for state in states:
+    whole = stack.head(hidden)[:, :-1, :vocabulary].argmax(-1)
+    for layers, (state, stitch) in enumerate(zip(states, stitches, strict=True)):
+        if state.shape[-1] != hidden.shape[-1]:
+            if stitch is None:
+                continue
+            state = stack.run(state, course, stitch, stitch + 1)
         logits = stack.head(state)[:, :-1, :vocabulary].float()
         loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
         token = logits.argmax(-1)
         agreed, certain = token == whole, logits.softmax(-1).amax(-1) >= sure
-        rows.append(torch.stack([agreed.sum(), loss, certain.sum(), (agreed & certain).sum()]).double().cpu())
-    return torch.stack(rows)
+        yield layers, torch.stack([agreed.sum(), loss, certain.sum(), (agreed & certain).sum()]).double().cpu()

@@ -14,7 +14,7 @@ from runtime.frontend.errors import unknown_model
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile
 from runtime.types import ModelSpec
-from zoo.exits import exit_name, exit_of
+from zoo.exits import exit_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class ServedModel:
 
     `stand_in`: the name of a cheaper rewriting of it that adaptive requests may get. `asked`: the model that this one stands in for, or is
     an exit of. `profile`: what its chain was measured to cost on this device, None where it was not.
+    `chain`: which components it runs; `exits`: by number of layers, those of an exit behind them (`zoo.exits`).
     """
 
     spec: ModelSpec
@@ -43,6 +44,8 @@ class ServedModel:
     stand_in: str | None = None
     asked: str | None = None
     profile: BlockProfile | None = None
+    chain: str = ""
+    exits: tuple[frozenset[str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -94,14 +97,15 @@ class ServedModels:
         return None if stand_in is None else replace(stand_in, asked=model.name)
 
     def exit_of(self, model: ServedModel, layers: int) -> ServedModel | None:
-        """The model left behind so many of its layers (BL-30), where that is served."""
+        """The model left behind so many of its layers (BL-30), where that is served: what is called so, and is that."""
         found = self._by_name.get(exit_name(model.name, layers))
-        return None if found is None else replace(found, asked=model.name)
+        if found is None or layers >= len(model.exits) or found.chain not in model.exits[layers]:
+            return None
+        return replace(found, asked=model.name)
 
     def exits_of(self, model: ServedModel) -> tuple[int, ...]:
         """Behind how many layers it may be left here."""
-        exits = (found for name in self._by_name if (found := exit_of(name)) is not None)
-        return tuple(sorted(layers for whole, layers in exits if whole == model.name))
+        return tuple(layers for layers in range(len(model.exits)) if self.exit_of(model, layers) is not None)
 
     def find(self, name: str) -> ServedModel:
         """By its name, else by a unique ending of it, as in the catalogue. Raises RequestError 404."""

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 import cli.app
-from cli.wiring import with_exits
+from cli.wiring import ZooSource, with_exits
+from runtime.frontend.served import ServedModels
+from runtime.types import ModelSpec
+from surgery.exits import make_exit
 from tests.checkpoints import make
 from zoo.api import Zoo
 
@@ -38,3 +41,15 @@ def test_exits_are_scored_made_and_found(tmp_path: Path, capsys: pytest.CaptureF
     with Zoo(store) as zoo:
         assert with_exits(zoo, ["org/m", "other"]) == ("org/m", "org/other", "org/m@exit-1", "org/m@exit-2")
         assert with_exits(zoo, ["other"]) == ("org/other",)
+        zoo.remove("org/other")  # the same weights: it hangs on the other one
+        zoo.remove("org/m")
+        zoo.ingest(make("llama", tmp_path / "new", num_hidden_layers=3, seed=7), "org/m")
+        assert with_exits(zoo, ["org/m"]) == ("org/m",), "they are the old model's"
+        assert "org/m@exit-1 is no exit of org/m as it is now" in capsys.readouterr().err
+        source = ZooSource(zoo)
+        served = ServedModels(source.served(ModelSpec(name, 1, 16, 256, 320)) for name in ("org/m", "org/m@exit-1", "org/m@exit-2"))
+        assert served.exit_of(served.find("org/m"), 1) is None and served.exits_of(served.find("org/m")) == ()
+        zoo.remove("org/m@exit-2")
+        make_exit(zoo.store, zoo.model("org/m"), 2)
+        served.add(source.served(ModelSpec("org/m@exit-2", 1, 16, 256, 320)))
+        assert served.exits_of(served.find("org/m")) == (2,)

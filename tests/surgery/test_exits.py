@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -11,11 +12,13 @@ from transformers import AutoModelForCausalLM
 
 from runtime.config import EngineConfig
 from runtime.engine.paged import PagedEngine
-from surgery.exits import ExitOptions, ends_of, make_exit, measure
+from surgery.exits import ExitOptions, make_exit, measure
+from surgery.text import read_text
 from tests import checkpoints
+from tests.chains import put_chain, put_stitch
 from zoo import Zoo
 from zoo.errors import InputError
-from zoo.exits import exit_name, exit_of
+from zoo.exits import chain_id, ends_of, exit_ids, exit_name, exit_of, is_exit
 
 LAYERS = 4
 FAMILIES = ["llama", "gpt2", "gpt_neox"]
@@ -42,8 +45,6 @@ def test_each_exit_is_scored_as_the_whole_model_would_be(zoo, tmp_path) -> None:
     assert [each.layers for each in found.exits] == list(range(LAYERS + 1))
     assert found.exits[-1].agreement == 1.0 and found.exits[-1].sure_agreement in (1.0, None)
     whole = AutoModelForCausalLM.from_pretrained(tmp_path / "m").eval()
-    from surgery.text import read_text
-
     ids = read_text(options.text).tokens(zoo.model("m").tokenizer(), 24, 8, "held_out")
     assert found.tokens == ids.shape[0] * 23
     best = whole(ids).logits[:, :-1].argmax(-1)
@@ -81,6 +82,55 @@ def test_an_exit_computes_what_the_model_cut_off_there_computes(zoo, tmp_path) -
 def test_only_layers_that_it_has_and_not_all(zoo, layers: int) -> None:
     with pytest.raises(InputError, match="1 to 3"):
         make_exit(zoo.store, zoo.model("m"), layers)
+
+
+def test_a_name_alone_makes_no_exit(zoo, tmp_path) -> None:
+    """A model that was replaced has no exits until they are made again, and nobody else's model is one for being called so."""
+    make_exit(zoo.store, zoo.model("m"), 2)
+    assert is_exit(zoo.model("org/m").manifest, zoo.model("org/m@exit-2").manifest)
+    zoo.remove("org/m")
+    zoo.ingest(checkpoints.make("llama", tmp_path / "new", num_hidden_layers=LAYERS, seed=9), name="org/m")
+    assert not is_exit(zoo.model("org/m").manifest, zoo.model("org/m@exit-2").manifest)
+    zoo.remove("org/m@exit-2")
+    put_chain(zoo.store, "org/m@exit-2", ("org/m", 0, 1), ("org/m", 2, 3))
+    assert not is_exit(zoo.model("org/m").manifest, zoo.model("org/m@exit-2").manifest)
+    zoo.remove("org/m@exit-2")
+    make_exit(zoo.store, zoo.model("org/m"), 2)
+    assert is_exit(zoo.model("org/m").manifest, zoo.model("org/m@exit-2").manifest)
+
+
+@torch.inference_mode()
+def test_exits_of_a_chain_of_two_widths_are_scored_as_they_are_made(zoo, tmp_path) -> None:
+    """Before the stitch hidden states are narrower than the head reads: the exit has the stitch in front of the head."""
+    wide = dict(hidden_size=96, intermediate_size=80, num_attention_heads=6, num_key_value_heads=3, head_dim=32, num_hidden_layers=2)
+    zoo.ingest(checkpoints.make("llama", tmp_path / "wide", **wide), name="wide")
+    put_stitch(zoo.store, "org/m", "wide")
+    put_chain(zoo.store, "stitched", ("org/m", 0, 2), ("wide", 0, 2))
+    options = ExitOptions(str(_text(tmp_path)), tokens=96, window=24)
+    found = measure(zoo.store, zoo.model("stitched"), options)
+    assert [each.layers for each in found.exits] == [0, 1, 2, 3, 4]
+    ids = read_text(options.text).tokens(zoo.model("stitched").tokenizer(), 24, 4, "held_out")
+    best = zoo.model("stitched").load()(ids).logits[:, :-1].argmax(-1)
+    ids_of = exit_ids(zoo.model("stitched").manifest)
+    for layers in (1, 2, 3):
+        made = zoo.model(make_exit(zoo.store, zoo.model("stitched"), layers).model)
+        assert is_exit(zoo.model("stitched").manifest, made.manifest) and chain_id(made.manifest.components) in ids_of[layers]
+        logits = made.load()(ids).logits[:, :-1]
+        assert found.exits[layers].agreement == pytest.approx((logits.argmax(-1) == best).float().mean().item())
+        loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten()).item()
+        assert found.exits[layers].perplexity == pytest.approx(math.exp(loss), rel=1e-4)
+
+
+def test_a_perplexity_beyond_all_numbers_is_none(zoo, tmp_path) -> None:
+    """A head that is far too sure of the wrong tokens: its loss is hundreds per token, and other figures are there all the same."""
+    hot = AutoModelForCausalLM.from_pretrained(tmp_path / "m")
+    hot.lm_head.weight.data *= 1e5
+    hot.save_pretrained(tmp_path / "hot")
+    checkpoints.tokenizer_files(tmp_path / "hot")
+    zoo.ingest(tmp_path / "hot", name="hot")
+    found = measure(zoo.store, zoo.model("hot"), ExitOptions(str(_text(tmp_path)), tokens=96, window=24))
+    assert found.exits[-1].perplexity is None and found.exits[-1].agreement == 1.0
+    json.dumps(found.document(), allow_nan=False)
 
 
 def test_where_layers_end(zoo) -> None:

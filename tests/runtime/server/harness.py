@@ -26,6 +26,7 @@ from runtime.trace import Trace
 from runtime.types import ModelSpec
 from tests.runtime.cluster.whole import inline
 from zoo.errors import AmbiguousName, NotFound
+from zoo.exits import exit_name
 
 Backend = Literal["local", "inline"]
 BACKENDS: tuple[Backend, ...] = ("local", "inline")
@@ -62,8 +63,10 @@ class FakeSource:
         return [{"name": spec.name, "kind": spec.kind, "base": spec.base, "family": "llama"} for spec in self._specs.values()]
 
     def served(self, spec: ModelSpec) -> ServedModel:
-        profile = self._profiles.get(spec.name)
-        return ServedModel(spec, self._tokenizer, SamplingDefaults(), 1_700_000_000, self._stand_ins.get(spec.name), profile=profile)
+        profile, exits = self._profiles.get(spec.name), tuple(frozenset({exit_name(spec.name, layers)}) for layers in range(4))
+        return ServedModel(
+            spec, self._tokenizer, SamplingDefaults(), 1_700_000_000, self._stand_ins.get(spec.name), None, profile, spec.name, exits
+        )
 
 
 @dataclass(frozen=True)
