@@ -33,16 +33,16 @@ _PROMPT = 32
 
 
 def trained(folder: Path, steps: int) -> Path:
-    """The recipe's foundation after so many steps."""
-    made = folder / f"tiny-base-{steps}"
+    """The recipe's foundation after so many steps, whose folder is there once it has learnt all of them."""
+    made, partial = folder / f"tiny-base-{steps}", folder / f"tiny-base-{steps}.partial"
     if not made.exists():
         member = TINY.members[0]
         member = replace(member, schedule=replace(member.schedule, steps=steps))
         texts = read_library().slice(EVERYTHING)
         tokenizer = train_tokenizer(texts.train, TINY.vocabulary)
         train, held_out = (stream_of(tokenizer, part) for part in (texts.train, texts.held_out))
-        made.mkdir(parents=True)
-        learn(Lesson(member, TINY, tokenizer, train, held_out), made, None, lambda step, loss: None)
+        learn(Lesson(member, TINY, tokenizer, train, held_out), partial, None, lambda step, loss: None)
+        partial.rename(made)
     return made
 
 
