@@ -171,7 +171,9 @@ class ClusterConfig:
     `block_rows`: rows of a step that may pass one block instance, of which slots are kept for sequences that are expected back (BL-14,
     BL-22); 0: as many as a step takes. `dispatch`, `offered`: see there. `control`: what happens by the clock. `speculation`: hops that
     are predicted. `deaths`: devices that may die in a row with a sequence's row, before its next token; then it ends. From the second on
-    it runs beside no other such sequence, so that it is known who kills devices.
+    it runs beside no other such sequence, so that it is known who kills devices. `row_seconds`: how long all devices of a sequence's path
+    may say that they have nothing to do while a row of it is under way; then it runs again (`scheduler.overdue`), and ends after as many
+    in a row. 0: however long.
     """
 
     devices: int = 1
@@ -190,6 +192,7 @@ class ClusterConfig:
     owner_margin: float = 8.0
     block_rows: int = 0
     deaths: int = 4
+    row_seconds: float = 30.0
     dispatch: Dispatching = "placed"
     offered: int = 3
 
@@ -200,6 +203,8 @@ class ClusterConfig:
             raise ValueError("dispatch is placed or broadcast, and a hop is offered to at least 2 devices")
         if self.sharing not in get_args(Sharing) or not self.owner_margin >= 0 or self.block_rows < 0:
             raise ValueError("sharing must be off, running or cached, owner_margin and block_rows at least 0")
+        if not 0 <= self.row_seconds < float("inf"):
+            raise ValueError("row_seconds is a number of seconds, 0 for no limit")
         whole = (self.devices, self.max_running, self.chunk, self.stride, self.handover_groups, self.handover_stages, self.deaths)
         if min(whole) < 1 or not 0.0 <= self.watermark < 1.0 or self.hop_cost < 0 or self.placing not in get_args(Placing):
             raise ValueError(

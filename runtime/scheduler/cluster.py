@@ -128,7 +128,7 @@ class Scheduler:
             case Stuck():
                 self.handovers.stuck(event, now)
             case Report():
-                self._fleet.report(event)
+                self._fleet.report(event, now)
                 self.speculation.observe(event)
             case Won():
                 self.offers.won(event, now)
@@ -141,6 +141,7 @@ class Scheduler:
             case Tick():
                 self.speculation.review()
                 self._donors.sweep(now)
+                self._fleet.overdue(now)
                 self.control.tick(now)
             case Pause():
                 self.control.pauses.pause(event.seq, event.expected, now)

@@ -14,6 +14,7 @@ from runtime.scheduler.admission import Admission
 from runtime.scheduler.handover import Handovers
 from runtime.scheduler.members import Member
 from runtime.scheduler.offers import Offers
+from runtime.scheduler.overdue import MOVES, Overdue
 from runtime.scheduler.seating import Seating
 from runtime.scheduler.state import ClusterState
 from runtime.scheduler.updates import Updates
@@ -29,6 +30,7 @@ class Fleet:
         self._handovers = handovers
         self._updates = updates
         self._offers = offers
+        self._overdue = Overdue(int(state.config.row_seconds * 1e9))
 
     def up(self, ready: Ready, now: int) -> None:
         """A device is there; one that was known is empty again."""
@@ -60,6 +62,7 @@ class Fleet:
             return
         state.tell.fault(now, 0, f"{down.device} is gone: {down.reason}")
         state.devices.down(down.device)
+        self._overdue.gone(down.device)
         state.out.forget(down.device)
         for other in state.devices:
             if other.alive:
@@ -80,6 +83,21 @@ class Fleet:
             self._seating.end(member, "error", now, why)
         elif not self._handovers.survives(member, down.device):
             self._seating.preempt(member, now)
+
+    def overdue(self, now: int) -> None:
+        """Whoever waits for what no device has any more runs again, or ends if that has come to nothing too often; moves are given up."""
+        state = self._state
+        for member in self._overdue.look(lambda name: state.devices[name].here.values(), self._handovers.target, now):
+            if not member.flying:
+                self._handovers.give_up(member, now, f"nothing has come of it for {MOVES * state.config.row_seconds:g} s")
+                continue
+            member.strays, member.alone = member.strays + 1, True
+            why = f"no device has its row, after {state.config.row_seconds:g} s"
+            state.tell.fault(now, 0, f"{member.seq}: {why}")
+            if member.strays >= state.config.deaths:
+                self._seating.end(member, "error", now, f"{why}; the {member.strays}th in a row")
+            else:
+                self._seating.preempt(member, now)
 
     def loaded(self, loaded: Loaded) -> None:
         device = self._state.devices[loaded.device]
@@ -106,8 +124,10 @@ class Fleet:
             self._state.provision.shun(device.name, device.wanted[refused.stage.id][1])
         self._state.changed = True
 
-    def report(self, report: Report) -> None:
+    def report(self, report: Report, now: int) -> None:
         device = self._state.devices.get(report.device)
         if device is not None:
+            if device.alive:
+                self._overdue.report(device.name, report.queued == 0 and report.steps == device.steps, now)
             device.queued, device.steps, device.busy, device.tokens = report.queued, report.steps, report.busy, report.tokens
             device.queues = dict(report.queues)

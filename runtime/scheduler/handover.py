@@ -135,6 +135,11 @@ class Handovers:
         if move is not None and member.held and not move.asked and not member.flying:
             self._finish(move, now)
 
+    def target(self, member: Member) -> str | None:
+        """Where the move goes that a sequence is in, if it is in one."""
+        move = self._moves.get(member.move)
+        return None if move is None else move.target
+
     # -- ends ----------------------------------------------------------------------------------------------------------
 
     def cancel(self, member: Member) -> None:
@@ -144,6 +149,12 @@ class Handovers:
             self._drop(move)
             self._counts.aborted += 1
             self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
+
+    def give_up(self, member: Member, now: int, why: str) -> None:
+        """A sequence's move is not waited for any longer: it goes on where it is."""
+        move = self._moves.get(member.move)
+        if move is not None:
+            self._abort(move, now, why)
 
     def survives(self, member: Member, device: str) -> bool:
         """Whether a sequence is saved from a device's death by a move that can go on without it."""

@@ -51,7 +51,8 @@ class Member(LiveSequence):
     `tentative`: it was predicted here, so that nobody may begin with its K and V (UN-13).
     `offers`: hops that nobody has taken yet, and who may (BL-23), that of the path first; `asked`: the others, and the hop of each.
     `variant`: what it runs on instead of the chain that it named (BL-28). `paused`: since when it waits for somebody else, and gets no
-    rows; None while it does not. `deaths`: devices that died with a row of it since its latest token.
+    rows; None while it does not. `deaths`: devices that died with a row of it since its latest token; `strays`: rows of it that nobody
+    had any more, likewise.
     """
 
     chain: Chain = NOWHERE
@@ -80,6 +81,7 @@ class Member(LiveSequence):
     tentative: bool = False
     variant: Variant | None = None
     deaths: int = 0
+    strays: int = 0
     offers: dict[int, tuple[str, ...]] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
 

@@ -141,8 +141,8 @@ class Rows:
     def _emit(self, member: Member, sampled: Sampled, scores: tuple[PromptLogprobs, ...], now: int) -> None:
         """Tell its latest token, and its end if that is one (as LiveSequence.finish judges)."""
         state, request, made = self._state, member.request, len(member.output)
-        if member.deaths:
-            member.deaths, state.changed = 0, True
+        if member.deaths or member.strays:
+            member.deaths, member.strays, state.changed = 0, 0, True
         reason: FinishReason | None = None
         if sampled.token in member.ends and made >= request.sampling.min_tokens:
             reason = "stop"

@@ -1,0 +1,141 @@
+"""A row that no device has any more is noticed by what the devices report, and its sequence runs again; whatever works is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from runtime.agent.commands import SCHEDULER
+from runtime.config import ClusterConfig
+from runtime.engine.counted import counting_model
+from runtime.messages import Done, Moved, Pass
+from runtime.stages import Array
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1 2* 3* 4", max_model_len=128)
+S = 1000 * MS
+LIMIT = 2.0
+
+
+class Leaky(VirtualCluster):
+    """Messages between devices, and from them, of which some never come. Devices report and the scheduler looks, twice a second."""
+
+    loses: Callable[[Any], bool] = staticmethod(lambda message: False)
+
+    def post(self, sender: str, to: str, message: Any, arrays: Sequence[Array], extra: int = 0) -> None:
+        if sender == SCHEDULER or not self.loses(message):
+            super().post(sender, to, message, arrays, extra)
+
+    def watch(self, until: int) -> None:
+        self.ticks(S // 4, until)
+        for when in range(S // 2, until, S // 2):
+            self.at(when, self.report)
+
+    def report(self) -> None:
+        """An agent says nothing while a step runs."""
+        for node in self.living():
+            if not node.running:
+                self.tell(node.relay.report())
+
+
+def leaky(loses: Callable[[Any], bool], seconds: float = LIMIT, **fields: Any) -> Leaky:
+    config = ClusterConfig(devices=2, placing="split", row_seconds=seconds)
+    cluster = Leaky([M], [(2,)], config=config, **fields)
+    cluster.loses = loses
+    return cluster
+
+
+class Nth:
+    """Is it the one of a kind, counted from 1?"""
+
+    def __init__(self, kind: type, number: int) -> None:
+        self._kind, self._left = kind, number
+
+    def __call__(self, message: Any) -> bool:
+        self._left -= isinstance(message, self._kind)
+        lost, self._left = self._left == 0 and isinstance(message, self._kind), self._left
+        return lost
+
+
+@pytest.mark.parametrize("kind", [Pass, Done])
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_lost_row_runs_again_and_nobody_notices(kind: type, number: int) -> None:
+    cluster = leaky(Nth(kind, number))
+    cluster.ask(request("a", range(9), "m", max_tokens=12))
+    cluster.watch(6 * S)
+    cluster.run()
+    cluster.expect()
+    (fault,) = cluster.trace.named("fault")
+    assert LIMIT <= fault.t / 1e9 <= LIMIT + 2.0 and "no device has its row" in str(fault.extra)
+
+
+def test_without_a_limit_it_waits_on() -> None:
+    cluster = leaky(Nth(Done, 2), seconds=0.0)
+    cluster.ask(request("a", range(9), "m", max_tokens=12))
+    cluster.watch(60 * S)
+    cluster.run()
+    assert cluster.scheduler.members["a"].flying and not cluster.trace.named("fault")
+
+
+def test_rows_that_are_always_lost_end_their_sequence_with_the_reason() -> None:
+    cluster = leaky(lambda message: isinstance(message, Done) and "bad" in message.seqs)
+    cluster.ask(request("bad", range(9), "m", max_tokens=12))
+    cluster.ask(request("good", range(5), "m", max_tokens=12), at=S)
+    cluster.watch(20 * S)
+    cluster.run()
+    last = cluster.told["bad"].last
+    assert last.finish == "error" and "the 4th in a row" in (last.error or "")
+    del cluster.requests["bad"]
+    cluster.expect()
+
+
+def test_a_token_between_begins_the_count_anew() -> None:
+    lost: list[int] = []
+
+    def loses(message: Any) -> bool:
+        """Every second answer."""
+        if isinstance(message, Done):
+            lost.append(len(lost) % 2)
+            return lost[-1] == 1
+        return False
+
+    cluster = leaky(loses)
+    cluster.ask(request("a", range(3), "m", max_tokens=12))
+    cluster.watch(60 * S)
+    cluster.run()
+    cluster.expect()
+    assert len(cluster.trace.named("fault")) == sum(lost) > 4
+
+
+def test_steps_take_as_long_as_they_take() -> None:
+    """A step of ten limits, on devices that had been still before: nothing was lost."""
+    cluster = leaky(lambda message: False, costs=lambda plan: int(10 * LIMIT * S))
+    cluster.watch(400 * S)
+    cluster.ask(request("a", range(9), "m", max_tokens=3), at=5 * S)
+    cluster.run()
+    cluster.expect()
+    assert not cluster.trace.named("fault")
+
+
+def test_a_move_that_nothing_comes_of_is_given_up_and_the_sequence_goes_on() -> None:
+    cluster = leaky(Nth(Moved, 1), devices=3)
+    cluster.ask(request("a", range(40), "m", max_tokens=12))
+    while not cluster.told["a"].tokens:
+        cluster.run_one()
+    member = cluster.scheduler.members["a"]
+    target = next(name for name in ("d0", "d1", "d2") if name not in member.devices)
+    while cluster.migrate("a", range(1), target, hold=True) is not None:
+        cluster.run_one()
+    cluster.watch(40 * S)
+    cluster.run()
+    cluster.expect()
+    (gone,) = cluster.trace.named("kv.move.abort")
+    assert gone.t / 1e9 >= 10 * LIMIT and "nothing has come of it for 20 s" in str(gone.extra | {"cause": gone.cause})
+
+
+def test_a_limit_is_a_number_of_seconds() -> None:
+    with pytest.raises(ValueError, match="row_seconds"):
+        ClusterConfig(row_seconds=float("nan"))
