@@ -13,10 +13,10 @@ import pytest
 
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import counting_model
-from runtime.policy.migration import Costs, finish_time
+from runtime.policy.migration import finish_time
 from runtime.stages import StageEngine
 from runtime.types import StepPlan
-from tests.runtime.recomputing import recompute_time
+from tests.runtime.recomputing import costs, recompute_time, seconds
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -63,23 +63,13 @@ def moved(tokens: int, recompute_ms: float, copy_ms: float, kept: int = 1 << 30,
     return cluster
 
 
-def seconds(cluster: VirtualCluster) -> float:
-    begin, end = (cluster.trace.named(name)[0].t for name in ("kv.move.start", "kv.meet"))
-    return (end - begin) / 1e9
-
-
-def costs(recompute_ms: float, copy_ms: float) -> Costs:
-    inputs = copy_ms / 1e3 * INPUT_BYTES / GROUP_BYTES
-    return Costs(4, 4, lambda context, tokens: recompute_ms / 1e3 * tokens / 4, copy_ms / 1e3, inputs_group=inputs)
-
-
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 8, 63, 400])
 @pytest.mark.parametrize(("recompute_ms", "copy_ms"), [(1.0, 1.0), (1.0, 3.0), (3.0, 1.0), (1.0, 50.0), (50.0, 1.0)])
 def test_two_ends_take_what_the_formula_says(tokens: int, recompute_ms: float, copy_ms: float) -> None:
     cluster = moved(tokens, recompute_ms, copy_ms)
-    took, counts = seconds(cluster), cluster.scheduler.handovers.counts()
+    took, counts = seconds(cluster.trace), cluster.scheduler.handovers.counts()
     both = counts.copied + counts.recomputed
-    priced = costs(recompute_ms, copy_ms)
+    priced = costs(recompute_ms, copy_ms, INPUT_BYTES / GROUP_BYTES)
     page = max(recompute_ms, copy_ms) / 1e3
     groups = -(-both // 4)
     ideal = finish_time(both, priced).seconds
@@ -112,7 +102,7 @@ def test_one_end_takes_its_own_time(ends: dict[str, bool]) -> None:
     counts = cluster.scheduler.handovers.counts()
     groups = -(-(counts.copied + counts.recomputed) // 4)
     each = 2.0 if "copy" in ends else 3.0
-    assert abs(seconds(cluster) - groups * each / 1e3) <= each / 1e3
+    assert abs(seconds(cluster.trace) - groups * each / 1e3) <= each / 1e3
     assert (counts.copied == 0) == ("copy" in ends)
 
 
@@ -120,7 +110,7 @@ def test_where_the_link_is_slower_than_the_device_recomputing_takes_what_the_inp
     cluster = moved(100, 0.1, 80.0, copy=False)
     counts = cluster.scheduler.handovers.counts()
     assert counts.copied == 0 and counts.inputs == 8 * counts.recomputed
-    assert abs(seconds(cluster) - counts.inputs / (GROUP_BYTES / 0.08)) <= 1e-3
+    assert abs(seconds(cluster.trace) - counts.inputs / (GROUP_BYTES / 0.08)) <= 1e-3
 
 
 class Counted:

@@ -8,7 +8,8 @@ import pytest
 
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import counting_model
-from runtime.policy.migration import Costs, finish_time
+from runtime.policy.migration import finish_time
+from tests.runtime.recomputing import costs, seconds
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -39,20 +40,11 @@ def move(tokens: int, recompute_ms: float, copy_ms: float, **ends: bool) -> Virt
     return cluster
 
 
-def seconds(cluster: VirtualCluster) -> float:
-    begin, end = (cluster.trace.named(name)[0].t for name in ("kv.move.start", "kv.meet"))
-    return (end - begin) / 1e9
-
-
-def costs(recompute_ms: float, copy_ms: float) -> Costs:
-    return Costs(4, 4, lambda context, tokens: recompute_ms / 1e3 * tokens / 4, copy_ms / 1e3)
-
-
 @pytest.mark.parametrize("tokens", [1, 3, 4, 5, 8, 63, 400])
 @pytest.mark.parametrize(("recompute_ms", "copy_ms"), [(1.0, 1.0), (1.0, 3.0), (3.0, 1.0), (1.0, 50.0), (50.0, 1.0)])
 def test_two_ends_take_what_the_formula_says(tokens: int, recompute_ms: float, copy_ms: float) -> None:
     cluster = move(tokens, recompute_ms, copy_ms)
-    took, counts = seconds(cluster), cluster.scheduler.handovers.counts()
+    took, counts = seconds(cluster.trace), cluster.scheduler.handovers.counts()
     moved = counts.copied + counts.recomputed
     page = max(recompute_ms, copy_ms) / 1e3
     ideal = finish_time(moved, costs(recompute_ms, copy_ms)).seconds
@@ -69,7 +61,7 @@ def test_one_end_takes_its_own_time(ends: dict[str, bool]) -> None:
     counts = cluster.scheduler.handovers.counts()
     groups = -(-(counts.copied + counts.recomputed) // 4)
     each = 2.0 if "copy" in ends else 3.0
-    assert abs(seconds(cluster) - groups * each / 1e3) <= each / 1e3
+    assert abs(seconds(cluster.trace) - groups * each / 1e3) <= each / 1e3
     assert (counts.copied == 0) == ("copy" in ends)
 
 
