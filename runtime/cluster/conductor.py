@@ -221,7 +221,7 @@ class Conductor:
     # -- what cannot go on ---------------------------------------------------------------------------------------------
 
     def _strand(self, now: int) -> None:
-        """End what waits for devices that will not come back. Raises Hopeless where that is everything."""
+        """End what waits for devices that will not come back. Raises Hopeless where that is everything that is served, or every device."""
         failed = self._company.lives.failed()
         if not failed:
             return
@@ -236,6 +236,8 @@ class Conductor:
             for why in ends[chain.version].values():
                 self._carry_out(ending(self._handle(Abort(seq), now), seq, why), now)
         self.strandings.require_hope(chains)
+        if len(failed) == len(reasons):
+            raise Hopeless(f"no agent comes back, that of {failed[0]} because: {reasons[failed[0]]}")
 
     def _known_final(self, name: str) -> bool:
         device = self._scheduler.devices.get(name)

@@ -68,6 +68,21 @@ def test_an_engine_that_is_lost_is_the_end_and_says_why() -> None:
             driver.run([request("two", range(1, 9))])
 
 
+def test_where_no_model_is_served_an_engine_that_is_not_made_again_is_the_end_too() -> None:
+    made: list[CountingEngine] = []
+
+    def make() -> CountingEngine:
+        if made:
+            raise EngineLost("no such device")
+        made.append(CountingEngine(MODELS, 400))
+        return made[-1]
+
+    only = Alone(make)
+    with ClusterDriver([], [], [only.device], only, ClusterConfig()) as driver:
+        assert not driver.restart(only.device, LIMIT)
+        assert not driver.alive and "no such device" in (driver.death or "")
+
+
 def test_an_engine_that_cannot_be_made_is_told_at_once() -> None:
     def make() -> CountingEngine:
         raise EngineLost("no such device")
