@@ -106,6 +106,40 @@ def test_a_row_that_turns_back(family):
     assert sampled(mine) == sampled(anew)
 
 
+def test_prompts_of_one_token_at_a_time_beside_answers(family):
+    """Rows of one token each that sample nothing yet, before one that does: what is sampled is the right row's."""
+    mine, anew = carriers(family, 1)
+    for carrier in (mine, anew):
+        for number, prompt in enumerate(prompts(7, (9, 2, 5))):
+            carrier.add(f"s{number}", "llama", prompt, SAMPLING, [(0, 0, length(family, "llama"))])
+        carrier.run(1)
+    assert sampled(mine) == sampled(anew) and followed(mine)[0] > 0
+
+
+def test_a_piece_of_a_prompt_behind_one_of_a_single_token(family):
+    """It begins one token on, too, and is longer; in a part without a head nothing else tells the two apart."""
+    mine, anew = carriers(family, 2)
+    for carrier in (mine, anew):
+        carrier.add("a", "llama", prompts(8, (9,))[0], SAMPLING, [(0, 0, 3), (1, 3, length(family, "llama"))])
+        for chunk in (1, 4, 1, 1):
+            carrier.step(chunk)
+        carrier.run()
+    assert sampled(mine) == sampled(anew) and min(followed(mine)) > 0
+
+
+@pytest.mark.filterwarnings("ignore:Setting .save_embedding_layers")
+def test_an_adapter_on_embedding_and_head_beside_its_base(family):
+    """They run outside of the call, by a frame of their own."""
+    if "everywhere" not in family.folders:
+        family.lora("llama", "everywhere", seed=8, target_modules=["q_proj", "embed_tokens", "lm_head"])
+    mine, anew = carriers(family, 1)
+    for carrier in (mine, anew):
+        for name, prompt in zip(("llama", "everywhere"), prompts(9, (5, 7)), strict=True):
+            carrier.add(name, name, prompt, SAMPLING, [(0, 0, length(family, name))])
+        carrier.run()
+    assert sampled(mine) == sampled(anew) and followed(mine) == [SAMPLING.max_tokens - 2]
+
+
 def test_stages_that_come_and_go_between_steps(family):
     mine, anew = carriers(family, 1)
     for carrier in (mine, anew):

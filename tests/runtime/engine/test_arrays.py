@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.engine.arrays import array_of, joined, whole_of
-from runtime.stages import cut
+from runtime.engine.arrays import array_of, gathered, joined, whole_of
+from runtime.stages import Stacked, cut
 
 
 def arrays_of(hidden, spans):
@@ -35,6 +35,16 @@ def test_what_goes_out_is_not_copied_and_what_comes_in_is():
     assert back[0, 0] == 1 and array.data.contiguous
     hidden[0, 1, 0] = 2
     assert back[0, 0] == 1
+
+
+def test_rows_in_one_piece_are_given_by_name_whatever_their_order():
+    hidden = torch.randn(1, 4, 3)
+    came = Stacked(["a", "b", "c"], whole_of(hidden), [1, 2, 1])
+    assert torch.equal(gathered(came, ["a", "b", "c"], (4, 3), torch.float32), hidden[0])
+    assert torch.equal(gathered(came, ["c", "a", "b"], (4, 3), torch.float32), hidden[0, [3, 0, 1, 2]])
+    assert torch.equal(gathered(came, ["b"], (2, 3), torch.float32), hidden[0, 1:3])
+    with pytest.raises(KeyError):
+        gathered(came, ["a", "d"], (2, 3), torch.float32)
 
 
 def test_turned_states_are_brought_into_order():
