@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 
 #: How often it is looked whether an actor has ended, at least, in seconds. (Ends that Ray tells of wake the look.)
 _LOOK = 0.2
+#: Characters of Ray's own words that are passed on.
+_SAID = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +80,12 @@ class Rays:
     """See the top of the file."""
 
     def __init__(self, config: RayConfig) -> None:
-        """Joins or starts a Ray cluster. Raises InputError without the extra, or with authentication switched off."""
+        """Joins or starts a Ray cluster. Raises InputError without the extra, with authentication off, or where Ray does not let it in."""
         _require_tokens(config.address)
         self._config, self._ray = config, _ray()
         self._started_ray = not self._ray.is_initialized()
         if self._started_ray:
-            self._ray.init(address=config.address, log_to_driver=False, include_dashboard=False)
+            self._join(config.address)
         self.seat = Seat(f"tcp://{self._ray.util.get_node_ip_address()}:*", Keys.make())
         self._listener: Callable[[Died], None] = lambda died: None
         self._scheduler = ""
@@ -147,6 +149,15 @@ class Rays:
             self._ray.shutdown()
 
     # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _join(self, address: str | None) -> None:
+        """Raises InputError, with Ray's own words."""
+        try:
+            self._ray.init(address=address, log_to_driver=False, include_dashboard=False)
+        except Exception as error:
+            said = (str(error).splitlines() or [""])[0][:_SAID]
+            where = "Ray cannot be started" if address is None else f"the Ray cluster at {address} cannot be joined"
+            raise InputError(f"{where}: {said or type(error).__name__}") from error
 
     def _make(self) -> tuple[Any, Any]:
         """An actor that prepares itself, and its process to be."""

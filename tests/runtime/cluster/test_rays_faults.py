@@ -14,6 +14,7 @@ from runtime.cluster import rays
 from runtime.cluster.fleet import Died
 from runtime.cluster.rays import RayConfig, Rays
 from tests.runtime.cluster.agents import counting
+from zoo.errors import InputError
 
 LIMIT = 10.0
 
@@ -46,6 +47,9 @@ class Ray:
 
     def is_initialized(self) -> bool:
         return True
+
+    def init(self, **options: Any) -> None:
+        raise ConnectionError("no token was found\nand much more")
 
     def remote(self, kind: type) -> Any:
         def made(engines: Any) -> Actor:
@@ -84,6 +88,16 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rays, Ray, queue.Sim
     ray.broken.clear()
     fleet.shutdown(LIMIT)
     assert not fleet._thread.is_alive()
+
+
+@pytest.mark.parametrize(("address", "where"), [(None, "cannot be started"), ("10.0.0.1:6379", "at 10.0.0.1:6379 cannot be joined")])
+def test_a_cluster_that_does_not_let_it_in_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, address: str | None, where: str) -> None:
+    ray = Ray()
+    ray.is_initialized = lambda: False  # type: ignore[method-assign]
+    monkeypatch.setattr(rays, "_ray", lambda: ray)
+    monkeypatch.setattr(rays, "_require_tokens", lambda address: None)
+    with pytest.raises(InputError, match=f"{where}: no token was found$"):
+        Rays(RayConfig(counting(), {}, address))
 
 
 Made = tuple[Rays, Ray, "queue.SimpleQueue[Died]"]
