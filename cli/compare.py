@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cli.options import DeviceOption, DtypeOption
+from cli.options import DeviceOption, DtypeOption, HeldOutOption, WindowOption
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
 
 if TYPE_CHECKING:
@@ -19,17 +19,14 @@ Granularity = Literal["layer", "component", "group"]
 def compare(
     a: Annotated[str, typer.Argument(metavar="A", help="A model, or a unique ending of its name.")],
     b: Annotated[str, typer.Argument(metavar="B", help="Another one with the same tokenizer.")],
-    probe: Annotated[
-        str | None,
-        typer.Option(help="Text or JSONL file, or datasets:PATH[:CONFIG][:SPLIT].", show_default="held-out files of the standard library"),
-    ] = None,
+    probe: HeldOutOption = None,
     plot: Annotated[Path | None, typer.Option(help="Write a heatmap of all parts against all parts to this PNG.", dir_okay=False)] = None,
     granularity: Annotated[
         Granularity | None, typer.Option(help="What is held against what.", show_default="layer, or group where the depths differ")
     ] = None,
     groups: Annotated[int | None, typer.Option(help="Number of groups of layers.", min=1)] = None,
     tokens: Annotated[int, typer.Option(help="Tokens of the probe.", min=1)] = 4096,
-    window: Annotated[int, typer.Option(help="Tokens that are read at a time.", min=2)] = 128,
+    window: WindowOption = 128,
     matrix: Annotated[bool, typer.Option("--matrix", help="Score every part against every part, not only the pairs.")] = False,
     control: Annotated[bool, typer.Option(help="Score a random-init twin of B as well.")] = True,
     seed: Annotated[int, typer.Option(help="Of the twin's weights and of where the probe is drawn.")] = 0,

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DeviceOption, DtypeOption
+from cli.options import DeviceOption, DtypeOption, HeldOutOption, WindowOption
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
 
 
@@ -16,12 +16,9 @@ def exits(
         list[int] | None,
         typer.Option(help="Make the exit behind so many layers, MODEL@exit-N, for `zoo serve --early-exit`; repeat for several.", min=1),
     ] = None,
-    text: Annotated[
-        str | None,
-        typer.Option(help="Text or JSONL file, or datasets:PATH[:CONFIG][:SPLIT].", show_default="held-out files of the standard library"),
-    ] = None,
+    text: HeldOutOption = None,
     tokens: Annotated[int, typer.Option(help="Tokens to score on.", min=2)] = 8192,
-    window: Annotated[int, typer.Option(help="Tokens that are read at a time.", min=2)] = 128,
+    window: WindowOption = 128,
     sure: Annotated[float, typer.Option(help="Probability from which on a next token counts as sure.", min=0.01, max=1.0)] = 0.9,
     seed: Annotated[int, typer.Option(help="Of where the text is drawn.")] = 0,
     device: DeviceOption = "cpu",
