@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from runtime.agent.commands import Send
 from runtime.agent.guests import Waiting
@@ -30,6 +31,7 @@ from runtime.types import Row
 _MOST = 8
 #: Its rows come together: the sequence and the hop of its first one.
 _Key = tuple[str, int]
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class Foreseen:
     def __init__(self, device: str, tables: Tables, limits: HopLimits) -> None:
         self._device, self._tables, self._limits = device, tables, limits
         self._ran: OrderedDict[_Key, Sequence[Waiting]] = OrderedDict()
-        self._made: dict[_Key, Expected] = {}
+        self._made: OrderedDict[_Key, Expected] = OrderedDict()
         self._came: Expected | None = None
         self._runs: Expected | None = None
         self._gone: Sequence[Waiting] | None = None
@@ -67,17 +69,15 @@ class Foreseen:
     def ran(self, rows: Sequence[Waiting]) -> None:
         """These rows, all that a step had, are through."""
         first = rows[0]
-        if first.ids is None:
-            self._ran[first.guest.seq, first.hop] = rows
-            self._ran.move_to_end((first.guest.seq, first.hop))
-            if len(self._ran) > _MOST:
-                del self._made[self._ran.popitem(last=False)[0]]
+        if first.ids is None and first.tokens == 1:
+            _latest(self._ran, (first.guest.seq, first.hop), rows)
 
     def prepare(self, blocks: Blocks) -> None:
         """Make what follows from steps that were."""
-        for key, rows in self._ran.items():
-            if key not in self._made and (made := self._next(rows, blocks)) is not None:
-                self._made[key] = made
+        while self._ran:
+            key, rows = self._ran.popitem()
+            if (made := self._next(rows, blocks)) is not None:
+                _latest(self._made, key, made)
 
     def came(self, message: Pass, arrays: Sequence[Array], now: int) -> list[Waiting] | None:
         """The rows of a message, if they are those that were expected; they are the caller's from now on."""
@@ -85,7 +85,7 @@ class Foreseen:
         made = self._made.get(key) if key is not None else None
         if made is None or key is None or made.brings != message or [array.shape[0] for array in arrays] != [len(made.rows)]:
             return None
-        del self._made[key], self._ran[key]
+        del self._made[key]
         whole = arrays[0]
         for at, row in enumerate(made.rows):
             row.since, row.array = now, Slice(whole, at, at + 1)
@@ -156,6 +156,14 @@ class Foreseen:
         onward = None if device in (None, self._device) else (device, pass_of(following))
         short = tuple([at for at, row in enumerate(following) if told[row.name] <= row.start])
         return Expected(following, tuple(plan), short, tuple([row.name for row in rows]), _brings(following), onward)
+
+
+def _latest(kept: OrderedDict[_Key, _T], key: _Key, one: _T) -> None:
+    """Of what is kept the latest ones."""
+    kept[key] = one
+    kept.move_to_end(key)
+    if len(kept) > _MOST:
+        kept.popitem(last=False)
 
 
 def _brings(rows: Sequence[Waiting]) -> Pass:

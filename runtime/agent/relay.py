@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from runtime.agent.ahead import Ahead, Alike, Judged, same_bits
 from runtime.agent.answers import sampled_by_seq
@@ -51,6 +50,7 @@ from runtime.agent.queue import Lane, Queue, stands
 from runtime.agent.returns import Returns
 from runtime.agent.seats import Seats
 from runtime.agent.shelf import Shelf
+from runtime.agent.steps import Steps
 from runtime.agent.tables import Tables
 from runtime.agent.telling import Told, lost_of, onward
 from runtime.config import RelayConfig
@@ -74,8 +74,8 @@ from runtime.messages import (
     Want,
 )
 from runtime.policy.hops import HopLimits
-from runtime.stages import Array, StageResult, own, stacked
-from runtime.types import Opened, PageCounts, Row, StepPlan, StepResult
+from runtime.stages import Array, StageResult, own
+from runtime.types import PageCounts, StepPlan, StepResult
 
 
 class Relay:
@@ -97,7 +97,6 @@ class Relay:
         self._alike, self._ran = alike, ran
         self._config = config
         self._tables = Tables(page_capacity)
-        self._under_way: dict[Lane, tuple[StepPlan, list[Waiting]]] = {}
         self._kept, self._keeps = KeptInputs(config.boundary_bytes), config.boundary_bytes > 0
         self._moves = Moves(device, self._tables, config, self._kept)
         self._shelf = Shelf(device, self._tables, config.max_rows)
@@ -110,7 +109,8 @@ class Relay:
         self._foreseen = Foreseen(device, self._tables, limits)
         self._queue = Queue(self._tables, self._shelf, self._ahead, self._returns, self._due, limits)
         self._seats = Seats(device, self._tables, self._shelf, self._moves, self._ahead, self._kept, self._closed)
-        self._steps = self._busy = self._tokens = 0
+        self._steps = Steps(self._tables, self._queue, self._foreseen, self._ahead, self._returns, self._due)
+        self._busy = self._tokens = 0
 
     @property
     def inputs(self) -> int:
@@ -120,7 +120,7 @@ class Relay:
     @property
     def busy(self) -> bool:
         """Whether a step is under way or rows wait for one."""
-        return bool(self._under_way) or bool(self._queue.rows) or bool(self._ahead.queue)
+        return bool(self._steps.under_way) or bool(self._queue.rows) or bool(self._ahead.queue)
 
     @property
     def foreseen(self) -> int:
@@ -161,29 +161,11 @@ class Relay:
 
     def next_step(self, now: int, lane: Lane = "all") -> StageStep | None:
         """Rows for the engine, or None. Raises RuntimeError while a step of this lane is under way."""
-        if lane in self._under_way:
-            raise RuntimeError("a step is still under way")
-        if lane != "ahead" and self._queue.waits(now):
-            return None
-        if lane == "all" and (step := self._foreseen_step(now)) is not None:
-            return step
-        chosen = self._queue.take(now, lane, self._running())
-        if not chosen and (lane == "ahead" or not self._tables.released):
-            return None
-        opened: list[Opened] = []
-        rows = tuple([self._row(each, opened) for each in chosen])
-        self._steps += 1
-        plan = StepPlan(self._steps, rows, tuple(opened), self._tables.take_released())
-        self._under_way[lane] = plan, chosen
-        if lane != "ahead":
-            self._due.begins(now)
-        brought = [each for each in chosen if each.array is not None]
-        inputs = stacked([each.name for each in brought], [each.array for each in brought if each.array is not None])
-        return StageStep(plan, inputs, {each.name: each.steps for each in chosen if each.steps > 1})
+        return self._steps.next(now, lane)
 
     def prepare(self) -> None:
         """Make what can be made of the next steps already. To be called while nothing can be run; all it does is save time."""
-        if not self._under_way and not self._keeps:
+        if not self._steps.under_way and not self._keeps:
             self._foreseen.prepare(self._shelf.blocks)
 
     def first(self, result: StageResult) -> Send | None:
@@ -191,7 +173,7 @@ class Relay:
 
         `finish_step` comes right behind, and does not say it again. None where there is nothing of the kind.
         """
-        plan, rows = self._step_of("all")
+        plan, rows = self._steps.of("all")
         told = result.result
         if self._bidding.waits or told.step != plan.step or told.sampled or told.deferred:
             return None
@@ -199,9 +181,9 @@ class Relay:
 
     def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]:
         """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the plan."""
-        plan, rows = self._step_of(lane)
+        plan, rows = self._steps.of(lane)
         sampled = sampled_by_seq(plan, result.result)
-        del self._under_way[lane]
+        self._steps.over(lane)
         self._busy += result.result.busy
         if self._ran is not None:
             self._ran(plan, result.result, now)
@@ -235,20 +217,6 @@ class Relay:
             self._foreseen.ran(rows)
         return [*out, *told.commands(sampled, result.result.prompt_logprobs), *judged.told(), *self._bids(), *self._parted()]
 
-    def _foreseen_step(self, now: int) -> StageStep | None:
-        """The next step, if it is one that was expected and nothing else is to be run."""
-        if self._ahead.queue or self._returns.listens:
-            return None
-        taken = self._foreseen.takes(self._queue.rows)
-        if taken is None:
-            return None
-        (planned, inputs), rows = taken, self._queue.take_all()
-        self._steps += 1
-        plan = StepPlan(self._steps, planned, (), self._tables.take_released())
-        self._under_way["all"] = plan, rows
-        self._due.begins(now)
-        return StageStep(plan, inputs, {})
-
     def _all_through(self, rows: Sequence[Waiting], now: int) -> None:
         """Rows that all go on have run here."""
         fill, matter = self._tables.fill, self._returns.matter
@@ -276,8 +244,8 @@ class Relay:
 
     def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]:
         """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets their tables."""
-        plan, rows = self._step_of(lane)
-        del self._under_way[lane]
+        plan, rows = self._steps.of(lane)
+        self._steps.over(lane)
         self._foreseen.forget()
         self._tables.forget([row.seq for row in plan.rows], plan.released)
         self._tables.settle(each.name for each in rows)
@@ -299,7 +267,7 @@ class Relay:
     def report(self) -> Report:
         entered = Counter(each.stage for each in self._queue.rows)
         queues = tuple((self._shelf.queue_of(stage), count) for stage, count in sorted(entered.items()))
-        return Report(self.device, len(self._queue.rows), self._steps, self._busy, self._tokens, self._tables.book.free, queues)
+        return Report(self.device, len(self._queue.rows), self._steps.number, self._busy, self._tokens, self._tables.book.free, queues)
 
     def pages(self) -> PageCounts:
         return self._tables.book.counts()
@@ -367,31 +335,16 @@ class Relay:
         if not self._bidding.waits:
             return []
         out: list[RelayCommand] = [*self._bidding.told()]
-        if not self._under_way:
+        if not self._steps.under_way:
             waiting = sum(each.tokens for each in self._queue.rows)
             out += self._bidding.bids(self._config.token_budget - waiting if waiting else None)
         return out
 
-    def _running(self) -> list[Waiting]:
-        """Rows that run now, in their order."""
-        return [each for _, rows in self._under_way.values() for each in rows if not each.shadow]
-
     def _onward(self, row: Waiting, output: Array, judged: Judged) -> Waiting | None:
         """What goes on to the next hop when a row of a predicted sequence is through, if anything does."""
         if row.shadow:
-            return self._ahead.predicted(row, output, [*self._running(), *self._queue.rows])
+            return self._ahead.predicted(row, output, [*self._steps.running(), *self._queue.rows])
         return None if judged.judge(row, output) else row
-
-    def _row(self, each: Waiting, opened: list[Opened]) -> Row:
-        name, start, count, ids, tables = each.name, each.start, each.tokens, each.ids, self._tables
-        end = start + count + each.steps - 1
-        groups: tuple[tuple[int, ...], ...] = ()
-        if end > tables.told.get(name, -1):
-            if tables.introduce(name):
-                opened.append(Opened(replace(each.guest.request, seq=name, model=each.stage), each.guest.output))
-            groups = tables.tell(name, end)
-        sample = each.sample and each.move == 0 and each.hop + 1 == len(each.guest.path)
-        return Row(name, each.stage, (0,) * count if ids is None else ids, start, groups, sample, each.generated)
 
     def _lost(self, rows: Iterable[Waiting], reason: str, *, retry: bool) -> list[RelayCommand]:
         gone = [each for each in rows if stands(each, self._tables)]
@@ -430,9 +383,4 @@ class Relay:
 
     def _parted(self) -> list[RelayCommand]:
         """Stages that go now: an engine lets go of nothing while it runs a step, of whichever lane."""
-        return [] if self._under_way else [*self._shelf.parted()]
-
-    def _step_of(self, lane: Lane) -> tuple[StepPlan, list[Waiting]]:
-        if lane not in self._under_way:
-            raise RuntimeError("no step is under way")
-        return self._under_way[lane]
+        return [] if self._steps.under_way else [*self._shelf.parted()]
