@@ -19,12 +19,13 @@ from dataclasses import dataclass
 
 import zmq
 
+from runtime.cluster.checks import WireError, check_arrays, speaker
 from runtime.cluster.keys import Keys
 from runtime.cluster.outbox import Choked, Outbox
 from runtime.cluster.register import NAME, Register, link
 from runtime.cluster.shorthand import Heard
 from runtime.cluster.sockets import ADDRESS, Bell, Sockets, parts_of, putting, waits
-from runtime.cluster.wire import OtherProtocol, Parcel, WireError, check_arrays, decode
+from runtime.cluster.wire import OtherProtocol, Parcel, decode
 from runtime.messages import Denial, Message
 from runtime.stages import Array
 
@@ -298,6 +299,8 @@ class Post:
             parcel = decode(frames)
             self._register.count(who, parcel.number)
             message = self._full(name, who, parcel)
+            if speaker(message) not in (None, name):
+                raise WireError("it is said in another's name")
         except WireError as error:
             return self._refuse(who, name, incarnation, error)
         self._meet(name, incarnation)

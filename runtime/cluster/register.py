@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from runtime.cluster.wire import WireError
+from runtime.cluster.checks import WireError
 
 #: Of a process; also what stands in paths of sockets.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")

@@ -46,9 +46,9 @@ class Member(LiveSequence):
 
     `most`: tokens that it gets at most on this path; `ends`: those that end it. `passes`: what goes along its path is counted there.
 
-    `flying`: a row of it is under way. `doomed`: to be preempted when that is back. `move`: the migration it is in, 0 for none;
-    `held`: no rows are issued, for its last stage. `ahead`: the hop that is predicted; `tries`: its rows then; `turn`: of the latest.
-    `tentative`: it was predicted here, so that nobody may begin with its K and V (UN-13).
+    `flying`: a row of it is under way, of `issued` tokens. `doomed`: to be preempted when that is back. `move`: the migration it is in, 0
+    for none; `held`: no rows are issued, for its last stage. `ahead`: the hop that is predicted; `tries`: its rows then; `turn`: of the
+    latest. `tentative`: it was predicted here, so that nobody may begin with its K and V (UN-13).
     `offers`: hops that nobody has taken yet, and who may (BL-23), that of the path first; `asked`: the others, and the hop of each.
     `variant`: what it runs on instead of the chain that it named (BL-28). `paused`: since when it waits for somebody else, and gets no
     rows; None while it does not. `deaths`: devices that died with a row of it since its latest token; `strays`: rows of it that nobody
@@ -70,6 +70,7 @@ class Member(LiveSequence):
     ends: frozenset[int] = frozenset()
     passes: Passes = NO_PASSES
     flying: bool = False
+    issued: int = 0
     doomed: bool = False
     held: bool = False
     paused: int | None = None

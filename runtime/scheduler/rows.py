@@ -39,6 +39,11 @@ class Rows:
                 member.tries.back(done.turns[at] if done.turns else 0, Result(sampled, scores.get(seq, ())))
                 self._advance_predicted(member, now)
                 continue
+            if count != member.issued:
+                self._state.tally.failed_steps += 1
+                why = f"{done.device} says that it has run {count} tokens, of {member.issued}"
+                self._seating.end(member, "error", now, why)
+                continue
             member.flying = False
             if sampled is not None and count == 1 and member.phase == "decode":
                 self._decoded(member, sampled, now)
@@ -199,8 +204,8 @@ class Rows:
             if not self._room(member, more, now):
                 return False
             self._seating.grow(member, more)
-        member.flying = True
-        member.passes.tokens += count + steps - 1
+        member.flying, member.issued = True, count + steps - 1
+        member.passes.tokens += member.issued
         if state.tell.on:
             state.tell.hops(now, member.request, member.computed, count, member.path, member.offers)
         tokens: tuple[int, ...]

@@ -18,7 +18,7 @@ from runtime.cluster.post import Cut, Mail, Post, Settings
 from runtime.cluster.register import Register, link
 from runtime.cluster.shorthand import PassAgain
 from runtime.cluster.wire import decode, encode
-from runtime.messages import PROTOCOL, Beat, Denial, Halt, Pages, Pass
+from runtime.messages import PROTOCOL, Beat, Denial, Halt, Pages, Pass, Report, Want
 from runtime.stages import Array
 
 KEYS = Keys.make()
@@ -166,6 +166,8 @@ def raw(post: Post, who: bytes) -> zmq.Socket[bytes]:
         ([bytes(encode(0, Beat(1))[0])[:-1] + b"\xc1"], "cannot be read"),
         (encode(5, Beat(1)), "number 5 came where 0 was due"),
         (encode(0, ROW, (STATE,), PassAgain()), "it goes on from a message that never came"),
+        (encode(0, Report("b", 0, 0, 0, 0, 0, ())), "it is said in another's name"),
+        (encode(0, Want(1, "s", 1, (0, 1), 0, 4, "b")), "it is said in another's name"),
     ],
 )
 def test_who_sends_nonsense_is_told_why_and_not_heard_again(made: Callable[..., Post], frames: list[bytes], reason: str) -> None:

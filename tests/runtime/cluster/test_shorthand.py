@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from runtime.cluster.checks import WireError
 from runtime.cluster.outbox import Outbox
 from runtime.cluster.shorthand import DoneAgain, GoAgain, Heard, PassAgain, Said
-from runtime.cluster.wire import WireError, decode
+from runtime.cluster.wire import decode
 from runtime.messages import Close, Done, Go, Message, Pass
 from runtime.stages import Array
 from runtime.types import Logprob, Sampled

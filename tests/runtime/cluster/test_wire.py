@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from runtime.cluster import wire
-from runtime.cluster.wire import Frame, OtherProtocol, WireError, decode, encode
+from runtime.cluster.checks import WireError
+from runtime.cluster.wire import Frame, OtherProtocol, decode, encode
 from runtime.messages import (
     PROTOCOL,
     Beat,
@@ -20,6 +21,7 @@ from runtime.messages import (
     Go,
     Lost,
     Message,
+    Moved,
     Offer,
     Open,
     Pages,
@@ -187,8 +189,17 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9)),), (False,), (0,), (None,), (), (((1, ()),),)), []),
         lying(Offer("x", ("a",), (1,), (1, 2), (8,)), []),
         lying(Won("x", ("a",), (1,), (-1,), (0,), (8,), ("y",)), []),
+        lying(Done("x", ("a",), (1,), (-7,), (None,)), []),
+        lying(Done("x", ("a",), (1,), (1,), (Sampled("a", -1),)), []),
+        lying(Verdict("x", ("a",), (1,), (2,), (True,), (float("nan"),)), []),
+        lying(Verdict("x", ("a",), (1,), (2,), (True,), (float("inf"),)), []),
+        lying(Report("x", -1, 0, 0, 0, 0, ()), []),
+        lying(Report("x", 0, 0, 0, 0, -5, ()), []),
+        lying(Ready("x", 1, "v", -1, 8, 0, "ipc://x"), []),
+        lying(Moved("x", 1, "a", (), (), -8), []),
+        lying(Want(1, "a", 1, (0, 1), -4, 4, "x"), []),
     ],
-    ids=range(36),
+    ids=range(45),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):

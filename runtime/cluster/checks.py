@@ -1,0 +1,173 @@
+"""What must hold of a message before anything is taken for what it says it is: columns of one length, numbers in their range, arrays that
+are its own, and nobody in whose name another speaks.
+
+Contract: whatever is wrong is a WireError and nothing else. Knows no bytes and no sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import isfinite
+
+from runtime.messages import (
+    Bid,
+    Close,
+    Done,
+    Go,
+    Load,
+    Loaded,
+    Lost,
+    Message,
+    Moved,
+    Offer,
+    Open,
+    Pages,
+    Pass,
+    Ready,
+    Refused,
+    Report,
+    Retract,
+    Stuck,
+    Verdict,
+    Want,
+    Won,
+)
+from runtime.stages import Array
+
+
+class WireError(Exception):
+    """What came is not a message, or contradicts itself. The text says in what, and holds nothing of what came."""
+
+
+#: Columns of one length.
+_COLUMNS: dict[type[Message], tuple[str, ...]] = {
+    Load: ("stages", "blocks"),
+    Open: ("epochs", "requests", "outputs", "paths", "keep", "computed", "shared"),
+    Close: ("seqs", "epochs"),
+    Go: ("seqs", "epochs", "starts", "counts", "sample", "generated", "steps"),
+    Pass: ("seqs", "epochs", "hops", "starts", "counts", "sample", "generated"),
+    Done: ("seqs", "epochs", "counts", "sampled"),
+    Lost: ("seqs", "epochs"),
+    Verdict: ("seqs", "epochs", "turns", "stands", "cosines"),
+    Offer: ("seqs", "epochs", "hops", "counts"),
+    Bid: ("seqs", "epochs", "hops"),
+    Retract: ("seqs", "epochs", "hops"),
+    Won: ("seqs", "epochs", "hops", "starts", "counts", "devices"),
+}
+#: Columns that are as long as the first one of their message, or empty.
+_PERHAPS: dict[type[Message], tuple[str, ...]] = {
+    Open: ("ahead", "offers"),
+    Go: ("turns", "ahead"),
+    Pass: ("turns", "ahead"),
+    Done: ("turns",),
+}
+#: Columns of numbers from 0 on.
+_NATURAL = {
+    Open: ("computed",),
+    Go: ("starts", "counts", "generated", "steps", "turns"),
+    Pass: ("hops", "starts", "counts", "generated", "turns"),
+    Done: ("counts", "turns"),
+    Verdict: ("turns",),
+    Offer: ("hops", "counts"),
+    Bid: ("hops",),
+    Retract: ("hops",),
+    Won: ("hops", "starts", "counts"),
+}
+#: Numbers from 0 on.
+_COUNTS = {
+    Ready: ("page_capacity", "page_bytes", "weights", "pid", "inputs"),
+    Loaded: ("nbytes",),
+    Moved: ("nbytes", "inputs"),
+    Report: ("queued", "steps", "busy", "tokens", "pages_free"),
+    Want: ("lo", "hi"),
+    Pages: ("lo", "hi"),
+}
+
+
+def speaker(message: Message) -> str | None:
+    """Whose message it says it is, where it says so."""
+    name = _SPEAKERS.get(type(message))
+    return None if name is None else str(getattr(message, name))
+
+
+#: Fields in which messages name whoever sends them. (What a Ready says is judged by whoever takes agents in.)
+_SPEAKERS: dict[type[Message], str] = {
+    **dict.fromkeys((Loaded, Refused, Done, Lost, Verdict, Won, Moved, Stuck, Report, Offer, Bid), "device"),
+    Want: "by",
+}
+
+
+def check(message: Message, arrays: Sequence[Array]) -> None:
+    """Raises WireError for a message that contradicts itself or what is beside it."""
+    kind = type(message)
+    if len({len(getattr(message, name)) for name in _COLUMNS.get(kind, ())}) > 1:
+        raise WireError(f"columns of a {kind.__name__} differ in length")
+    if any(len(getattr(message, name)) not in (0, len(message.epochs)) for name in _PERHAPS.get(kind, ())):  # type: ignore[attr-defined]
+        raise WireError(f"columns of a {kind.__name__} differ in length")
+    if any(min(getattr(message, name), default=0) < 0 for name in _NATURAL.get(kind, ())):
+        raise WireError(f"a {kind.__name__} with negative numbers")
+    if any(getattr(message, name) < 0 for name in _COUNTS.get(kind, ())):
+        raise WireError(f"a {kind.__name__} with negative numbers")
+    check_arrays(message, arrays)
+
+
+def check_arrays(message: Message, arrays: Sequence[Array]) -> None:
+    """As `check`, of a message whose columns are known to be right each for itself: they go on from one that was checked."""
+    kind = type(message)
+    if not _CHECKS.get(kind, _no_arrays)(message, arrays):
+        raise WireError(f"a {kind.__name__} and its arrays or columns disagree")
+
+
+def _no_arrays(message: Message, arrays: Sequence[Array]) -> bool:
+    return not arrays
+
+
+def _go(message: Go, arrays: Sequence[Array]) -> bool:
+    return not arrays and sum(message.counts) == len(message.tokens) and len(message.turns) == len(message.ahead)
+
+
+def _open(message: Open, arrays: Sequence[Array]) -> bool:
+    """A predicted hop is one of the path, and not the last; one that is offered is one of the path, and not the first."""
+    ahead = zip(message.ahead, message.paths, strict=False)
+    offers = zip(message.offers, message.paths, strict=False)
+    return (
+        not arrays
+        and all(each is None or 0 <= each.hop < len(path) - 1 for each, path in ahead)
+        and all(0 < hop < len(path) and devices for some, path in offers for hop, devices in some)
+    )
+
+
+def _pass(message: Pass, arrays: Sequence[Array]) -> bool:
+    """Hidden states [tokens, width] of one row or several, neither of them 0: no row claims tokens that nobody has sent bytes for."""
+    if len(message.turns) != len(message.ahead) or 0 in message.counts:
+        return False
+    if any(len(each.shape) != 2 or 0 in each.shape for each in arrays):
+        return False
+    if len(arrays) == 1:
+        return arrays[0].shape[0] == sum(message.counts)
+    ends = set(accumulate(message.counts, initial=0))
+    bounds = list(accumulate((each.shape[0] for each in arrays), initial=0))
+    return bounds[-1] == sum(message.counts) and ends.issuperset(bounds)
+
+
+def _pages(message: Pages, arrays: Sequence[Array]) -> bool:
+    """Pages [groups x layers, page bytes], or hidden states [tokens, width], unless it says why not."""
+    if message.error:
+        return not arrays
+    if message.before:
+        return (
+            len(arrays) == 1 and len(arrays[0].shape) == 2 and 0 < arrays[0].shape[0] == message.hi - message.lo and arrays[0].shape[1] > 0
+        )
+    return len(arrays) == 1 and arrays[0].dtype == "uint8" and len(arrays[0].shape) == 2
+
+
+def _done(message: Done, arrays: Sequence[Array]) -> bool:
+    return not arrays and all(one is None or one.token >= 0 for one in message.sampled)
+
+
+def _verdict(message: Verdict, arrays: Sequence[Array]) -> bool:
+    return not arrays and all(map(isfinite, message.cosines))
+
+
+_CHECKS: dict[type[Message], Callable[..., bool]] = {Open: _open, Go: _go, Pass: _pass, Pages: _pages, Done: _done, Verdict: _verdict}
