@@ -128,7 +128,7 @@ def _table2() -> Preset:
             "cluster": {"servers": [4], "weights": _ROOMY},
             "apps": {"count": apps},
             "asked": {"count": 40 * apps // 3, "seconds": 10.0},
-            "policies": _policies("blocks", "pm"),
+            "policies": _policies("blocks", "pm", "ps"),
         }
         cases.append(Case(f"{apps} applications", scenario_of("table2", values), apps))
     return Preset(
