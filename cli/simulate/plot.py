@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_LOOKS = (("#0072B2", "-", "o"), ("#D55E00", "--", "s"), ("#009E73", "-.", "^"), ("#CC79A7", ":", "D"), ("#E69F00", "-", "v"))
+#: Of policies, one after the other: colour, stroke, marker.
+LOOKS = (("#0072B2", "-", "o"), ("#D55E00", "--", "s"), ("#009E73", "-.", "^"), ("#CC79A7", ":", "D"), ("#E69F00", "-", "v"))
 _INK, _GREY, _PALE = "#222222", "#777777", "#E5E5E5"
 _ALONG = {
     "median latency, s": lambda policy: policy["latency"]["p50"],
@@ -32,15 +33,15 @@ def plot_study(document: Mapping[str, Any], folder: Path) -> list[Path]:
     made = []
     for number, case in enumerate(document["cases"]):
         name = "run.png" if len(document["cases"]) == 1 else f"run-{number}.png"
-        made.append(_save(_run(document, case), folder / name))
+        made.append(save(_run(document, case), folder / name))
     if document["axis"]:
-        made.append(_save(_along(document), folder / "along.png"))
+        made.append(save(_along(document), folder / "along.png"))
     return made
 
 
 def _run(document: Mapping[str, Any], case: Mapping[str, Any]) -> Figure:
     """Four panels of one case: latencies, tokens a second, busy devices over time, memory."""
-    figure = _figure(12.6, 7.0, document["title"] + (f"; {case['label']}" if case["label"] else ""))
+    figure = figure_of(12.6, 7.0, document["title"] + (f"; {case['label']}" if case["label"] else ""))
     (left, right), (below, memory) = figure.subplots(2, 2)
     _latencies(left, case["policies"])
     _bars(right, case["policies"], {"tokens a second": lambda policy: policy["throughput_tokens"]}, "throughput")
@@ -53,7 +54,7 @@ def _run(document: Mapping[str, Any], case: Mapping[str, Any]) -> Figure:
 
 
 def _latencies(axes: Axes, policies: Mapping[str, Any]) -> None:
-    for (name, policy), (colour, stroke, _) in zip(policies.items(), _LOOKS, strict=False):
+    for (name, policy), (colour, stroke, _) in zip(policies.items(), LOOKS, strict=False):
         values = policy["curves"]["latency_percentiles"]
         axes.plot(values, [at / 100 for at in range(len(values))], color=colour, linestyle=stroke, linewidth=1.9, label=name)
     for share, name in ((0.5, "median"), (0.95, "p95")):
@@ -61,51 +62,52 @@ def _latencies(axes: Axes, policies: Mapping[str, Any]) -> None:
         axes.annotate(name, (0.995, share), xycoords=("axes fraction", "data"), va="bottom", ha="right", fontsize=8, color=_GREY)
     axes.set_ylim(0.0, 1.02)
     axes.set_xlim(left=0.0)
-    _dress(axes, "latency of a request, s", "share of requests", "latency")
+    dress(axes, "latency of a request, s", "share of requests", "latency")
 
 
 def _over_time(axes: Axes, policies: Mapping[str, Any]) -> None:
-    for (_, policy), (colour, stroke, _) in zip(policies.items(), _LOOKS, strict=False):
+    for (_, policy), (colour, stroke, _) in zip(policies.items(), LOOKS, strict=False):
         points = policy["curves"]["over_time"]
         axes.plot([at for at, _, _ in points], [share for _, share, _ in points], color=colour, linestyle=stroke, linewidth=1.2)
     axes.set_ylim(0.0, 1.02)
-    _dress(axes, "virtual time, s", "share of devices", "devices with a step under way")
+    dress(axes, "virtual time, s", "share of devices", "devices with a step under way")
 
 
 def _bars(axes: Axes, policies: Mapping[str, Any], parts: Mapping[str, Any], title: str) -> None:
     width = 0.8 / len(parts)
     for part, (label, value) in enumerate(parts.items()):
         for place, (_, policy) in enumerate(policies.items()):
-            colour = _LOOKS[place % len(_LOOKS)][0]
+            colour = LOOKS[place % len(LOOKS)][0]
             height, at = value(policy), place + (part - (len(parts) - 1) / 2) * width
             axes.bar(at, height, width * 0.92, color=colour, alpha=1.0 if part == 0 else 0.45)
             text = f"{height:,.0f}" if height >= 10 else f"{height:.2f}"
             axes.annotate(text + (f"\n{label}" if len(parts) > 1 else ""), (at, height), ha="center", va="bottom", fontsize=8, color=_INK)
     axes.set_xticks(range(len(policies)), list(policies), fontsize=9.5)
     axes.margins(y=0.18)
-    _dress(axes, "", "", title)
+    dress(axes, "", "", title)
 
 
 def _along(document: Mapping[str, Any]) -> Figure:
     """Four measures over what the cases vary."""
-    figure = _figure(12.6, 7.0, document["title"])
+    figure = figure_of(12.6, 7.0, document["title"])
     for axes, (title, value) in zip(figure.subplots(2, 2).flat, _ALONG.items(), strict=True):
         _lines(axes, document["cases"], value)
-        _dress(axes, document["axis"], "", title)
+        dress(axes, document["axis"], "", title)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", ncols=4, frameon=False, fontsize=9.5)
     return figure
 
 
 def _lines(axes: Axes, cases: Sequence[Mapping[str, Any]], value: Any) -> None:
-    for name, (colour, stroke, marker) in zip(cases[0]["policies"], _LOOKS, strict=False):
+    for name, (colour, stroke, marker) in zip(cases[0]["policies"], LOOKS, strict=False):
         points = [(case["x"], value(case["policies"][name])) for case in cases]
         axes.plot([x for x, _ in points], [y for _, y in points], color=colour, linestyle=stroke, marker=marker, linewidth=1.8, label=name)
     axes.set_ylim(bottom=0.0)
     axes.set_xticks([case["x"] for case in cases], [f"{case['x']:g}" for case in cases])
 
 
-def _dress(axes: Axes, x: str, y: str, title: str) -> None:
+def dress(axes: Axes, x: str, y: str, title: str) -> None:
+    """Labels, and what all pictures look like."""
     axes.set_xlabel(x, fontsize=9.5, color=_INK)
     axes.set_ylabel(y, fontsize=9.5, color=_INK)
     axes.set_title(title, loc="left", fontsize=10.5, color=_INK)
@@ -113,7 +115,7 @@ def _dress(axes: Axes, x: str, y: str, title: str) -> None:
     axes.tick_params(labelsize=8.5)
 
 
-def _figure(width: float, height: float, title: str) -> Figure:
+def figure_of(width: float, height: float, title: str) -> Figure:
     """A figure of its own, drawn without a display and without matplotlib's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -124,7 +126,8 @@ def _figure(width: float, height: float, title: str) -> Figure:
     return figure
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Raises InputError when it cannot be written."""
     try:
         figure.savefig(path, dpi=130, format="png")
     except OSError as error:
