@@ -17,17 +17,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAMES = {"blocks": "ours", "pm": "per model (pm)", "ps": "parameter sharing (ps)"}
+_NONE = (None, None, None)
 _PAPER = "#777777"
 #: The paper's, ours over pm: Table 2 by applications, Figure 22 with 30.
 _TABLE2 = {3: (4.6 / 5.4, 8.9 / 6.6), 6: (5.2 / 7.6, 12.3 / 8.2), 9: (9.9 / 14.4, 14.5 / 7.2), 12: (12.4 / 17.6, 15.6 / 6.9)}
 _FIGURE22 = {30: (0.626, 1.85)}
-#: The paper's ablations over ours; a figure without a number has no mark.
-_ABLATED = (
-    ("blockllm-kv", 0, "Figure 24: K and V", {"recompute": (None, 1.23, None), "least-busy": (None, 1.36, None)}),
-    ("blockllm-placement", 0, "Figure 26: placement", {"frag-min": (1.126, 1.182, None)}),
-    ("blockllm-speculation", 1, "Figure 25: prediction", {"off": (1.113, 1.316, None), "ideal": (None, 0.873, 1.128)}),
-    ("blockllm-adaptive", 1, "Figure 23: equivalents", {"exact": (None, 1.156, 0.763)}),
-)
+#: The paper's ablations over ours: p50, p95, tokens/s of each policy that is drawn; None where it has no number.
+_ABLATED: Mapping[str, tuple[str, Mapping[str, tuple[float | None, ...]]]] = {
+    "blockllm-kv": ("Figure 24: where rows run", {"recompute": (None, 1.23, None), "least-busy": (None, 1.36, None), "strict": _NONE}),
+    "blockllm-placement": ("Figure 26: placement", {"frag-min": (1.126, 1.182, None), "mended, scaled": _NONE, "whole": _NONE}),
+    "blockllm-speculation": ("Figure 25: predicted hops", {"off": (1.113, 1.316, None), "ideal": (None, 0.873, 1.128), "half": _NONE}),
+    "blockllm-adaptive": ("Figure 23: no equivalents", {"exact": (None, 1.156, 0.763)}),
+}
 _MEASURES = {"p50": "latency.p50", "p95": "latency.p95", "tokens/s": "throughput"}
 
 
@@ -44,15 +45,15 @@ def draw(found: Mapping[str, Documents], folder: Path) -> list[Path]:
 
 
 def _overall(paper: Documents, load: Documents) -> Figure:
-    """Latencies at the paper's load and at the heaviest; p95 and tokens per second over the load."""
-    figure = figure_of(11.0, 6.4, "Figures 18 and 19: 12 A100, 20 applications")
-    (left, right), (p95, tokens) = figure.subplots(2, 2)
+    """Latencies at the paper's load and at the heaviest; p95 and the share of time with a kernel over the load."""
+    figure = figure_of(11.0, 6.4, "Figures 18 and 20: 12 A100, 20 applications")
+    (left, right), (p95, kernels) = figure.subplots(2, 2)
     _cdf(left, paper, 0, "latency at the paper's load")
     heaviest = len(load[0]["cases"]) - 1
     _cdf(right, load, heaviest, f"latency at {load[0]['cases'][heaviest]['x']:g} times the paper's load")
     _along(p95, load, lambda run: run["latency"]["p95"], "p95 latency, s")
-    _along(tokens, load, lambda run: run["throughput_tokens"], "tokens per second")
-    for axes in (p95, tokens):
+    _along(kernels, load, lambda run: run["kernels"], "share of time in which a kernel runs")
+    for axes in (p95, kernels):
         axes.set_xscale("log", base=2)
         axes.set_xticks([case["x"] for case in load[0]["cases"]], [f"{case['x']:g}" for case in load[0]["cases"]])
         axes.set_xlabel("load, times the paper's", fontsize=9.5)
@@ -68,29 +69,37 @@ def _applications(table2: Documents, apps: Documents) -> Figure:
     _ratios(above[1], table2, "throughput", {x: pair[1] for x, pair in _TABLE2.items()}, "Table 2: tokens per second")
     _ratios(below[0], apps, "latency.p95", {x: pair[0] for x, pair in _FIGURE22.items()}, "Figure 22: p95 latency")
     _ratios(below[1], apps, "throughput", {x: pair[1] for x, pair in _FIGURE22.items()}, "Figure 22: tokens per second")
-    _legend(figure, above[0])
+    _legend(figure, below[0])
     return figure
 
 
 def _ablations(found: Mapping[str, Documents]) -> Figure:
     """Others over ours: median and p95 latency, tokens per second."""
     figure = figure_of(11.0, 6.8, "Ablations, over ours (grey: the paper's)")
-    for axes, (preset, case, title, paper) in zip(figure.subplots(2, 2).flat, _ABLATED, strict=True):
+    for axes, (preset, (title, others)) in zip(figure.subplots(2, 2).flat, _ABLATED.items(), strict=True):
         runs = found[preset]
-        ours, *others = runs[0]["cases"][case]["policies"]
-        for place, other in enumerate(others):
-            for at, (measure, name) in enumerate(_MEASURES.items()):
-                x = place + (at - 1) * 0.27
-                colour = LOOKS[at][0]
-                _bar(axes, x, over_seeds(runs, case, ratio(name, other, ours)), 0.25, colour, measure if not place else "")
-                if (mark := paper.get(other, (None,) * 3)[at]) is not None:
-                    axes.plot([x - 0.12, x + 0.12], [mark, mark], color=_PAPER, linewidth=3.0, solid_capstyle="butt", zorder=5)
+        labels = []
+        for other, paper in others.items():
+            for case in range(len(runs[0]["cases"])):
+                _group(axes, len(labels), runs, case, other, paper)
+                labels.append(f"{other}\n{runs[0]['cases'][case]['label']}".strip())
         axes.axhline(1.0, color="#222222", linewidth=0.8)
-        axes.set_xticks(range(len(others)), others)
-        label = runs[0]["cases"][case]["label"]
-        dress(axes, "", "", f"{title}{f', {label} load' if label else ''}")
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set_xlim(-0.7, max(len(labels), 3) - 0.3)
+        axes.margins(y=0.08)
+        dress(axes, "", "", title + (" (load, times the paper's)" if runs[0]["axis"] else ""))
     _legend(figure, figure.axes[0])
     return figure
+
+
+def _group(axes: Axes, place: int, runs: Documents, case: int, other: str, paper: Sequence[float | None]) -> None:
+    """Three bars of one policy over ours, the first of its case, and the paper's marks on them."""
+    ours = next(iter(runs[0]["cases"][case]["policies"]))
+    for at, ((measure, name), mark) in enumerate(zip(_MEASURES.items(), paper, strict=True)):
+        x = place + (at - 1) * 0.27
+        _bar(axes, x, over_seeds(runs, case, ratio(name, other, ours)), 0.25, LOOKS[at][0], measure if not place else "")
+        if mark is not None:
+            axes.plot([x - 0.12, x + 0.12], [mark, mark], color=_PAPER, linewidth=3.0, solid_capstyle="butt", zorder=5)
 
 
 def _accuracy(runs: Documents) -> Figure:
@@ -132,7 +141,7 @@ def _cdf(axes: Axes, runs: Documents, case: int, title: str) -> None:
 def _along(axes: Axes, runs: Documents, value: Callable[[Mapping[str, Any]], float], title: str) -> None:
     for name, look in zip(runs[0]["cases"][0]["policies"], LOOKS, strict=False):
         _line(axes, runs, lambda all_, name=name: value(all_[name]), look, _NAMES[name])
-    axes.set_ylim(bottom=0.0)
+    _from_zero(axes)
     dress(axes, "", "", title)
 
 
@@ -143,7 +152,7 @@ def _ratios(axes: Axes, runs: Documents, name: str, paper: Mapping[int, float], 
     axes.plot(list(paper), list(paper.values()), color=_PAPER, linestyle=":", marker="x", linewidth=1.4, label="the paper's, over pm")
     axes.axhline(1.0, color="#222222", linewidth=0.8)
     axes.set_xticks([case["x"] for case in runs[0]["cases"]], [f"{case['x']:g}" for case in runs[0]["cases"]])
-    axes.set_ylim(bottom=0.0)
+    _from_zero(axes)
     dress(axes, "applications", "", title)
 
 
@@ -155,6 +164,12 @@ def _line(axes: Axes, runs: Documents, value: Callable[[Mapping[str, Any]], floa
     axes.errorbar(
         [x for x, _ in points], middles, yerr=ends, color=colour, linestyle=stroke, marker=marker, linewidth=1.8, capsize=3.0, label=label
     )
+
+
+def _from_zero(axes: Axes) -> None:
+    axes.margins(y=0.1)
+    axes.autoscale_view()
+    axes.set_ylim(bottom=0.0)
 
 
 def _bar(axes: Axes, x: float, values: Sequence[float], width: float, colour: str, label: str) -> None:
