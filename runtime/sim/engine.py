@@ -42,10 +42,10 @@ class Host:
     read: dict[str, int] = field(default_factory=dict)
 
     def loaded(self, name: str, nbytes: int, begin: int) -> int:
-        """When a named piece is on one of the devices, if that begins now: whoever comes while it is read waits for the same reading."""
-        there = self.read.get(name)
-        if there is None:
-            there = self.read[name] = begin + self.server.disk.latency + self.server.disk.busy_ns(nbytes)
+        """When a named piece is on one of the devices, if that begins now: whoever comes while it is read waits for the same reading. One
+        that another device will read later, behind its other loads, is read now."""
+        now = begin + self.server.disk.latency + self.server.disk.busy_ns(nbytes)
+        there = self.read[name] = min(self.read.get(name, now), now)
         return max(begin, there) + self.server.host.latency + self.server.host.busy_ns(nbytes)
 
 

@@ -131,3 +131,11 @@ def test_adapters_of_a_kind_are_launched_together_unless_the_family_branches():
     assert took(branched, "one", "two") - took(joined, "one", "two") == pytest.approx(launches, rel=0.01)
     assert took(joined, "one", "two") - took(joined, "one") < 0.1 * launches
     assert took(branched, "one", "third") == took(joined, "one", "third") > took(joined, "one") + launches
+
+
+def test_a_piece_that_another_device_will_read_later_is_read_now():
+    """The other one's loads queue: its second one is planned for the end of the first."""
+    host = Host(Server(GPU, 2))
+    host.loaded("a", 10**9, 10**11)
+    assert host.loaded("a", 10**9, 0) == Host(Server(GPU, 2)).loaded("a", 10**9, 0)
+    assert host.loaded("a", 10**9, 10**11) - 10**11 < host.loaded("a", 10**9, 0), "by then it is in the server's memory"
