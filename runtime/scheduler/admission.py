@@ -26,6 +26,9 @@ from runtime.scheduler.state import ClusterState
 from runtime.stages import Chain, Stage, devices_of
 from runtime.types import SequenceRequest
 
+#: How long after idle copies of a chain were looked for, in ns, it is not done again: loading one takes far longer.
+_LOOKED = 50_000_000
+
 
 class Admission:
     def __init__(self, state: ClusterState, seating: Seating, adaptive: Adaptive) -> None:
@@ -33,6 +36,8 @@ class Admission:
         self._seating = seating
         self._adaptive = adaptive
         self._arrivals = 0
+        #: By chain: when idle copies of it were looked for, lately.
+        self._looked: dict[str, int] = {}
 
     def arrive(self, request: SequenceRequest, now: int) -> None:
         """Take a sequence, or refuse it. Raises ValueError for a name that is alive."""
@@ -140,7 +145,7 @@ class Admission:
         if missing:
             for device, stage in missing:
                 self._state.ask_for(member.chain, device, stage)
-            self._warm(member.chain, route)
+            self._warm(member.chain, route, now)
             # Meanwhile it may run where all is loaded already.
             other = provision.route(member.chain, self._state.devices.loads, True, member.tokens, member.longest)
             if other is None or provision.lacking(other) or not full.isdisjoint(other.devices):
@@ -168,12 +173,13 @@ class Admission:
         route = self._state.provision.route(member.chain, self._state.devices.loads, groups=member.longest)
         return route is not None and self._let_in(member, route, full, now)
 
-    def _warm(self, chain: Chain, route: Route) -> None:
+    def _warm(self, chain: Chain, route: Route, now: int) -> None:
         """Several wait for a chain to be loaded: copies that nobody uses are loaded beside it, so that they find more than one when they
         are let in."""
         state = self._state
-        if state.waiting.count(chain.version) < 2:
+        if state.waiting.count(chain.version) < 2 or now - self._looked.get(chain.version, -_LOOKED) < _LOOKED:
             return
+        self._looked = {version: at for version, at in self._looked.items() if now - at < _LOOKED} | {chain.version: now}
         for device in holders(state, [use.block for use in chain.uses]):
             if not device.members and not device.loading and device.name not in route.devices:
                 path = state.provision.hops(chain, (device.name,) * len(chain.uses))
