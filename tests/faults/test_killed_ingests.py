@@ -17,6 +17,8 @@ from tests.faults.helpers import Nursery, exported, fine_tune, missing, nursery,
 from zoo import Zoo
 
 KILLS = 50
+#: Attempts at most, where a machine that becomes faster lets processes end before they are killed.
+MOST = 2 * KILLS
 SEED = 7
 LAYERS = 6
 
@@ -97,10 +99,16 @@ def test_kill_at_any_point_leaves_a_sound_store(tmp_path: Path, foundation: Path
     with nursery() as running:
         cycle = cases(tmp_path, foundation, tuned)
         seconds = [natural_duration(running, case.fresh(tmp_path / f"natural-{n}"), case.folder) for n, case in enumerate(cycle)]
-        for number in range(KILLS):
-            case, store, scratch = cycle[number % len(cycle)], tmp_path / f"store-{number}", tmp_path / f"exports-{number}"
-            killed += killed_ingest(running, case.fresh(store), case.folder, draw.uniform(0.0, seconds[number % len(cycle)]))
+        for number in range(MOST):
+            if number >= KILLS and killed >= KILLS // 2:
+                break
+            at, store, scratch = number % len(cycle), tmp_path / f"store-{number}", tmp_path / f"exports-{number}"
+            case = cycle[at]
+            if killed_ingest(running, case.fresh(store), case.folder, draw.uniform(0.0, seconds[at])):
+                killed += 1
+            else:  # the machine has become faster than it was
+                seconds[at] *= 0.7
             check_after_kill(store, case.folder, case.kept, scratch)
             shutil.rmtree(store)
             shutil.rmtree(scratch)
-    assert killed >= KILLS // 2, f"only {killed} of {KILLS} kills came in time"
+    assert killed >= KILLS // 2, f"only {killed} of {MOST} kills came in time"

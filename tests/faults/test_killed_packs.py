@@ -17,6 +17,8 @@ from tests.surgery.helpers import edit_weights
 from zoo import Zoo
 
 KILLS = 8
+#: Attempts at most, where a machine that becomes faster lets processes end before they are killed.
+MOST = 4 * KILLS
 SEED = 11
 #: Rounds of reading at most, until another process has changed something.
 ROUNDS = 300
@@ -58,11 +60,15 @@ def test_kill_at_any_point_of_packing(prepared: Path, folders: dict[str, Path], 
         shutil.copytree(prepared, tmp_path / "natural")
         code, natural = run(running, tmp_path / "natural", None)
         assert code == 0
-        for number in range(KILLS):
+        for number in range(MOST):
+            if number >= KILLS and killed >= KILLS // 2 and halfway:
+                break
             store, scratch = tmp_path / f"store-{number}", tmp_path / f"exports-{number}"
             shutil.copytree(prepared, store)
-            code, _ = run(running, store, draw.uniform(0.0, natural))
+            code, took = run(running, store, draw.uniform(0.0, natural))
             killed += code == -signal.SIGKILL
+            if code == 0:  # the machine has become faster than it was
+                natural = min(natural, took)
             with Zoo(store) as zoo:
                 left = len(list(zoo.store.objects.packed.shelf.digests()))
                 assert not missing(zoo)
@@ -79,7 +85,7 @@ def test_kill_at_any_point_of_packing(prepared: Path, folders: dict[str, Path], 
                 assert not zoo.verify().damaged
             shutil.rmtree(store)
             shutil.rmtree(scratch)
-    assert killed >= KILLS // 2, f"only {killed} of {KILLS} kills came in time"
+    assert killed >= KILLS // 2, f"only {killed} of {MOST} kills came in time"
     assert halfway, "no kill came in the middle of packing: this test showed nothing"
 
 

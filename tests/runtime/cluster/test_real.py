@@ -34,7 +34,7 @@ NO_RAY = pytest.mark.skipif(
 )
 BACKENDS = ["processes", pytest.param("ray", marks=NO_RAY)]
 DEVICES = ("agent-0", "agent-1", "agent-2")
-SOON = 60.0
+SOON = 180.0
 
 
 @pytest.fixture(scope="module")
