@@ -74,11 +74,13 @@ class Grid:
         return tuple(accumulate((Line(self.contexts, row).at(context) for row in self.seconds), max))
 
     def _last_slope(self, context: float) -> float:
-        """Seconds per row beyond the last batch: the steepest up to this context, or a longer context could cost less there."""
+        """Seconds per row beyond the last batch. It is known where contexts were measured, and never falls with them (as no Line does), or
+        a longer context could cost less there; between them it is not a column's own, which may be steepest in the middle."""
         if len(self.batches) == 1:
             return 0.0
-        columns = [self._column(each) for each in (*(known for known in self.contexts if known < context), context)]
-        return max(column[-1] - column[-2] for column in columns) / (self.batches[-1] - self.batches[-2])
+        columns = [self._column(known) for known in self.contexts]
+        width = self.batches[-1] - self.batches[-2]
+        return Line(self.contexts, tuple((column[-1] - column[-2]) / width for column in columns)).at(context)
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,9 @@ def test_a_longer_context_costs_no_less_beyond_the_last_batch():
     """Noise that makes the slope fall with the context once let it."""
     grid = Grid((1, 2), (1, 2, 3, 4), ((0.0, 0.0, 1.0, 0.0), (0.0, 1.0, 0.0, 0.0)))
     assert grid.at(3, 3) >= grid.at(3, 2) == pytest.approx(2.0)
+    # Steepest between two contexts that were measured.
+    grid = Grid((1, 2, 3, 4), (1, 3, 4, 5), ((1.0, 0.0, 0.0, 0.0), (0.0, 2.0, 0.0, 0.0), (0.0, 0.0, 0.0, 0.0), (1.0, 2.0, 0.0, 0.0)))
+    assert grid.at(6, 3) >= grid.at(6, 2)
 
 
 @given(grids(), st.data())

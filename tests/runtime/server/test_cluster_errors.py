@@ -228,7 +228,7 @@ def test_forged_and_stale_handles_do_nothing(server: Running) -> None:
 
 
 @pytest.mark.parametrize(
-    "order", [Close(("s",), (9,)), Settle(1, "s", 1, True), Done("a", ("s",), (1,), (1,), (None,))], ids=lambda o: type(o).__name__
+    "order", [Close(("s",), (9,)), Settle(1, "s", 1, True), Done("z", ("s",), (1,), (1,), (None,))], ids=lambda o: type(o).__name__
 )
 def test_orders_of_whoever_is_not_the_scheduler_are_denied(server: Running, order: Message) -> None:
     asked = Asked(server, [[5, 6, 7, 8, 9]], 60)
