@@ -24,7 +24,7 @@ from runtime.cluster.keys import Keys
 from runtime.cluster.outbox import Choked, Outbox
 from runtime.cluster.register import NAME, Register, link
 from runtime.cluster.shorthand import Heard
-from runtime.cluster.sockets import ADDRESS, Bell, Sockets, parts_of, putting, waits
+from runtime.cluster.sockets import ADDRESS, Bell, Sockets, putting, waits
 from runtime.cluster.wire import OtherProtocol, Parcel, decode
 from runtime.messages import Denial, Message
 from runtime.stages import Array
@@ -254,7 +254,7 @@ class Post:
         for _ in range(_BURST):
             if socket.closed or not waits(socket):  # closed: what it brought has just had it cut
                 break
-            frames = parts_of(socket)
+            frames = [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
             item = self._come(bytes(frames.pop(0)), frames) if socket is self._inbox else self._read(self._other_end(socket), frames)
             if item is not None:
                 out.append(item)

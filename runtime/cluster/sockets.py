@@ -111,27 +111,13 @@ def waits(socket: zmq.Socket[bytes]) -> bool:
     return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
-def parts_of(socket: zmq.Socket[bytes]) -> list[memoryview]:
-    """The frames of one message, which is there."""
-    parts: list[memoryview] = []
-    while True:
-        frame = socket.recv(zmq.NOBLOCK, copy=False)
-        parts.append(frame.buffer)
-        if not frame.more:
-            return parts
-
-
 def putting(socket: zmq.Socket[bytes], to: bytes | None = None) -> Callable[[list[Frame]], bool]:
     """Into a socket without waiting; False where it has no room. Raises zmq.ZMQError if a peer is not there."""
 
     def put(frames: list[Frame]) -> bool:
         try:
             copied = sum(map(len, frames)) < _COPIED_BYTES  # at once, which is cheaper than a message of pyzmq's for each frame
-            if copied and to is None and len(frames) == 2:  # what goes between agents most: `send_multipart` looks at all of it twice
-                socket.send(frames[0], zmq.NOBLOCK | zmq.SNDMORE)
-                socket.send(frames[1], zmq.NOBLOCK)
-            else:
-                socket.send_multipart(frames if to is None else [to, *frames], zmq.NOBLOCK, copy=copied)
+            socket.send_multipart(frames if to is None else [to, *frames], zmq.NOBLOCK, copy=copied)
         except zmq.Again:
             return False
         return True
