@@ -6,7 +6,9 @@ Contract: a driver calls, from one thread at a time, with `now` in nanoseconds o
     next_step(now)                            a step for the engine, or None while nothing can run
     finish_step(result, now)                  once per step; or fail_step(reason, now)
 
-(each of the last two with a lane, where steps that predict run on a stream of their own; `agent.ahead`)
+and, if it likes, to save time, prepare() while nothing can be run and first(result) right before finish_step (`agent.expected`)
+
+(steps with a lane, where steps that predict run on a stream of their own; `agent.ahead`)
 
 A row waits in the queue of the stage that it enters at and runs in the next step that has room: nobody waits for a batch to fill (BL-14),
 but a step that others are due for within a moment is put off for them (`policy.linger`): `next_step` gives None until they are there, or
