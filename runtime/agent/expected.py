@@ -22,7 +22,7 @@ from runtime.agent.commands import Send
 from runtime.agent.guests import Waiting
 from runtime.agent.tables import Tables
 from runtime.agent.telling import next_device, pass_of
-from runtime.messages import Pass
+from runtime.messages import Go, Pass
 from runtime.policy.hops import Blocks, HopLimits, all_fit
 from runtime.stages import Array, Slice, Stacked
 from runtime.types import Row
@@ -36,14 +36,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A step. `short`: places of rows that need another page. `brings`: the message that its rows come with. `onward`: another device, and
-    what goes there, if all of them do."""
+    """A step. `short`: places of rows that need another page. `brings`: the message that its rows come with, tokens, which nobody knows
+    ahead, left out. `onward`: another device, and what goes there, if all of them do."""
 
     rows: list[Waiting]
     plan: tuple[Row, ...]
     short: tuple[int, ...]
     names: tuple[str, ...]
-    brings: Pass
+    brings: Pass | Go
     onward: tuple[str, Pass] | None
 
 
@@ -69,7 +69,7 @@ class Foreseen:
     def ran(self, rows: Sequence[Waiting]) -> None:
         """These rows, all that a step had, are through."""
         first = rows[0]
-        if first.ids is None and first.tokens == 1:
+        if first.tokens == 1:
             _latest(self._ran, (first.guest.seq, first.hop), rows)
 
     def prepare(self, blocks: Blocks) -> None:
@@ -79,16 +79,19 @@ class Foreseen:
             if (made := self._next(rows, blocks)) is not None:
                 _latest(self._made, key, made)
 
-    def came(self, message: Pass, arrays: Sequence[Array], now: int) -> list[Waiting] | None:
+    def came(self, message: Pass | Go, arrays: Sequence[Array], now: int) -> list[Waiting] | None:
         """The rows of a message, if they are those that were expected; they are the caller's from now on."""
-        key = (message.seqs[0], message.hops[0]) if message.seqs else None
+        key = None if not message.seqs else (message.seqs[0], message.hops[0] if isinstance(message, Pass) else 0)
         made = self._made.get(key) if key is not None else None
-        if made is None or key is None or made.brings != message or [array.shape[0] for array in arrays] != [len(made.rows)]:
+        if made is None or key is None or not _as_expected(message, arrays, made.brings):
             return None
         del self._made[key]
-        whole = arrays[0]
-        for at, row in enumerate(made.rows):
-            row.since, row.array = now, Slice(whole, at, at + 1)
+        if isinstance(message, Go):
+            for row, token in zip(made.rows, message.tokens, strict=True):
+                row.since, row.ids = now, (token,)
+        else:
+            for at, row in enumerate(made.rows):
+                row.since, row.array = now, Slice(arrays[0], at, at + 1)
         self._came = made
         return made.rows
 
@@ -98,11 +101,12 @@ class Foreseen:
         if made is None or waiting is not made.rows or len(waiting) != len(made.plan):  # others may have joined them
             return None
         first = made.rows[0].array
-        if not isinstance(first, Slice) or not all([self._tables.grow(made.names[at], 1) for at in made.short]):  # noqa: C419
+        begins = isinstance(made.brings, Go)
+        if not (begins or isinstance(first, Slice)) or not all([self._tables.grow(made.names[at], 1) for at in made.short]):  # noqa: C419
             return None
         self._runs = made
         self.taken += 1
-        return self._with_pages(made), Stacked(made.names, first.whole)
+        return self._full(made), Stacked(made.names, first.whole) if isinstance(first, Slice) else {}
 
     def goes(self, rows: Sequence[Waiting], outputs: Mapping[str, Array]) -> Send | None:
         """What tells of rows that are through, if their step was made ahead and all of them go on to one other device. Once."""
@@ -122,10 +126,12 @@ class Foreseen:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _with_pages(self, made: Expected) -> tuple[Row, ...]:
-        if not made.short:
-            return made.plan
+    def _full(self, made: Expected) -> tuple[Row, ...]:
+        """Its rows with what could not be known before: tokens, and pages that they need now."""
         plan = list(made.plan)
+        if isinstance(made.brings, Go):
+            for at, (row, each) in enumerate(zip(plan, made.rows, strict=True)):
+                plan[at] = Row(row.seq, row.model, each.ids or (), row.start, (), row.sample, row.generated)
         for at in made.short:
             row = plan[at]
             plan[at] = Row(row.seq, row.model, row.tokens, row.start, self._tables.tell(row.seq, row.start + 1), row.sample, row.generated)
@@ -138,7 +144,7 @@ class Foreseen:
         plan: list[Row] = []
         for row in rows:
             guest, start = row.guest, row.start + 1
-            plain = row.ids is None and row.tokens == 1 and not (row.move or row.turn or row.shadow or row.part or row.before)
+            plain = row.tokens == row.steps == 1 and not (row.move or row.turn or row.shadow or row.part or row.before)
             if not plain or not guest.here or guest.ahead is not None or row.stage not in blocks.passes:
                 return None
             if row.name not in told:
@@ -150,12 +156,16 @@ class Foreseen:
                 )
             )  # fmt: skip
             plan.append(Row(row.name, row.stage, (0,), start, (), row.sample and last, generated))
+        if len({row.ids is None for row in rows}) > 1:
+            return None
         if len({row.name for row in rows}) < len(rows) or not all_fit(following, blocks, self._limits):
             return None
         device = next_device(following)
         onward = None if device in (None, self._device) else (device, pass_of(following))
         short = tuple([at for at, row in enumerate(following) if told[row.name] <= row.start])
-        return Expected(following, tuple(plan), short, tuple([row.name for row in rows]), _brings(following), onward)
+        return Expected(
+            following, tuple(plan), short, tuple([row.name for row in rows]), _brings(following, tokens=rows[0].ids is not None), onward
+        )
 
 
 def _latest(kept: OrderedDict[_Key, _T], key: _Key, one: _T) -> None:
@@ -166,7 +176,19 @@ def _latest(kept: OrderedDict[_Key, _T], key: _Key, one: _T) -> None:
         kept.popitem(last=False)
 
 
-def _brings(rows: Sequence[Waiting]) -> Pass:
+def _brings(rows: Sequence[Waiting], *, tokens: bool) -> Pass | Go:
     columns = [(row.guest.seq, row.epoch, row.hop, row.start, row.tokens, row.sample, row.generated) for row in rows]
     seqs, epochs, hops, starts, counts, sample, generated = zip(*columns, strict=True)
+    if tokens:
+        return Go(seqs, epochs, starts, counts, (), sample, generated, (1,) * len(rows))
     return Pass(seqs, epochs, hops, starts, counts, sample, generated)
+
+
+def _as_expected(message: Pass | Go, arrays: Sequence[Array], expected: Pass | Go) -> bool:
+    if isinstance(message, Pass):
+        return message == expected and [array.shape[0] for array in arrays] == [len(message.seqs)]
+    return isinstance(expected, Go) and not (message.turns or message.ahead) and _but_tokens(message) == _but_tokens(expected)
+
+
+def _but_tokens(go: Go) -> tuple[tuple[object, ...], ...]:
+    return go.seqs, go.epochs, go.starts, go.counts, go.sample, go.generated, go.steps

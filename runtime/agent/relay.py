@@ -314,7 +314,10 @@ class Relay:
     # -- inside: rows --------------------------------------------------------------------------------------------------
 
     def _go(self, go: Go, now: int) -> None:
-        self._queue.come(rows_of_go(go, self._seats.guests, now), bool(go.turns), now)
+        came = self._foreseen.came(go, (), now)
+        if came is None:
+            came = rows_of_go(go, self._seats.guests, now)
+        self._queue.come(came, bool(go.turns), now)
 
     def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
         came = self._foreseen.came(rows, arrays, now)
