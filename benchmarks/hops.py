@@ -1,6 +1,6 @@
 """What a hop costs: one decode step of 32 sequences along a chain on one agent, and along the same chain cut over two.
 
-    python -m benchmarks.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--turn 10] [--tcp] [--output FILE]
+    python -m benchmarks.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--turn 10] [--sockets unix|ipc|tcp] [--output FILE]
 
 Real agents: processes, sockets, relays, and the staged engine with a Llama of random weights. `--rows 32 --width 512` in float32 are 64 KB
 of hidden states per hop. The program speaks to the agents as the scheduler does, so that a step is the way of the rows and nothing else:
@@ -68,8 +68,15 @@ def make_store(folder: Path, width: int, layers: int) -> Path:
 class Cluster:
     """Two agents, and this program in the scheduler's place."""
 
-    def __init__(self, settings: dict[str, Any], tcp: bool) -> None:
-        self._fleet = Processes(ProcessConfig(Preparation("staged", settings), host="127.0.0.1" if tcp else None, warm=False))
+    def __init__(self, settings: dict[str, Any], kind: str) -> None:
+        self._fleet = Processes(
+            ProcessConfig(
+                Preparation("staged", settings),
+                host="127.0.0.1" if kind == "tcp" else None,
+                sockets="ipc" if kind == "ipc" else "unix",
+                warm=False,
+            )
+        )
         self._post = Post(SCHEDULER, 0, self._fleet.seat.bind, self._fleet.seat.keys)
         self._came: list[Message] = []
         self._fleet.attach(lambda died: None, self._post.address)
@@ -150,10 +157,10 @@ class Run:
         del self.seconds[len(self.seconds) - turn : len(self.seconds) - turn + skipped]
 
 
-def measure(rows: int, width: int, layers: int, steps: int, turn: int, tcp: bool) -> dict[str, Any]:
+def measure(rows: int, width: int, layers: int, steps: int, turn: int, kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         store = make_store(Path(scratch), width, layers)
-        cluster = Cluster(_settings(store), tcp)
+        cluster = Cluster(_settings(store), kind)
         try:
             runs = _run(cluster, rows, layers, steps, turn)
         finally:
@@ -163,8 +170,8 @@ def measure(rows: int, width: int, layers: int, steps: int, turn: int, tcp: bool
     times = {name: _spread(run.seconds) for name, run in runs.items()}
     return {
         "rows": rows, "bytes_per_hop": rows * width * 4, "steps": steps, "turn": turn,
-        "over": "tcp, encrypted" if tcp else "ipc", "step": times,
-        "hop_adds_ms": _hops(runs), "bare": bare(rows * width * 4, tcp),
+        "over": kind, "step": times,
+        "hop_adds_ms": _hops(runs), "bare": bare(rows * width * 4, kind),
     }  # fmt: skip
 
 
@@ -201,11 +208,11 @@ def _run(cluster: Cluster, rows: int, layers: int, steps: int, turn: int) -> dic
     return runs
 
 
-def bare(nbytes: int, tcp: bool, rounds: int = 500) -> dict[str, float]:
+def bare(nbytes: int, kind: str, rounds: int = 500) -> dict[str, float]:
     """One way between two processes: half of a round trip of a message with so many bytes beside it."""
     with tempfile.TemporaryDirectory() as scratch:
-        keys = Keys.make() if tcp else None
-        post = Post("here", 0, "tcp://127.0.0.1:*" if tcp else f"ipc://{scratch}/here", keys)
+        keys = Keys.make() if kind == "tcp" else None
+        post = Post("here", 0, "tcp://127.0.0.1:*" if kind == "tcp" else f"{kind}://{scratch}/here", keys)
         pair = None if keys is None else (keys.public, keys.secret)
         process = multiprocessing.get_context("spawn").Process(target=_echo, args=(post.address, pair, rounds), daemon=True)
         process.start()
@@ -266,10 +273,10 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--turn", type=int, default=10)
-    parser.add_argument("--tcp", action="store_true")
+    parser.add_argument("--sockets", choices=("unix", "ipc", "tcp"), default="unix", help="tcp: encrypted")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    deliver(measure(given.rows, given.width, given.layers, given.steps, given.turn, given.tcp), given.output)
+    deliver(measure(given.rows, given.width, given.layers, given.steps, given.turn, given.sockets), given.output)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,10 @@
 """One process's end of all its links: typed messages to peers by name and from them, in order for each pair, or a word why not.
 
-    inbox      a ROUTER, bound: everyone who has something for this process connects to it and says who it is (`name/incarnation/purpose`)
-    links      a DEALER per peer that this one has something for, connected when it first has; peers without an address are answered through
+    inbox      everyone who has something for this process connects to it and says who it is (`name/incarnation/purpose`)
+    links      one per peer that this one has something for, connected when it first has; peers without an address are answered through
                the inbox, over the connection that they made (so agents need not be reachable for the scheduler)
+
+Both are `carriers`; what they are made of is `sockets`'.
 
 Contract: one thread; `wake` alone may be called from any. Nothing here blocks but `receive`, and that no longer than it is told to.
 A peer that sends what is no message, leaves one out, does not read, or speaks another protocol is *cut*: it is told why, what else comes
@@ -16,21 +18,21 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import zmq
 
+from runtime.cluster.carriers import Carrier
 from runtime.cluster.checks import WireError, check_arrays, speaker
 from runtime.cluster.keys import Keys
 from runtime.cluster.outbox import Choked, Outbox
 from runtime.cluster.register import NAME, Register, link
 from runtime.cluster.shorthand import Heard
-from runtime.cluster.sockets import ADDRESS, Bell, Sockets, putting, waits
+from runtime.cluster.sockets import ADDRESS, Bell, Sockets
 from runtime.cluster.wire import OtherProtocol, Parcel, decode
 from runtime.messages import Denial, Message
 from runtime.stages import Array
 
-#: Messages taken of one socket before the others have their turn.
-_BURST = 256
 #: Messages of lives that are not known yet which are kept for each peer.
 _EARLY = 256
 #: How soon what waits for a peer is tried again.
@@ -68,13 +70,13 @@ class Settings:
 
 @dataclass(slots=True)
 class _Peer:
-    """How a peer is reached in one incarnation. `socket`: None where its own connection is used. `calls`: it may connect to this one."""
+    """How a peer is reached in one incarnation. `line`: None where its own connection is used. `calls`: it may connect to this one."""
 
     incarnation: int
     address: str | None
     calls: bool = True
     outbox: Outbox | None = None
-    socket: zmq.Socket[bytes] | None = None
+    line: Carrier | None = None
 
 
 class Post:
@@ -82,7 +84,7 @@ class Post:
 
     Args:
         name, incarnation: who this is.
-        bind: where others reach it (`ipc:///…`, `tcp://host:*`, `inproc://…`), None for nowhere.
+        bind: where others reach it (`unix:///…`, `ipc:///…`, `tcp://host:*`, `inproc://…`), None for nowhere.
         keys: the cluster's; needed, and used, for tcp only.
         context: shared by posts of one process that speak `inproc`; else each makes its own.
         purpose: of several posts of one process and name: each has links of its own.
@@ -114,10 +116,12 @@ class Post:
         self._notices: list[Mail | Cut] = []
         self._poller, self._bell = zmq.Poller(), Bell()
         self._poller.register(self._bell, zmq.POLLIN)
-        self._inbox = self._sockets.bound(bind) if bind is not None else None
-        if self._inbox is not None:
-            self._poller.register(self._inbox, zmq.POLLIN)
-        self.address = "" if self._inbox is None else self._inbox.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._carriers: dict[zmq.Socket[bytes] | int, Carrier] = {}
+        self._inbox: Carrier | None = None
+        self.address = ""
+        if bind is not None:
+            self._inbox, self.address = self._sockets.bound(bind)
+            self._attend(self._inbox)
 
     # -- who is where ----------------------------------------------------------------------------------------------------
 
@@ -205,8 +209,10 @@ class Post:
         for source, _ in self._poller.poll(wait if flushed else min(wait, _RETRY_MS)):
             if source == self._bell.fileno():
                 self._bell.quiet()
-            else:
-                out += self._take(source)
+            elif source in self._carriers:  # not one that another one's message has just had cut
+                out += self._take(self._carriers[source])
+        for late in {id(each): each for each in self._carriers.values() if each.late}.values():
+            out += self._take(late)
         out += self._notices
         self._notices = []
         return out
@@ -217,7 +223,7 @@ class Post:
         for name in list(self._peers):
             self._drop(name, _LINGER_MS)
         if self._inbox is not None:
-            self._inbox.close(_LINGER_MS)
+            self._neglect(self._inbox, _LINGER_MS)
         self._bell.close()
         self._sockets.close()
 
@@ -226,11 +232,11 @@ class Post:
     def _outbox(self, name: str, peer: _Peer) -> Outbox:
         if peer.outbox is None:
             if peer.address is not None:
-                peer.socket = self._sockets.connected(peer.address, self._who)
-                self._poller.register(peer.socket, zmq.POLLIN)
-                put = putting(peer.socket)
+                peer.line = self._sockets.connected(peer.address, self._who)
+                self._attend(peer.line)
+                put = peer.line.put
             elif self._inbox is not None:
-                put = putting(self._inbox, link(name, peer.incarnation))
+                put = partial(self._inbox.put, to=link(name, peer.incarnation))
             else:
                 raise zmq.ZMQError(zmq.EHOSTUNREACH)
             peer.outbox = Outbox(put, self._settings.backlog)
@@ -249,15 +255,14 @@ class Post:
 
     # -- inside: what comes ------------------------------------------------------------------------------------------------
 
-    def _take(self, socket: zmq.Socket[bytes]) -> Iterable[Mail | Cut]:
+    def _take(self, carrier: Carrier) -> Iterable[Mail | Cut]:
         out: list[Mail | Cut] = []
-        for _ in range(_BURST):
-            if socket.closed or not waits(socket):  # closed: what it brought has just had it cut
-                break
-            frames = [frame.buffer for frame in socket.recv_multipart(zmq.NOBLOCK, copy=False)]
-            item = self._come(bytes(frames.pop(0)), frames) if socket is self._inbox else self._read(self._other_end(socket), frames)
+        for who, frames in carrier.take():
+            item = self._come(who, frames) if carrier is self._inbox else self._read(self._other_end(carrier), frames)
             if item is not None:
                 out.append(item)
+            if carrier.closed:  # what it brought has just had it cut
+                break
         return out
 
     def _come(self, who: bytes, frames: list[memoryview]) -> Mail | Cut | None:
@@ -283,10 +288,10 @@ class Post:
     def _turn_away(self, who: bytes, reason: str) -> None:
         if self._inbox is not None:
             with suppress(zmq.ZMQError, Choked):
-                Outbox(putting(self._inbox, who), 0).send(Denial(reason))
+                Outbox(partial(self._inbox.put, to=who), 0).send(Denial(reason))
 
-    def _other_end(self, socket: zmq.Socket[bytes]) -> bytes:
-        name, peer = next((name, peer) for name, peer in self._peers.items() if peer.socket is socket)
+    def _other_end(self, line: Carrier) -> bytes:
+        name, peer = next((name, peer) for name, peer in self._peers.items() if peer.line is line)
         return link(name, peer.incarnation, "link")
 
     def _read(self, who: bytes, frames: list[memoryview]) -> Mail | Cut | None:
@@ -346,12 +351,12 @@ class Post:
         self._drop(name, _LINGER_MS)
         return Cut(name, incarnation, reason)
 
-    def _denial_outbox(self, name: str, who: bytes, inbox: zmq.Socket[bytes]) -> Outbox:
+    def _denial_outbox(self, name: str, who: bytes, inbox: Carrier) -> Outbox:
         """Over the connection that it made: its numbers go on there, where there have been any."""
         peer = self._peers[name]
         if peer.address is None and who.endswith(b"/main"):
             return self._outbox(name, peer)
-        return Outbox(putting(inbox, who), self._settings.backlog)
+        return Outbox(partial(inbox.put, to=who), self._settings.backlog)
 
     def _give_up(self, name: str, incarnation: int, reason: str) -> None:
         self._drop(name)
@@ -359,6 +364,16 @@ class Post:
 
     def _drop(self, name: str, linger: int = 0) -> None:
         peer = self._peers.pop(name, None)
-        if peer is not None and peer.socket is not None:
-            self._poller.unregister(peer.socket)
-            peer.socket.close(linger)
+        if peer is not None and peer.line is not None:
+            self._neglect(peer.line, linger)
+
+    def _attend(self, carrier: Carrier) -> None:
+        for each in carrier.polled:
+            self._carriers[each] = carrier
+            self._poller.register(each, zmq.POLLIN)
+
+    def _neglect(self, carrier: Carrier, linger: int) -> None:
+        for each in carrier.polled:
+            del self._carriers[each]
+            self._poller.unregister(each)
+        carrier.close(linger)

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 
@@ -40,13 +41,14 @@ _MAX_SPOILED = 3
 @dataclass(frozen=True, slots=True)
 class ProcessConfig:
     """`preparation`: what engine they have. `host`: listen and connect over tcp there, instead of sockets in a folder. `warm`: whether one
-    stands by."""
+    stands by. `sockets`: the kind of those in a folder (`cluster.sockets`)."""
 
     preparation: Preparation
     relay: RelayConfig = field(default_factory=RelayConfig)
     settings: AgentSettings = field(default_factory=AgentSettings)
     beat_seconds: float = 0.5
     host: str | None = None
+    sockets: Literal["unix", "ipc"] = "unix"
     warm: bool = True
     program: Sequence[str] = PROGRAM
 
@@ -106,7 +108,7 @@ class Processes:
         self._config = config
         self._folder = SocketFolder()
         keys = Keys.make() if config.host is not None else None
-        self.seat = Seat(f"tcp://{config.host}:*" if config.host is not None else f"ipc://{self._folder.path}/scheduler", keys)
+        self.seat = Seat(self._bind("scheduler"), keys)
         self._listener: Callable[[Died], None] = lambda died: None
         self._scheduler = ""
         self._lock = threading.Condition()
@@ -217,9 +219,13 @@ class Processes:
                 child.process.terminate()
         return child
 
+    def _bind(self, name: str) -> str:
+        config = self._config
+        return f"tcp://{config.host}:*" if config.host is not None else f"{config.sockets}://{self._folder.path}/{name}"
+
     def _identity(self, device: str, incarnation: int) -> Identity:
         config, keys = self._config, self.seat.keys
-        bind = f"tcp://{config.host}:*" if config.host is not None else f"ipc://{self._folder.path}/{device}.{incarnation}"
+        bind = self._bind(f"{device}.{incarnation}")
         pair = None if keys is None else (keys.public, keys.secret)
         return Identity(device, incarnation, self._scheduler, bind, config.settings, config.relay, pair, config.beat_seconds)
 

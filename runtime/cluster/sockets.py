@@ -1,22 +1,24 @@
-"""The sockets of one post: how they are made, guarded and bounded, and how frames go into one without waiting."""
+"""The sockets of one post: how they are made, guarded and bounded.
+
+tcp://      over the network, with the cluster's keys       inproc://   between threads of a process
+ipc://      between processes of one machine                unix://     the same, where short messages take a shorter way (`cluster.quick`)
+"""
 
 from __future__ import annotations
 
 import re
 import socket as plain
-from collections.abc import Callable
 from contextlib import suppress
 
 import zmq
 
+from runtime.cluster.carriers import COPIED_BYTES, Carrier, Road, Twofold
 from runtime.cluster.keys import Doorkeeper, Keys
-from runtime.cluster.wire import MAX_FRAME_BYTES, Frame
+from runtime.cluster.quick import AVAILABLE, SUFFIX, Quick
+from runtime.cluster.wire import MAX_FRAME_BYTES
 
-ADDRESS = re.compile(r"(?:ipc:///[^\0]{1,100}|tcp://[A-Za-z0-9_.:\[\]-]{3,255}|inproc://[A-Za-z0-9_.-]{1,100})")
-
-
-#: Frames of fewer bytes are copied into the transport: what is not wakes a thread of ours when it has gone.
-_COPIED_BYTES = 1 << 18
+ADDRESS = re.compile(r"(?:(?:ipc|unix):///[^\0]{1,100}|tcp://[A-Za-z0-9_.:\[\]-]{3,255}|inproc://[A-Za-z0-9_.-]{1,100})")
+_UNIX, _IPC = "unix://", "ipc://"
 
 
 class Sockets:
@@ -31,8 +33,10 @@ class Sockets:
         self._context = context if context is not None else zmq.Context()
         self._doorkeeper: Doorkeeper | None = None
 
-    def bound(self, address: str) -> zmq.Socket[bytes]:
-        """A ROUTER. Raises ValueError for an address that is none, for tcp without keys; zmq.ZMQError."""
+    def bound(self, address: str) -> tuple[Carrier, str]:
+        """What all connect to, and the address that they find it at. Raises ValueError for an address that is none, for tcp without keys;
+        zmq.ZMQError.
+        """
         if not ADDRESS.fullmatch(address.replace("*", "0")):
             raise ValueError(f"{address!r} is no address to listen on")
         socket = self._socket(zmq.ROUTER)
@@ -42,21 +46,32 @@ class Sockets:
             self._doorkeeper = Doorkeeper(self._context, self._secrets())
             self._secrets().guard(socket)
         try:
-            socket.bind(address)
+            socket.bind(_slow(address))
         except zmq.ZMQError:
             socket.close()
             self.close()
             raise
-        return socket
+        if address.startswith(_UNIX) and AVAILABLE:
+            quick = Quick()
+            with suppress(OSError):  # others find nobody there, and take the other way
+                quick.listen(address.removeprefix(_UNIX) + SUFFIX)
+            return Twofold(Road(socket, named=True), quick), address
+        return Road(socket, named=True), socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
-    def connected(self, address: str, who: bytes) -> zmq.Socket[bytes]:
-        """A DEALER that says who it is."""
+    def connected(self, address: str, who: bytes) -> Carrier:
+        """To one peer; says who this is."""
         socket = self._socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, who)
         if address.startswith("tcp:"):
             self._secrets().introduce(socket)
-        socket.connect(address)
-        return socket
+        socket.connect(_slow(address))
+        road = Road(socket, named=False)
+        if address.startswith(_UNIX) and AVAILABLE:
+            quick = Quick()
+            if quick.dial(address.removeprefix(_UNIX) + SUFFIX, who):
+                return Twofold(road, quick)
+            quick.close()
+        return road
 
     def close(self) -> None:
         """Sockets are closed before."""
@@ -70,7 +85,7 @@ class Sockets:
         socket.setsockopt(zmq.LINGER, 0)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         socket.set_hwm(self._high_water)
-        socket.copy_threshold = _COPIED_BYTES
+        socket.copy_threshold = COPIED_BYTES
         socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
         return socket
@@ -106,20 +121,5 @@ class Bell:
         self._button.close()
 
 
-def waits(socket: zmq.Socket[bytes]) -> bool:
-    """Whether a message is there. (Asking costs less than an exception that says no.)"""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
-
-def putting(socket: zmq.Socket[bytes], to: bytes | None = None) -> Callable[[list[Frame]], bool]:
-    """Into a socket without waiting; False where it has no room. Raises zmq.ZMQError if a peer is not there."""
-
-    def put(frames: list[Frame]) -> bool:
-        try:
-            copied = sum(map(len, frames)) < _COPIED_BYTES  # at once, which is cheaper than a message of pyzmq's for each frame
-            socket.send_multipart(frames if to is None else [to, *frames], zmq.NOBLOCK, copy=copied)
-        except zmq.Again:
-            return False
-        return True
-
-    return put
+def _slow(address: str) -> str:
+    return _IPC + address.removeprefix(_UNIX) if address.startswith(_UNIX) else address

@@ -128,6 +128,14 @@ def _bytes_of(data: Any, nbytes: int) -> memoryview:
     return view
 
 
+def number_of(frames: Sequence[Frame]) -> int | None:
+    """Which of its link's messages it is; None where it is no message."""
+    if not frames or len(frames[0]) < _PREAMBLE.size:
+        return None
+    magic, _, number = _PREAMBLE.unpack_from(frames[0])
+    return int(number) if magic == _MAGIC else None
+
+
 # -- in ----------------------------------------------------------------------------------------------------------------
 
 

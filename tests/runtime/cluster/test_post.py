@@ -26,13 +26,13 @@ ROW, STATE = Pass(("s",), (1,), (1,), (4,), (1,), (True,), (2,)), Array("float32
 LIMIT = 20.0
 
 
-@pytest.fixture
-def made(tmp_path: Path) -> Iterator[Callable[..., Post]]:
+@pytest.fixture(params=["unix", "ipc"])
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Post]]:
     """Posts that are closed when the test is over; those without an address of their own get a socket in the test's folder."""
     with ExitStack() as stack:
 
         def make(name: str, incarnation: int = 0, bind: str | None = "", **options: object) -> Post:
-            where = f"ipc://{tmp_path}/{name}.{incarnation}" if bind == "" else bind
+            where = f"{request.param}://{tmp_path}/{name}.{incarnation}" if bind == "" else bind
             post = Post(name, incarnation, where, **options)  # type: ignore[arg-type]
             stack.callback(post.close)
             return post
@@ -154,7 +154,7 @@ def raw(post: Post, who: bytes) -> zmq.Socket[bytes]:
     socket.setsockopt(zmq.ROUTING_ID, who)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.RCVTIMEO, 5000)
-    socket.connect(post.address)
+    socket.connect(post.address.replace("unix:", "ipc:"))
     return socket
 
 
@@ -219,7 +219,7 @@ def test_who_has_no_name_is_not_heard(made: Callable[..., Post], who: bytes) -> 
     scheduler = made("scheduler")
     socket = raw(scheduler, who) if who else zmq.Context.instance().socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
-    socket.connect(scheduler.address)
+    socket.connect(scheduler.address.replace("unix:", "ipc:"))
     socket.send_multipart(encode(0, Beat(1)))
     assert taken(scheduler, 1, seconds=0.3) == []
     socket.close()
