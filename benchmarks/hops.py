@@ -7,25 +7,34 @@ of hidden states per hop. The program speaks to the agents as the scheduler does
 Go -> (stage -> Pass ->) stage -> Done. Four paths take turns: the whole chain on `a` (`one`), cut in two but both on `a` (`cut`), the
 second half on `b` (`two`), and `a`, `b`, `a` (`three`). Printed: milliseconds per step of each, and what a hop adds: to the whole chain,
 with a second step of an engine (`two - one`, and `three - one` by its two hops), and to the same two steps in one process (`two - cut`):
-encoding, the socket, another process that wakes up. A path takes `--turn` steps in a row, as it does in serving, of which the first two
-do not count. Differences are of steps of neighbouring turns, their median, for what else the machine does changes from second to second.
+encoding, the socket, another process that wakes up. `between engines`: from the end of one engine's step to the begin of the next one's,
+by stamps of one clock (`benchmarks.stamped_agents`), of a hop between processes (`two`, `three`: half of its two) and within one (`cut`);
+`engines`: what the steps themselves take, which is more where each half wakes another core. A path takes `--turn` steps in a row, as it
+does in serving, of which the first two do not count. Differences are of steps of neighbouring turns, their median, for what else the
+machine does changes from second to second.
 `bare`: the same bytes from one process to another over the post without engines, one way.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
+import os
 import statistics
+import sys
 import tempfile
 import time
+from bisect import bisect
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from benchmarks.reports import deliver
+from benchmarks.stamped_agents import STAMPS
 from runtime.agent.commands import SCHEDULER
 from runtime.cluster.agent_main import Preparation
 from runtime.cluster.keys import Keys
@@ -69,12 +78,14 @@ class Cluster:
     """Two agents, and this program in the scheduler's place."""
 
     def __init__(self, settings: dict[str, Any], kind: str) -> None:
+        program = (sys.executable, "-m", "benchmarks.stamped_agents")
         self._fleet = Processes(
             ProcessConfig(
                 Preparation("staged", settings),
                 host="127.0.0.1" if kind == "tcp" else None,
                 sockets="ipc" if kind == "ipc" else "unix",
                 warm=False,
+                program=program,
             )
         )
         self._post = Post(SCHEDULER, 0, self._fleet.seat.bind, self._fleet.seat.keys)
@@ -142,36 +153,43 @@ class Run:
         first, _ = cluster.step(path, self._seqs, 0, prompts, 0)
         self.tokens, self._generated = [first], 1
         self.seconds: list[float] = []
+        #: When each of these steps ended, by the clock of the agents' stamps.
+        self.ends: list[int] = []
 
     def step(self) -> None:
         last = [(token,) for token in self.tokens[-1]]
         tokens, seconds = self._cluster.step(self._path, self._seqs, PROMPT + self._generated - 1, last, self._generated)
         self.tokens.append(tokens)
         self.seconds.append(seconds)
+        self.ends.append(time.monotonic_ns())
         self._generated += 1
 
     def take(self, turn: int, skipped: int) -> None:
         """So many steps in a row, of which the first ones do not count."""
         for _ in range(turn):
             self.step()
-        del self.seconds[len(self.seconds) - turn : len(self.seconds) - turn + skipped]
+        for each in (self.seconds, self.ends):
+            del each[len(each) - turn : len(each) - turn + skipped]
 
 
 def measure(rows: int, width: int, layers: int, steps: int, turn: int, kind: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
+        os.environ[STAMPS] = scratch
         store = make_store(Path(scratch), width, layers)
         cluster = Cluster(_settings(store), kind)
         try:
             runs = _run(cluster, rows, layers, steps, turn)
         finally:
             cluster.close()
+        stamps = sorted((begin, end) for file in Path(scratch).glob("*.json") for begin, end in json.loads(file.read_text()))
     if any(run.tokens != runs["one"].tokens for run in runs.values()):
         raise RuntimeError("the paths give different tokens")
     times = {name: _spread(run.seconds) for name, run in runs.items()}
     return {
         "rows": rows, "bytes_per_hop": rows * width * 4, "steps": steps, "turn": turn,
         "over": kind, "step": times,
-        "hop_adds_ms": _hops(runs), "bare": bare(rows * width * 4, kind),
+        "hop_adds_ms": _hops(runs), "between_engines_ms": _between(runs, stamps), "engines_ms": _engines(runs, stamps),
+        "bare": bare(rows * width * 4, kind),
     }  # fmt: skip
 
 
@@ -205,6 +223,7 @@ def _run(cluster: Cluster, rows: int, layers: int, steps: int, turn: int) -> dic
             run.take(turn, skipped)
             if not number:  # warm by now
                 run.seconds.clear()
+                run.ends.clear()
     return runs
 
 
@@ -251,6 +270,27 @@ def _hops(runs: Mapping[str, Run]) -> dict[str, float]:
         "two - cut, best of each": 1e3 * (min(runs["two"].seconds) - min(runs["cut"].seconds)),
         "(three - one) / 2": _apart(runs, "three", "one") / 2,
     }
+
+
+def _steps(run: Run, stamps: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """What engines did in each step of a path."""
+    begins = [begin for begin, _ in stamps]
+    spans = ((end - int(seconds * 1e9), end) for end, seconds in zip(run.ends, run.seconds, strict=True))
+    return [list(stamps[bisect(begins, begin) : bisect(begins, end)]) for begin, end in spans]
+
+
+def _between(runs: Mapping[str, Run], stamps: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:
+    """From one engine's end to the next one's begin, a hop."""
+    out = {}
+    for name in ("cut", "two", "three"):
+        gaps = [[after[0] - before[1] for before, after in pairwise(step)] for step in _steps(runs[name], stamps)]
+        out[name] = _spread([sum(each) / len(each) / 1e9 for each in gaps if each])
+    return out
+
+
+def _engines(runs: Mapping[str, Run], stamps: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:
+    """Time of all engines in a step."""
+    return {name: _spread([sum(end - begin for begin, end in step) / 1e9 for step in _steps(run, stamps)]) for name, run in runs.items()}
 
 
 def _apart(runs: Mapping[str, Run], more: str, less: str) -> float:
