@@ -69,14 +69,18 @@ class Admission:
         state = self._state
         if not state.placed:
             return
-        state.provision.on_table = partial(self._tell, now)
+        provision = state.provision
+        provision.on_table = partial(self._tell, now)
         full: set[str] = set()
         heads = [(member.rank, member) for member in state.waiting.heads()]
         while heads:
             member = heads[0][1]
             route = None
             if not (member.suspect and any(other.suspect and other.paused is None for other in state.running.values())):
-                route = state.provision.route(member.chain, state.devices.loads, context=member.tokens, groups=member.longest)
+                if full and provision.within(member.chain, full) and not (state.tell.on and provision.measured(member.chain)):
+                    provision.turn()  # as `route` does; without it nobody is told of candidates that are full
+                else:
+                    route = provision.route(member.chain, state.devices.loads, context=member.tokens, groups=member.longest)
             if route is None or not (self._joins(member, route, full, now) or self._let_in(member, route, full, now)):
                 heapq.heappop(heads)
                 continue
@@ -164,7 +168,8 @@ class Admission:
         them again since.)"""
         state, shunned = self._state, False
         for device, stage in missing:
-            if stage.id in state.devices[device].refused:
+            refused = state.devices[device].refused
+            if refused and stage.id in refused:
                 shunned |= state.provision.shun(device, state.provision.blocks_of(member.chain, stage))
         return shunned
 
@@ -190,7 +195,8 @@ class Admission:
         """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for the sequence."""
         state, chain = self._state, member.chain
         for device, stage in missing:
-            if (reason := state.devices[device].refused.get(stage.id)) is not None:
+            refused = state.devices[device].refused
+            if refused and (reason := refused.get(stage.id)) is not None:
                 return f"{chain.model} cannot be loaded: {reason}"
         groups = groups_for(chain.spec, member.tokens + (1 if member.samples else 0))
         for name, pages in route.weights:

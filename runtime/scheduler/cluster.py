@@ -96,6 +96,7 @@ class Scheduler:
         self.handovers = Handovers(self._state, self._seating)
         self._fleet = Fleet(self._state, self._seating, self._admission, self.handovers, self._updates, self.offers)
         self._seating.on_leaving = self.handovers.cancel
+        self._rows.on_rest = self.handovers.at_rest
         self.control = Controller(self._state, self.handovers, self._donors)
 
     # -- events --------------------------------------------------------------------------------------------------------
@@ -169,10 +170,7 @@ class Scheduler:
 
     def _issue(self, now: int) -> None:
         ready, self._state.ready = self._state.ready, []
-        for member in ready:
-            if member.move:
-                self.handovers.at_rest(member, now)
-            self._rows.go_on(member, now)
+        self._rows.go_on_all(ready, now)
         if self._state.ready:  # a move was committed or given up
             self._issue(now)
 

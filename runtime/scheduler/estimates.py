@@ -38,7 +38,7 @@ class Estimates:
 
     def covers(self, chain: Chain) -> bool:
         """Whether each block of a chain was measured."""
-        return all(use.block in self._profiles for use in chain.uses)
+        return bool(self._profiles) and all(use.block in self._profiles for use in chain.uses)
 
     def whole(self, chain: Chain) -> BlockProfile:
         """A chain that is covered, as one block. Raises KeyError for one that is not."""

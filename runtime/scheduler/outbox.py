@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 from runtime.agent.commands import Emit, Moving, Replace, SchedulerCommand, Send, Updated
@@ -21,17 +22,17 @@ class _Batch(Protocol):
     def message(self) -> Message: ...
 
 
+#: A row of a Go: sequence, epoch, start, its tokens, sample, generated, steps, turn, ahead.
+Row = tuple[str, int, int, tuple[int, ...], bool, int, int, int, bool]
+
+
 @dataclass(slots=True)
 class _Rows:
-    """The rows of a Go, each as a tuple of its columns: sequence, epoch, start, count, sample, generated, steps, turn, ahead; and its
-    tokens."""
-
-    rows: list[tuple[str, int, int, int, bool, int, int, int, bool]] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
 
     def message(self) -> Go:
-        seqs, epochs, starts, counts, sample, generated, steps, turns, ahead = zip(*self.rows, strict=True)
-        tokens = tuple(self.tokens)
+        seqs, epochs, starts, spans, sample, generated, steps, turns, ahead = zip(*self.rows, strict=True)
+        counts, tokens = tuple(map(len, spans)), tuple(chain.from_iterable(spans))
         if not any(turns):
             return Go(seqs, epochs, starts, counts, tokens, sample, generated, steps)
         return Go(seqs, epochs, starts, counts, tokens, sample, generated, steps, turns, ahead)
@@ -124,19 +125,21 @@ class Outbox:
     def go(self, member: Member, tokens: tuple[int, ...], steps: int, sample: bool, one: Try | None = None) -> None:
         """The next tokens of a sequence, from its first hop on. `one`: the row, where it has a turn; from a guess it is the row behind the
         next one."""
-        batches = self._devices.get(member.path[0].device)
-        rows = batches[-1] if batches else None
-        if not isinstance(rows, _Rows):
-            rows = _Rows()
-            self._devices.setdefault(member.path[0].device, []).append(rows)
         seq, start, made = member.request.seq, member.computed, len(member.output)
+        rows = self.rows(member.path[0].device)
         if one is None:
-            rows.rows.append((seq, member.epoch, start, len(tokens), sample, made, steps, 0, False))
+            rows.append((seq, member.epoch, start, tokens, sample, made, steps, 0, False))
         elif one.guess is None:
-            rows.rows.append((seq, member.epoch, start, len(tokens), sample, made, steps, one.turn, one.started))
+            rows.append((seq, member.epoch, start, tokens, sample, made, steps, one.turn, one.started))
         else:
-            rows.rows.append((seq, member.epoch, member.tokens, len(tokens), sample, made + 1, steps, one.turn, one.started))
-        rows.tokens.extend(tokens)
+            rows.append((seq, member.epoch, member.tokens, tokens, sample, made + 1, steps, one.turn, one.started))
+
+    def rows(self, device: str) -> list[Row]:
+        """Where rows are put for a device, until it is told anything else, or `flush`."""
+        last = self._last(device)
+        if not isinstance(last, _Rows):
+            self._devices[device].append(last := _Rows())
+        return last.rows
 
     def replace(self, device: str) -> None:
         self._replaced.append(device)

@@ -167,6 +167,14 @@ class Provision:
         staying = (name for name in self._where.get(block, ()) if name != device and (block, name) not in self.leaving)
         return any(self._devices.alive(name) for name in staying)
 
+    def measured(self, chain: Chain) -> bool:
+        """Whether paths of a chain are chosen by profiles."""
+        return self.estimates is not None and self.estimates.covers(chain)
+
+    def within(self, chain: Chain, names: Collection[str]) -> bool:
+        """Whether every path of a chain passes one of these devices, for one of its blocks is nowhere else."""
+        return any(all(name in names for name in self._where.get(use.block, ())) for use in chain.uses)
+
     def path(self, chain: Chain, loads: Mapping[str, float], warm: bool = False, context: int = 0) -> Path | None:
         """As `route`."""
         found = self.route(chain, loads, warm, context)
@@ -185,7 +193,7 @@ class Provision:
             candidates = [
                 [name for name in some if use.block in self._devices[name].warm] for use, some in zip(chain.uses, candidates, strict=True)
             ]
-        if self.estimates is not None and self.estimates.covers(chain):
+        if self.estimates is not None and self.measured(chain):
             table = self.estimates.table(chain, [[self._devices[name] for name in some] for some in candidates], context)
             chosen = choose_by_cost([{name: each.total for name, each in row.items()} for row in table], self.estimates.hop)
             if context:

@@ -7,6 +7,8 @@ are `starved` until some are given back.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 from runtime.kv.pages import groups_for
 from runtime.messages import Done, Lost, Verdict
 from runtime.scheduler.members import Member
@@ -18,10 +20,13 @@ from runtime.types import FinishReason, PromptLogprobs, Sampled, TokenEvent
 
 
 class Rows:
+    """`on_rest`: called with whoever is moving, before its next row."""
+
     def __init__(self, state: ClusterState, seating: Seating, speculation: Speculation) -> None:
         self._state = state
         self._seating = seating
         self._speculation = speculation
+        self.on_rest: Callable[[Member, int], None] = lambda member, now: None
 
     # -- what comes back -----------------------------------------------------------------------------------------------
 
@@ -30,7 +35,7 @@ class Rows:
         scores: dict[str, tuple[PromptLogprobs, ...]] = {}
         for part in done.prompts:
             scores[part.seq] = (*scores.get(part.seq, ()), part)
-        running, ready = self._state.running, self._state.ready
+        running, ready, made = self._state.running, self._state.ready, 0
         for at, (seq, epoch, count, sampled) in enumerate(zip(done.seqs, done.epochs, done.counts, done.sampled, strict=True)):
             member = running.get(seq)
             if member is None or member.epoch != epoch or not member.flying:
@@ -45,12 +50,16 @@ class Rows:
                 self._seating.end(member, "error", now, why)
                 continue
             member.flying = False
-            if sampled is not None and count == 1 and member.phase == "decode":
-                self._decoded(member, sampled, now)
+            if sampled is not None and count == 1 and member.phase == "decode":  # `_advance` for nearly all: one token behind the last
+                member.computed += 1
+                member.output.append(sampled.token)
+                made += 1
+                self._emit(member, sampled, (), now)
             else:
                 self._advance(member, count, sampled, scores.get(seq, ()), now)
             if member.path:
                 ready.append(member)
+        self._state.tally.generated_tokens += made
 
     def judged(self, verdict: Verdict, now: int) -> None:
         """Predictions have been compared with what they were to be."""
@@ -136,33 +145,53 @@ class Rows:
             member.prompt_logprobs.clear()
         self._emit(member, sampled, told, now)
 
-    def _decoded(self, member: Member, sampled: Sampled, now: int) -> None:
-        """`_advance` for the most frequent case: one token behind the last."""
-        member.computed += 1
-        member.output.append(sampled.token)
-        self._state.tally.generated_tokens += 1
-        self._emit(member, sampled, (), now)
-
     def _emit(self, member: Member, sampled: Sampled, scores: tuple[PromptLogprobs, ...], now: int) -> None:
         """Tell its latest token, and its end if that is one (as LiveSequence.finish judges)."""
-        state, request, made = self._state, member.request, len(member.output)
+        state, request, token, made = self._state, member.request, sampled.token, len(member.output)
         if member.deaths or member.strays:
             member.deaths, member.strays, state.changed = 0, 0, True
         reason: FinishReason | None = None
-        if sampled.token in member.ends and made >= request.sampling.min_tokens:
+        if token in member.ends and made >= request.sampling.min_tokens:
             reason = "stop"
         elif made >= member.most:
             reason = "length"
         if state.tell.on:
-            state.tell.token(now, request, made - 1, sampled.token)
-        event = TokenEvent(
-            request.seq, request.request, made - 1, sampled.token, sampled.logprob, sampled.top, scores, reason, None, member.served
-        )  # fmt: skip
-        state.out.events.append(event)
+            state.tell.token(now, request, made - 1, token)
+        served = None if member.variant is None else member.variant.name
+        state.out.events.append(
+            TokenEvent(request.seq, request.request, made - 1, token, sampled.logprob, sampled.top, scores, reason, None, served)
+        )
         if reason is not None:
             self._seating.leave(member, reason, now)
 
     # -- what goes out -------------------------------------------------------------------------------------------------
+
+    def go_on_all(self, members: Iterable[Member], now: int) -> None:
+        """`go_on` for each that is ready; written out for nearly all of them, which decode and have pages."""
+        state, strides = self._state, self._state.config.stride > 1
+        starved, tell = state.starved, state.tell
+        device: str | None = None
+        for member in members:
+            if (
+                member.phase != "decode" or member.computed >= member.room or member.ahead is not None or member.paused is not None
+                or member.move or member.flying or member.held or member.doomed or not member.path or strides
+            ):  # fmt: skip
+                if member.move:
+                    self.on_rest(member, now)
+                self.go_on(member, now)
+                device = None  # it may have been told something else
+                continue
+            if member.path[0].device != device:
+                device = member.path[0].device
+                put = state.out.rows(device).append
+            request, output = member.request, member.output
+            member.flying, member.issued = True, 1
+            member.passes.tokens += 1
+            if tell.on:
+                tell.hops(now, request, member.computed, 1, member.path, member.offers)
+            put((request.seq, member.epoch, member.computed, (output[-1],), True, len(output), 1, 0, False))
+            if starved:
+                starved.pop(request.seq, None)
 
     def go_on(self, member: Member, now: int) -> None:
         """The next row of a sequence that is at rest, if it runs and nothing holds it."""
@@ -253,8 +282,11 @@ class Rows:
 
     def _victim(self, member: Member, device: str) -> Member | None:
         """The last in rank behind `member` with pages on a device; none if one is about to go already."""
-        here = self._state.devices[device].here.values()
-        behind = [m for m in here if m.rank > member.rank and m.groups and any(name == device for name, _ in m.weights)]
-        if any(m.doomed for m in behind):
-            return None
-        return max(behind, key=lambda m: m.rank, default=None)
+        last, rank = None, member.rank
+        for other in self._state.devices[device].here.values():
+            if other.groups and other.rank > rank and device in dict(other.weights):
+                if other.doomed:
+                    return None
+                if last is None or other.rank > last.rank:
+                    last = other
+        return last

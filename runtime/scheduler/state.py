@@ -60,11 +60,11 @@ class ClusterState:
 
     def ask_for(self, chain: Chain, device: str, stage: Stage) -> None:
         """Have a stage loaded, unless it is on its way or was refused."""
-        known = self.devices[device]
-        if stage.id not in known.loading and stage.id not in known.refused:
-            known.loading.add(stage.id)
-            known.wanted[stage.id] = stage, self.provision.blocks_of(chain, stage)
-            self.out.load(device, [known.wanted[stage.id]])
+        known, name = self.devices[device], stage.id
+        if name not in known.loading and name not in known.refused:
+            known.loading.add(name)
+            known.wanted[name] = stage, self.provision.blocks_of(chain, stage)
+            self.out.load(device, [known.wanted[name]])
 
     def check(self) -> None:
         """Verify that members and queues agree. Raises RuntimeError."""
