@@ -4,6 +4,7 @@ Contract: `scale` looks at each block by itself; other blocks of its chains are 
 
     up      an instance whose queue is longer than `high` of what would fill its device gets another beside it, the most loaded first,
             while there is memory for it; sequences go over, fewest shared pages first (BL-18), until both hold about as many pages
+    even    where it has another one whose queue is under `low`, they go there, and nothing is loaded: a further one would be as idle
     down    an instance that has had nothing to do for `idle`, if others of its block stay, each with a queue under `low`; sequences that
             are paused there move to them, or it stays
 
@@ -67,6 +68,17 @@ class Up:
 
 
 @dataclass(frozen=True, slots=True)
+class Even:
+    """`moves` go, in this order, from the instance on `hot` to the one on `device`, which is there already."""
+
+    block: str
+    device: str
+    hot: str
+    part: float
+    moves: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Down:
     """Drop `block` from `device` once `moves`, (sequence, device), are made."""
 
@@ -82,6 +94,7 @@ class Scaling:
     ups: tuple[Up, ...]
     downs: tuple[Down, ...]
     refused: tuple[str, ...]
+    evens: tuple[Even, ...] = ()
 
 
 def scale(
@@ -97,14 +110,32 @@ def scale(
 
     Args:
         cluster: devices with what is free for weights, instances, traffic; its instances are those of `loads`.
-        pages: free ones per device. changed: when a block was last scaled, nanoseconds.
+        pages: that may come to a device, of those that are free there. changed: when a block was last scaled, nanoseconds.
     """
     calm = [each for each in loads if now - changed.get(each.block, now - limits.calm) >= limits.calm]
     free = {each.device: pages.get(each.device, 0) for each in loads} | dict(pages)
-    ups, refused = _ups(calm, cluster, free, limits, placing)
-    grown = {each.block for each in ups} | set(refused)
+    evens = _evens(calm, free, limits)
+    served = {(each.block, each.hot) for each in evens}
+    ups, refused = _ups([each for each in calm if (each.block, each.device) not in served], cluster, free, limits, placing)
+    grown = {each.block for each in (*ups, *evens)} | set(refused)
     downs = _downs([each for each in calm if each.block not in grown], free, limits, now)
-    return Scaling(tuple(ups), tuple(downs), tuple(refused))
+    return Scaling(tuple(ups), tuple(downs), tuple(refused), tuple(evens))
+
+
+def _evens(loads: Sequence[Load], pages: dict[str, int], limits: ScalingLimits) -> list[Even]:
+    """For each instance that is too busy the least busy one of its block, where that is under `low`."""
+    idle: dict[str, Load] = {}
+    for each in loads:
+        if each.part < limits.low and (each.block not in idle or each.part < idle[each.block].part):
+            idle[each.block] = each
+    evens: list[Even] = []
+    for hot in sorted(loads, key=lambda each: (-each.part, each.block, each.device)):
+        other = idle.get(hot.block)
+        if hot.part > limits.high and other is not None:
+            moves = _half(hot.held, pages.get(other.device, 0))
+            pages[other.device] = pages.get(other.device, 0) - sum(len(each.pages) for each in moves)
+            evens.append(Even(hot.block, other.device, hot.device, hot.part, tuple(each.seq for each in moves)))
+    return evens
 
 
 def _ups(

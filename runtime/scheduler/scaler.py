@@ -1,7 +1,7 @@
 """Instances come and go by load (BL-24), and what is asked for most gets copies (`policy.demand`).
 
     saturated   a part of a chain fills more than `high` of a device's memory, with those who wait for it: `policy.scaling` says where
-                another instance goes and who goes with it
+                another instance goes and who goes with it, or to which one that is there and has little to do
     asked       (placing by demand) a device has many more sequences than another that holds what they use, or has room for it
     idle        an instance that came so has had nobody for `idle_ms`: it goes again
 
@@ -67,14 +67,24 @@ class Scaler:
         return max((device.taken + queues.pages.get(device.name, 0.0)) / max(device.capacity, 1), running)
 
     def _saturated(self, device: Device, queues: Queues, full: Mapping[str, float], now: int) -> None:
-        """The part that fills most of a device gets another instance."""
+        """The part that fills most of a device goes to an instance that is not busy, or gets another."""
         part = next(iter(parts_of(device)), None)
         if part is None or part.name in self._changed:
             return
         load = self._load(device, part, queues)
         cluster, room = self._cluster(device, part, full)
+        # Instances that are there already, perhaps for the sake of a longer part that has these blocks too.
+        calm = [each for each in holders(self._state, part.blocks) if each is not device and full[each.name] < self._limits.low]
+        loads = [load, *(Load(part.name, each.name, int(1000 * full[each.name]), 1000) for each in calm)]
+        # With so many pages more they are as full as this one then is.
+        room |= {each.name: min(each.capacity - each.taken, max(device.taken - each.taken, 0) // 2) for each in calm}
         policy: Policy = "locality" if self._state.config.control.locality else "frag-min"
-        decided = scale([load], cluster, room, {}, self._limits, now, policy)
+        decided = scale(loads, cluster, room, {}, self._limits, now, policy)
+        for even in decided.evens:
+            if even.moves and not any(self._orders.wished(each.seq) for each in part.members):
+                extra = {"hot": device.name, "part": round(even.part, 3), "blocks": len(part.blocks), "moves": len(even.moves)}
+                self._state.tell.control(now, "scale.even", "BL-24", even.device, part.blocks[0], **extra)
+                self._send(part, device.name, even.device, even.moves, "BL-24", now)
         for up in decided.ups:
             extra = {"hot": device.name, "part": round(up.part, 3), "blocks": len(part.blocks)}
             self._state.tell.control(now, "scale.up", "BL-24", up.device, part.blocks[0], **extra)

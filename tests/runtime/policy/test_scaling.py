@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.policy.move_order import Mover
 from runtime.policy.placement import Cluster, Device, Instance
-from runtime.policy.scaling import Down, Load, Scaling, ScalingLimits, Up, scale
+from runtime.policy.scaling import Down, Even, Load, Scaling, ScalingLimits, Up, scale
 
 LIMITS = ScalingLimits(high=0.8, low=0.4, idle=100, calm=50, most=2)
 NBYTES = {"hot": 4, "b": 4, "c": 4}
@@ -51,6 +51,17 @@ def test_half_of_the_pages_move_those_shared_least_first() -> None:
     # 16 of which 8 may go: `alone` (3), `large` (7) is too much then, s1 (3) has two pages in common with s2, whose turn is past 8.
     assert done.ups[0].moves == ("alone", "s1")
     assert decide([Load("hot", "x0", 90, 100, held)], pages=2).ups[0].moves == ()
+
+
+def test_an_instance_that_is_not_busy_takes_them_and_none_is_loaded() -> None:
+    held = (holds("a", 0, 3), holds("b", 3, 3), holds("c", 6, 4))
+    hot, other = Load("hot", "x0", 90, 100, held), Load("hot", "x1", 39, 100)
+    done = decide([hot, other, Load("hot", "y0", 38, 100)])
+    assert (done.ups, done.evens) == ((), (Even("hot", "y0", "x0", 0.9, ("a",)),))  # up to half of 10 pages; a and b are 6
+    assert decide([hot, other], pages=2).evens == (Even("hot", "x1", "x0", 0.9, ()),)
+    busy = decide([hot, replace(other, queue=40)], free=99)
+    assert busy.evens == () and [each.hot for each in busy.ups] == ["x0"]
+    assert decide([hot, replace(other, idle_since=0)]).downs == ()  # it is about to have something to do
 
 
 def test_an_idle_instance_goes_if_others_stay_and_are_not_busy() -> None:
@@ -112,6 +123,13 @@ def test_memory_holds_and_no_block_loses_its_last_instance(loads: list[Load], fr
         moved = sum(sizes[(up.block, up.hot, seq)] for seq in up.moves)
         taken[up.device] += moved
         assert 2 * moved <= sum(size for (block, device, _), size in sizes.items() if (block, device) == (up.block, up.hot))
+    for even in done.evens:
+        assert (
+            (even.block, even.device) in here
+            and even.part > 0.8
+            and not any((each.block, each.hot) == (even.block, even.hot) for each in done.ups)
+        )
+        taken[even.device] += sum(sizes[(even.block, even.hot, seq)] for seq in even.moves)
     for down in done.downs:
         here.remove((down.block, down.device))
         assert {seq for seq, _ in down.moves} == {seq for block, device, seq in sizes if (block, device) == (down.block, down.device)}

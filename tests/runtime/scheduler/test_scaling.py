@@ -67,6 +67,30 @@ def test_an_instance_that_nobody_needs_goes_again_with_its_stages() -> None:
             assert cluster.nodes[device.name].engine.memory().weights <= device.planned
 
 
+def test_beside_an_instance_that_has_nothing_to_do_no_further_one_is_loaded() -> None:
+    """A second one came for the sake of a longer part of the chain, when all were at the first one already: they go there. (A third one
+    was loaded beside it.)"""
+    cluster = hot_cluster(QUICK, devices=5)
+    blocks = [use.block for use in ONE.chain(*CUT).uses]
+    second: list[str] = []
+
+    def copied() -> None:
+        second.extend(device.name for device in cluster.scheduler.devices if not device.members)
+        cluster.scheduler.control.orders.grow(blocks[1:3], second[0], "a test's", cluster.now)
+
+    cluster.at(61 * MS, copied)  # it is full from 65 ms on
+    cluster.ticks(4 * MS, 100 * MS)
+    seen: list[tuple[int, int]] = []
+    for when in range(61, 90):
+        cluster.at(when * MS + 1, lambda: seen.append((instances(cluster)[HOT], cluster.scheduler.devices[second[0]].members)))
+    cluster.run()
+    cluster.expect()
+    assert {count for count, _ in seen} == {2} and not cluster.trace.named("scale.up")
+    evens = cluster.trace.named("scale.even")
+    assert evens and {(event.cause, event.block, event.dev) for event in evens} == {("BL-24", HOT, second[0])}
+    assert max(members for _, members in seen) >= 2 and cluster.scheduler.handovers.counts().committed >= 2
+
+
 def test_negative_control_switched_off_nothing_is_scaled() -> None:
     cluster = hot_cluster(ControlConfig.off())
     seen = watched(cluster, 4 * MS, 300 * MS)
