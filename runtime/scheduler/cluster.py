@@ -143,6 +143,7 @@ class Scheduler:
                 self.speculation.review()
                 self._donors.sweep(now)
                 self._fleet.overdue(now)
+                self._fleet.relent(now)
                 self.control.tick(now)
             case Pause():
                 self.control.pauses.pause(event.seq, event.expected, now)

@@ -20,6 +20,17 @@ if TYPE_CHECKING:  # members hold pages, which are devices'
 
 #: Room of a device that takes any number of bytes.
 ANY = 1 << 60
+#: A stage that was refused is not asked for again before so long, in ns; twice as long each time that it is refused again, up to the most.
+_PAUSE, _LONGEST = 15_000_000_000, 960_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Of a stage of a model, for the `times`th time in a row; until when it is not asked for again, in ns."""
+
+    model: str
+    times: int
+    until: int
 
 
 @dataclass(slots=True)
@@ -27,7 +38,8 @@ class Device:
     """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold, `planned` bytes; `wanted`: stages, with
     their blocks, that it has been asked for; `warm`: blocks of those that are loaded. `members`: sequences whose paths pass it, `here`:
     by name; `asked`: those that it may come to run a hop of (BL-23). `server`: the machine that it is on; `pid`: its agent's process
-    there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages. `final`: it does not come back.
+    there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages. `final`: it does not come back. `refused`: why, by
+    stage, of those that are not to be asked for now; `refusals`: of all that were refused and have not been loaded since.
     """
 
     name: str
@@ -51,6 +63,7 @@ class Device:
     loading: set[str] = field(default_factory=set)
     loaded: dict[str, ModelSpec] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, Refusal] = field(default_factory=dict)
     wanted: dict[str, tuple[Stage, tuple[str, ...]]] = field(default_factory=dict)
     queued: int = 0
     queues: dict[str, int] = field(default_factory=dict)
@@ -86,7 +99,28 @@ class Device:
         """A stage is loaded."""
         self.loading.discard(stage)
         self.loaded[stage] = spec
+        self.pardon(stage)
         self.warm.update(self.wanted[stage][1] if stage in self.wanted else ())
+
+    def refuses(self, stage: Stage, why: str, now: int) -> None:
+        """A stage cannot be loaded; perhaps it can later."""
+        known = self.refusals.get(stage.id)
+        times = 1 if known is None else known.times + 1
+        self.loading.discard(stage.id)
+        self.refused[stage.id] = why
+        self.refusals[stage.id] = Refusal(stage.model, times, now + min(_PAUSE << min(times - 1, 16), _LONGEST))
+
+    def relents(self, now: int) -> bool:
+        """Whether there are stages that may be asked for again from now on."""
+        over = [stage for stage in self.refused if self.refusals[stage].until <= now]
+        for stage in over:
+            del self.refused[stage]
+        return bool(over)
+
+    def pardon(self, stage: str) -> None:
+        """It is loaded, or nobody's any more."""
+        self.refused.pop(stage, None)
+        self.refusals.pop(stage, None)
 
     def lost(self, blocks: Collection[str]) -> list[Stage]:
         """Forget all stages that have any of these blocks; those of them that are loaded."""

@@ -114,15 +114,20 @@ class Fleet:
                 state.ask_for(chain, device, stage)
 
     def refused(self, refused: Refused, now: int) -> None:
-        """A stage cannot be loaded there: its blocks run where else they are to be, if need be once that device is back; admission ends
-        whoever has no other path."""
+        """A stage cannot be loaded there (now): its blocks run where else they are to be, if need be once that device is back; admission
+        ends whoever has no other path."""
         device = self._state.devices[refused.device]
-        device.loading.discard(refused.stage.id)
-        device.refused[refused.stage.id] = refused.reason
+        device.refuses(refused.stage, refused.reason, now)
         self._state.tell.fault(now, 0, f"{refused.device} refuses {refused.stage.id}: {refused.reason}")
         if refused.stage.id in device.wanted:
             self._state.provision.shun(device.name, device.wanted[refused.stage.id][1])
         self._state.changed = True
+
+    def relent(self, now: int) -> None:
+        """What was refused may be asked for again after a while, by whoever needs it then."""
+        for device in self._state.devices:
+            if device.refused and device.relents(now):
+                self._state.changed = True
 
     def report(self, report: Report, now: int) -> None:
         device = self._state.devices.get(report.device)

@@ -217,8 +217,9 @@ class Updates:
             gone = [stage for stage in mine if stage.id not in device.loading]
             loaded = [stage for stage in gone if device.loaded.pop(stage.id, None) is not None]
             for stage in gone:
-                device.refused.pop(stage.id, None)
                 del device.wanted[stage.id]
+            for refused in [each for each, refusal in device.refusals.items() if refusal.model == name]:
+                device.pardon(refused)
             if loaded:
                 device.cool()
                 state.out.drop(device.name, loaded)

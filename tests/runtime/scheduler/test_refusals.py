@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from runtime.config import ClusterConfig
@@ -70,6 +72,55 @@ def test_what_a_device_was_given_again_and_has_refused_runs_on_the_others() -> N
     cluster.run()
     cluster.expect()
     assert all(cluster.scheduler.provision.instances[block] == ["d0"] for block in blocks)
+
+
+class Stuffed(CountingEngine):
+    """Has no room for anything for a while. `asked`: how often it was asked."""
+
+    asked = 0
+    full = True
+
+    def load(self, stage: Stage) -> ModelSpec:
+        self.asked += 1
+        if self.full:
+            raise NotServable("no room yet")
+        return super().load(stage)
+
+
+def stuffed(*, ticks: int = 4000) -> tuple[VirtualCluster, Stuffed]:
+    engine = Stuffed([M], 256, device="d0")
+    cluster = VirtualCluster([M], devices=1, config=ClusterConfig(devices=1, placing="copies"), make_engine=lambda name: engine)
+    cluster.ticks(1000 * MS, ticks * 1000 * MS)
+    return cluster, engine
+
+
+def test_what_was_refused_is_tried_again_after_a_while_and_runs() -> None:
+    """A device had no room for the moment: it is not held against it for its life."""
+    cluster, engine = stuffed(ticks=200)
+    cluster.ask(request("a", range(4), "m"), at=MS)
+    cluster.ask(request("soon", range(4), "m"), at=5_000 * MS)  # it is not asked for at once
+    cluster.at(8_000 * MS, lambda: setattr(engine, "full", False))
+    cluster.ask(request("late", range(4), "m", max_tokens=8), at=60_000 * MS)
+    cluster.run()
+    ends = {seq: cluster.told[seq].last.finish for seq in ("a", "soon", "late")}
+    assert ends == {"a": "error", "soon": "error", "late": "length"} and engine.asked == 2
+    assert len(cluster.told["late"].tokens) == 8
+    (device,) = cluster.scheduler.devices
+    assert not device.refused and not device.refusals
+
+
+def test_what_is_refused_again_and_again_is_asked_for_less_and_less() -> None:
+    """One request a second for an hour: each is told why, and few of them cost the device an attempt."""
+    cluster, engine = stuffed()
+    tries: list[int] = []
+    for second in range(1, 3600):
+        cluster.ask(request(f"s{second}", range(4), "m"), at=second * 1000 * MS)
+        cluster.at(second * 1000 * MS + 500 * MS, lambda: tries.append(engine.asked))
+    cluster.run()
+    assert all("no room yet" in (told.last.error or "") for told in cluster.told.values())
+    at = [second for second, (before, after) in enumerate(pairwise([0, *tries])) if after > before]
+    pauses = [after - before for before, after in pairwise(at)]
+    assert all(15 <= pause <= 965 for pause in pauses) and pauses == sorted(pauses) and 6 <= len(at) <= 10
 
 
 @pytest.mark.parametrize("large", range(12))
