@@ -11,7 +11,7 @@ an admission costs a few dictionary look-ups per block and candidate. A block wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from runtime.policy.latency import Candidate, Latency, Work, latency_of
 from runtime.policy.profiles import BlockProfile, DeviceProfile, LinkProfile, alike, chain_of
@@ -35,6 +35,14 @@ class Estimates:
         """Of blocks that come later; what is known stays."""
         for each in profiles:
             self._profiles.setdefault(each.block, each)
+
+    def forget(self, blocks: Collection[str], version: str) -> None:
+        """Of blocks, and of a version of a chain, that are gone."""
+        for block in blocks:
+            self._profiles.pop(block, None)
+        if blocks:
+            self._known = {key: known for key, known in self._known.items() if key[0] not in blocks}
+        self._whole.pop(version, None)
 
     def covers(self, chain: Chain) -> bool:
         """Whether each block of a chain was measured."""

@@ -153,7 +153,10 @@ class Provision:
                 self._devices[device].planned -= self._blocks[block].nbytes
                 self.leaving.discard((block, device))
             self._blocks.pop(block, None)
-        if all(other.version != chain.version for other in kept):
+        served = any(other.version == chain.version for other in kept)
+        if self.estimates is not None:
+            self.estimates.forget(gone, "" if served else chain.version)
+        if not served:
             self._why.pop(chain.version, None)
             self._routes.forget(chain.version)
             self._passes = {key: passes for key, passes in self._passes.items() if key[0] != chain.version}

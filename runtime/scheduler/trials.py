@@ -30,7 +30,9 @@ class Trials:
         return (block, device) in self._resting
 
     def review(self) -> None:
-        """Those that have rested may be tried again, from the beginning."""
+        """Those that have rested may be tried again, from the beginning; what instances that are gone did is forgotten."""
+        there = self._state.provision.instances
+        self._outcomes = {(block, name): seen for (block, name), seen in self._outcomes.items() if name in there.get(block, ())}
         self._resting = {instance: left - 1 for instance, left in self._resting.items() if left > 1}
 
     def add(self, now: int, member: Member, instance: Instance, hit: bool) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from runtime.agent.commands import Withdraw
 from runtime.config import ClusterConfig
 from runtime.engine.counted import CountingModel, counting_model
+from runtime.scheduler.estimates import Estimates
 from tests.runtime.scheduler.changing import Changing, as_version, serve
+from tests.runtime.scheduler.test_estimates import profile
 from tests.runtime.scheduler.virtual_cluster import MS
 from tests.runtime.virtual import request
 
@@ -74,6 +77,40 @@ def test_blocks_that_both_versions_have_stay_and_serve_both() -> None:
     shared = {use.block for use in A.chain(*CUT).uses} & {use.block for use in B.chain(*CUT).uses}
     assert len(shared) == 2
     assert all(list(cluster.scheduler.provision.instances[block]) == before[block] for block in shared)
+
+
+def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
+    """Profiles of their blocks, what was reckoned from these, and how well they were predicted: else a server that takes a version of a
+    model every minute grows for ever."""
+    cluster = cluster_of()
+    versions = [counting_model(f"m-{number}", f"1 2* 3 {10 + number}* 5* 6", max_model_len=128) for number in range(6)]
+    cluster.known = versions  # type: ignore[assignment]
+    provision, trials = cluster.scheduler.provision, cluster.scheduler.speculation.trials
+    first = [profile(block.id) for block in A.blocks(*CUT)]
+    estimates = provision.estimates = Estimates({each.block: each for each in first}, hop=0.1)
+    sizes: list[tuple[int, ...]] = []
+
+    def size() -> None:
+        sizes.append((len(estimates._profiles), len(estimates._whole), len({key[0] for key in estimates._known}), len(trials._outcomes)))
+
+    for number, model in enumerate(versions):
+        event = serve(model, "m", *CUT)
+        measured = tuple(profile(block.id) for block in event.blocks)
+        at = (20 + 200 * number) * MS
+        cluster.at(at, lambda event=event, measured=measured: cluster.tell(replace(event, profiles=measured)))
+        for one in range(4):
+            cluster.ask(request(f"s{number}-{one}", range(one + 1), "m", max_tokens=8), at=at + (50 + one) * MS)
+
+        def seen(chain=event.chain) -> None:
+            estimates.whole(chain)
+            trials.add(cluster.now, next(iter(cluster.scheduler.members.values())), (chain.uses[1].block, "d0"), False)
+
+        cluster.at(at + 60 * MS, seen)
+        cluster.at(at + 190 * MS, lambda: trials.review())
+        cluster.at(at + 195 * MS, size)
+    cluster.run()
+    cluster.expect()
+    assert len(set(sizes)) == 1 and sizes[0][:2] == (4, 1) and sizes[0][2] <= 4 and sizes[0][3] == 1, sizes
 
 
 def test_a_new_block_goes_where_the_one_is_whose_place_it_takes() -> None:
