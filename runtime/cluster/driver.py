@@ -40,7 +40,7 @@ from runtime.scheduler.record import Recorder, head_of
 from runtime.stages import Block, Chain, Surrogate
 from runtime.trace import TraceSink
 from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
-from zoo.errors import InUse, NotFound, NotServable, Unavailable
+from zoo.errors import InUse, NotFound, NotServable, Unavailable, ZooError
 
 _log = logging.getLogger(__name__)
 
@@ -162,8 +162,8 @@ class ClusterDriver(Reception):
     def unload(self, name: str, timeout: float = 60.0) -> None:
         """Take no more requests for a model, wait for its running ones, and until devices are told to drop what only it needed.
 
-        Raises NotFound; InUse if they have not ended after `timeout` seconds, and then it takes requests again; NotServable, for it goes on
-        being served, where this cluster takes its models when it starts only; Unavailable.
+        Raises NotFound; InUse if they have not ended after `timeout` seconds, and then it takes requests again or says why it cannot;
+        NotServable, for it goes on being served, where this cluster takes its models when it starts only; Unavailable.
         """
         if self.sight.chain(name) is None:
             raise NotFound(f"no model named {name!r} is served")
@@ -173,8 +173,12 @@ class ClusterDriver(Reception):
         with self._changed:
             gone = self._changed.wait_for(lambda: self._death is not None or not self.sight.leaving(name), timeout)
         if not gone:
-            self.serve(self._describe(name))
-            raise InUse(f"sequences of {name} still run after {timeout:g} s")
+            why = f"sequences of {name} still run after {timeout:g} s"
+            try:
+                self.serve(self._describe(name))
+            except ZooError as error:
+                raise InUse(f"{why}; it takes no others, for it cannot be served again: {error}") from error
+            raise InUse(why)
 
     # -- looking in ----------------------------------------------------------------------------------------------------
 

@@ -93,7 +93,8 @@ class Routes:
             try:
                 await run_in_threadpool(self._service.driver.unload, model.name)
             except ZooError:
-                self._service.models.add(model)
+                if model.name in {spec.name for spec in await run_in_threadpool(self._service.driver.models)}:
+                    self._service.models.add(model)
                 raise
             return reply({"unloaded": model.name})
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from runtime.agent.commands import Serve
 from runtime.cluster.alone import Alone
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.process import AgentSettings
@@ -19,7 +20,7 @@ from runtime.stages import Array, StageResult
 from runtime.types import EngineLost, ModelSpec, SamplingParams, SequenceRequest, StepPlan, StepResult
 from tests.runtime.cluster.clusters import CUTS, LIMIT, MODELS, Load, answered, blocks, eventually, request, verify
 from tests.runtime.cluster.whole import inline
-from zoo.errors import InUse, NotServable, Unavailable
+from zoo.errors import InUse, NotFound, NotServable, Unavailable
 
 
 def alone(
@@ -160,6 +161,23 @@ def test_a_model_that_is_unloaded_waits_for_who_runs_on_it_and_takes_requests_ag
         assert answered(driver, [SequenceRequest("two", "two", "m", (5,), sampling)])["two"][-1].finish == "error"
         assert driver.load("m").name == "m"
         assert len(answered(driver, [SequenceRequest("three", "three", "m", (5, 6), sampling)])["three"]) == 100
+
+
+def test_a_model_that_could_neither_be_unloaded_in_time_nor_come_back_is_said_to_be_gone() -> None:
+    """The store has lost it meanwhile: whoever asked hears both, and it is listed no more."""
+    engine = FakeEngine([_model("m"), _model("n")], 200, pace=lambda _: time.sleep(0.002))
+    with inline(engine) as driver:
+        events = driver.run([SequenceRequest("one", "one", "m", (5, 6), SamplingParams(max_tokens=100, ignore_eos=True))])
+        first = next(events)
+
+        def lost(name: str) -> Serve:
+            raise NotFound(f"{name} is not in the store")
+
+        driver._describe = lost
+        with pytest.raises(InUse, match=r"still run after 0\.02 s; .* m is not in the store"):
+            driver.unload("m", timeout=0.02)
+        assert [spec.name for spec in driver.models()] == ["n"]
+        assert len([first, *events]) == 100, "whoever runs finishes"
 
 
 def test_prompts_take_what_decodes_leave_of_a_step_and_keep_all_their_scores() -> None:

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from runtime.config import ServerConfig
 from runtime.frontend.tokenizer import Tokenizer
 from tests.runtime.server.harness import Backend, Running, running
+from zoo.errors import InUse
 
 ASK = {"model": "org/base", "prompt": "hello", "max_tokens": 5}
 
@@ -106,6 +107,27 @@ def test_load_serve_unload(tokenizer: Tokenizer, backend: Backend) -> None:
         assert http.post("/zoo/models/nobody/load").json()["error"]["code"] == "model_not_found"
         assert http.post("/zoo/models/org/load").status_code == 404
         assert client.completions.create(**ASK).usage.completion_tokens == 5
+
+
+def test_what_could_not_be_unloaded_is_listed_if_it_is_served_still(
+    tokenizer: Tokenizer, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(tokenizer, backend=backend) as server, server.http() as http:
+        unload, listed = server.driver.unload, lambda: {model["id"] for model in http.get("/v1/models").json()["data"]}
+        assert http.post("/zoo/models/org/spare/load").status_code == 200
+
+        def late(name: str) -> None:
+            raise InUse("sequences of it still run")
+
+        monkeypatch.setattr(server.driver, "unload", late)
+        assert http.post("/zoo/models/org/spare/unload").status_code == 409 and "org/spare" in listed()
+
+        def gone(name: str) -> None:
+            unload(name)
+            raise InUse("sequences of it still run, and it cannot be served again")
+
+        monkeypatch.setattr(server.driver, "unload", gone)
+        assert http.post("/zoo/models/org/spare/unload").status_code == 409 and "org/spare" not in listed()
 
 
 def test_every_answer_has_a_name_of_its_own(server: Running) -> None:
