@@ -117,7 +117,7 @@ def scale(
     evens = _evens(calm, free, limits)
     served = {(each.block, each.hot) for each in evens}
     ups, refused = _ups([each for each in calm if (each.block, each.device) not in served], cluster, free, limits, placing)
-    grown = {each.block for each in (*ups, *evens)} | set(refused)
+    grown = {up.block for up in ups} | {even.block for even in evens} | set(refused)
     downs = _downs([each for each in calm if each.block not in grown], free, limits, now)
     return Scaling(tuple(ups), tuple(downs), tuple(refused), tuple(evens))
 
