@@ -50,9 +50,9 @@ class Sight:
             return self._scheduler.uses(model)
 
     def refused(self) -> Mapping[str, str]:
-        """Stages that devices could not load, and why."""
+        """Stages that devices could not load, when they were last asked for them, and why."""
         with self._changed:
-            return {stage: why for device in self._scheduler.devices for stage, why in device.refused.items()}
+            return {stage: refusal.why for device in self._scheduler.devices for stage, refusal in device.refusals.items()}
 
     def picture(self) -> Mapping[str, Any]:
         """Devices, instances, chains, moves (`scheduler.picture`)."""

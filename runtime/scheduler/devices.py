@@ -26,9 +26,10 @@ _PAUSE, _LONGEST = 15_000_000_000, 960_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Of a stage of a model, for the `times`th time in a row; until when it is not asked for again, in ns."""
+    """Of a stage of a model: why, for the `times`th time in a row, and until when it is not asked for again, in ns."""
 
     model: str
+    why: str
     times: int
     until: int
 
@@ -108,7 +109,7 @@ class Device:
         times = 1 if known is None else known.times + 1
         self.loading.discard(stage.id)
         self.refused[stage.id] = why
-        self.refusals[stage.id] = Refusal(stage.model, times, now + min(_PAUSE << min(times - 1, 16), _LONGEST))
+        self.refusals[stage.id] = Refusal(stage.model, why, times, now + min(_PAUSE << min(times - 1, 16), _LONGEST))
 
     def relents(self, now: int) -> bool:
         """Whether there are stages that may be asked for again from now on."""

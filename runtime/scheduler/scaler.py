@@ -71,17 +71,19 @@ class Scaler:
         part = next(iter(parts_of(device)), None)
         if part is None or part.name in self._changed:
             return
-        load = self._load(device, part, queues)
-        cluster, room = self._cluster(device, part, full)
         # Instances that are there already, perhaps for the sake of a longer part that has these blocks too.
         calm = [each for each in holders(self._state, part.blocks) if each is not device and full[each.name] < self._limits.low]
+        if calm and any(self._orders.wished(each.seq) for each in part.members):
+            return  # they are on their way
+        load = self._load(device, part, queues)
+        cluster, room = self._cluster(device, part, full)
         loads = [load, *(Load(part.name, each.name, int(1000 * full[each.name]), 1000) for each in calm)]
         # With so many pages more they are as full as this one then is.
         room |= {each.name: min(each.capacity - each.taken, max(device.taken - each.taken, 0) // 2) for each in calm}
         policy: Policy = "locality" if self._state.config.control.locality else "frag-min"
         decided = scale(loads, cluster, room, {}, self._limits, now, policy)
         for even in decided.evens:
-            if even.moves and not any(self._orders.wished(each.seq) for each in part.members):
+            if even.moves:
                 extra = {"hot": device.name, "part": round(even.part, 3), "blocks": len(part.blocks), "moves": len(even.moves)}
                 self._state.tell.control(now, "scale.even", "BL-24", even.device, part.blocks[0], **extra)
                 self._send(part, device.name, even.device, even.moves, "BL-24", now)

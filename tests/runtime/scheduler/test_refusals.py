@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 
 import pytest
 
+from runtime.cluster.sight import Sight
 from runtime.config import ClusterConfig
 from runtime.engine.counted import counting_model
 from runtime.engine.counting import CountingEngine
@@ -100,10 +102,14 @@ def test_what_was_refused_is_tried_again_after_a_while_and_runs() -> None:
     cluster.ask(request("a", range(4), "m"), at=MS)
     cluster.ask(request("soon", range(4), "m"), at=5_000 * MS)  # it is not asked for at once
     cluster.at(8_000 * MS, lambda: setattr(engine, "full", False))
+    sight, seen = Sight(cluster.scheduler, None, None, threading.Condition()), []  # type: ignore[arg-type]
+    for second in (3, 14, 50):
+        cluster.at(second * 1000 * MS, lambda: seen.append(sight.refused()))
     cluster.ask(request("late", range(4), "m", max_tokens=8), at=60_000 * MS)
     cluster.run()
     ends = {seq: cluster.told[seq].last.finish for seq in ("a", "soon", "late")}
     assert ends == {"a": "error", "soon": "error", "late": "length"} and engine.asked == 2
+    assert seen == [{"m[0:4]": "no room yet"}] * 3, "whoever asks once all is loaded or refused hears of it, however long that took"
     assert len(cluster.told["late"].tokens) == 8
     (device,) = cluster.scheduler.devices
     assert not device.refused and not device.refusals
