@@ -121,11 +121,14 @@ class Quick:
     def _accept(self) -> bool:
         """Whether there were any to let in."""
         came = False
-        while self._listener is not None and len(self._files) < _MAX_ENDS:
+        while self._listener is not None:
             try:
                 end, _ = self._listener.accept()
             except OSError:
                 break
+            if len(self._files) >= _MAX_ENDS:
+                end.close()  # it takes the other way
+                continue
             end.setblocking(False)
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _QUEUE_BYTES)
             self._add(None, end)
