@@ -31,14 +31,14 @@ class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _counting(settings: Mapping[str, Any]) -> MakeEngine:
     """Integers in the place of tensors (`engine.counting`), for tests and rehearsals."""
-    from runtime.engine.counting import CountingEngine
+    from runtime.engine.counting_direct import ConnectedCounting
 
     chosen = msgspec.convert(dict(settings), Counting)
 
     def pace(busy: int) -> None:
         time.sleep(busy * chosen.pace / 1e9)
 
-    return lambda: CountingEngine(
+    return lambda: ConnectedCounting(
         chosen.models, chosen.pages, page_bytes=chosen.page_bytes, fail_at=chosen.fail_at, pace=pace if chosen.pace else None
     )
 

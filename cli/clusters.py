@@ -116,10 +116,12 @@ def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet:
     from runtime.cluster.process import AgentSettings
     from runtime.cluster.processes import ProcessConfig, Processes
     from runtime.cluster.threads import Threads
+    from runtime.config import DirectConfig
 
     preparation = Preparation("staged", settings)
     own_lane = options.agents > 1 and options.cluster().speculation.own_lane
-    agents = AgentSettings(weights=size_of(options.agent_weights), own_lane=own_lane)
+    direct = None if options.tensors == "host" else DirectConfig(network=options.tensors == "network")
+    agents = AgentSettings(weights=size_of(options.agent_weights), own_lane=own_lane, direct=direct)
     if options.backend == "threads":
         return Threads(lambda device: ENGINES["staged"](settings), options.relay(), agents)
     if options.backend == "ray":

@@ -58,6 +58,7 @@ def serve(
     sharing: flags.Sharing = None,
     balancing: flags.Balancing = None,
     dispatch: flags.Dispatch = None,
+    tensors: flags.Tensors = None,
     block_rows: flags.BlockRows = None,
     paths: flags.Paths = None,
     linger_us: flags.LingerUs = None,

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cli.serve_options import ServeOptions
 
 #: What several devices need.
-_SEVERAL = ("placing", "balancing", "boundary_bytes", "dispatch", "paths", "speculation")
+_SEVERAL = ("placing", "balancing", "boundary_bytes", "dispatch", "paths", "speculation", "tensors")
 #: What a cluster's scheduler, or an agent, does.
 _SCHEDULED = ("sharing", "block_rows", "agent_weights", "linger_us", "adaptive")
 #: What an agent in the scheduler's own thread has no need of: whatever is due back has come before its next step.

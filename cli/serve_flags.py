@@ -77,6 +77,14 @@ Balancing = Annotated[
         show_default="strict",
     ),
 ]
+Tensors = Annotated[
+    str | None,
+    typer.Option(
+        help="How hidden states, K and V go from agent to agent: host, through the host's memory; direct, from device to device (NCCL; gloo "
+        "on CPUs) on one machine; network, between machines, too, unencrypted: for a network that is trusted.",
+        show_default="host",
+    ),
+]
 Dispatch = Annotated[
     str | None,
     typer.Option(

@@ -72,6 +72,7 @@ class ServeOptions:
     sharing: str = "running"
     balancing: str = "strict"
     dispatch: str = "placed"
+    tensors: str = "host"
     block_rows: int = 0
     paths: str = "loads"
     linger_us: int = 2000
@@ -234,6 +235,10 @@ def _check(options: ServeOptions) -> None:
         raise InputError("--log is of a scheduler, which --backend local has not: give --trace instead")
     if not 1 <= options.agents <= 256:
         raise InputError(f"{options.agents} agents: there must be at least 1, and at most 256")
+    if options.tensors not in ("host", "direct", "network"):
+        raise InputError(f"tensors must be host, direct or network, not {options.tensors!r}")
+    if options.tensors == "network" and options.backend != "ray":
+        raise InputError("agents of one machine have no network between them: give --tensors direct, or --backend ray")
     if options.clustered and options.executor == "dense":
         raise InputError("the dense executor runs on one device only: leave --agents 1 and --backend local")
     if options.executor not in ("auto", "paged", "dense"):

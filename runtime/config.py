@@ -20,6 +20,25 @@ class BatchingConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class DirectConfig:
+    """Tensors from device to device, past the host's memory. `network`: between machines, too, which trusts what lies between them; else
+    only between agents of one machine. `seconds`: that a tensor may take that is waited for;
+    `patience`: until one that was sent is taken, by an agent that may be at a long step; `making`: until a link stands. `backlog`: bytes
+    under way on one link, at most.
+    """
+
+    network: bool = False
+    seconds: float = 10.0
+    patience: float = 300.0
+    making: float = 20.0
+    backlog: int = 256 << 20
+
+    def __post_init__(self) -> None:
+        if min(self.seconds, self.patience, self.making) <= 0 or self.backlog < 1:
+            raise ValueError("the limits of direct links must be positive")
+
+
+@dataclass(frozen=True, slots=True)
 class RelayConfig:
     """One device of a cluster. `token_budget`, `max_rows`: of one step. `patience_ms`: of a row
     that waits for pages, until it is lost.

@@ -3,7 +3,7 @@
     scheduler -> agent    Load Drop   Open Close   Go Gone   Receive Settle
     agent -> agent        Pass (hidden states)     Want Pages (K and V)     Offer Bid Retract (who takes a hop)
     agent -> scheduler    Ready   Loaded Refused   Done Lost Verdict Won    Moved Stuck    Report
-    between drivers       Peers Halt   Beat Severed   Denial       (state machines never see these)
+    between drivers       Peers Halt   Beat Severed   Denial   Meet Unlinked       (state machines never see these)
 
 A sequence is named together with its *epoch*, which grows whenever it is placed anew: what belongs to an older one is dropped by whoever
 gets it, so a late message can do no harm. Sequences of columns have one entry per row. Arrays travel beside a message, in the order that it
@@ -18,7 +18,7 @@ from runtime.stages import Hop, RunAhead, Stage
 from runtime.types import ModelSpec, PromptLogprobs, Sampled, SequenceRequest
 
 #: Of these messages; agents and schedulers of different ones refuse each other.
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False):
@@ -151,7 +151,8 @@ class Want(Message, frozen=True, tag=True, array_like=True):
 
 
 class Pages(Message, frozen=True, tag=True, array_like=True):
-    """Source to destination: K and V of tokens [lo, hi), one array of all page groups; or why not. `digest`: BLAKE3 of the bytes.
+    """Source to destination: K and V of tokens [lo, hi), one array of all page groups; or why not. `digest`: BLAKE3 of the bytes; of an
+    array that comes directly, a checksum that was taken on its device.
 
     `before`: as in Want; then the array is hidden states [hi - lo, width], and `kept` says of which tokens the source has any.
     """
@@ -249,6 +250,7 @@ class Retract(Message, frozen=True, tag=True, array_like=True):
 class Ready(Message, frozen=True, tag=True, array_like=True):
     """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit. `server`: the machine that it is on, empty if unknown;
     `pid`: its process there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages, for moves; 0 for none.
+    `rail`: how its tensors may come and go directly: agents of the same one can be linked; empty: by the host's memory only.
     """
 
     device: str
@@ -261,6 +263,7 @@ class Ready(Message, frozen=True, tag=True, array_like=True):
     server: str = ""
     pid: int = 0
     inputs: int = 0
+    rail: str = ""
 
 
 class Loaded(Message, frozen=True, tag=True, array_like=True):
@@ -332,7 +335,10 @@ class Won(Message, frozen=True, tag=True, array_like=True):
 
 
 class Report(Message, frozen=True, tag=True, array_like=True):
-    """An agent's state, once per period: rows waiting, here and by the block that they enter at, and totals since it began (`busy`: ns)."""
+    """An agent's state, once per period: rows waiting, here and by the block that they enter at, and totals since it began (`busy`: ns).
+
+    `links`: other agents that tensors go to directly, and how that stands: `direct`, `making`, or why they go by the host's memory.
+    """
 
     device: str
     queued: int
@@ -341,6 +347,7 @@ class Report(Message, frozen=True, tag=True, array_like=True):
     tokens: int
     pages_free: int
     queues: tuple[tuple[str, int], ...]
+    links: tuple[tuple[str, str], ...] = ()
 
 
 # -- between their drivers ----------------------------------------------------------------------------------------------
@@ -349,10 +356,11 @@ class Report(Message, frozen=True, tag=True, array_like=True):
 class Peers(Message, frozen=True, tag=True, array_like=True):
     """Scheduler to agent: every agent there is, as (name, incarnation, address). Whoever is not in it any more is gone.
 
-    The first one is the answer to Ready.
+    The first one is the answer to Ready. `rails`: of each of them (`Ready.rail`); empty where none has one.
     """
 
     agents: tuple[tuple[str, int, str], ...]
+    rails: tuple[str, ...] = ()
 
 
 class Halt(Message, frozen=True, tag=True, array_like=True):
@@ -379,6 +387,21 @@ class Denial(Message, frozen=True, tag=True, array_like=True):
     reason: str
 
 
+class Meet(Message, frozen=True, tag=True, array_like=True):
+    """Agent to agent, while a direct link is made: a key of its rendezvous. `outgoing`: of the link on which whoever says this sends."""
+
+    outgoing: bool
+    key: str
+    value: bytes
+
+
+class Unlinked(Message, frozen=True, tag=True, array_like=True):
+    """Agent to agent: a direct link is over, and what was under way on it is lost. `outgoing`: as in Meet."""
+
+    outgoing: bool
+    reason: str
+
+
 ToAgent = Load | Drop | Open | Close | Go | Gone | Receive | Settle | Pass | Want | Pages | Offer | Bid | Retract
 ToScheduler = Ready | Loaded | Refused | Done | Lost | Verdict | Won | Moved | Stuck | Report
-ToDriver = Peers | Halt | Beat | Severed | Denial
+ToDriver = Peers | Halt | Beat | Severed | Denial | Meet | Unlinked

@@ -181,7 +181,10 @@ class RunAhead:
 
 
 class Array(msgspec.Struct, frozen=True, gc=False):
-    """Numbers on their way between devices. `data` is bytes-like, in the machine's order; only engines and transports look into it."""
+    """Numbers on their way between devices. `data` is bytes-like, in the machine's order; only engines and transports look into it.
+
+    Where arrays go directly from device to device it is a flat tensor of uint8 on its device, of which `len` and slices mean the same.
+    """
 
     dtype: str
     shape: tuple[int, ...]

@@ -141,4 +141,8 @@ def size_of(array: Array) -> int:
 
 
 def _own(array: Array) -> Array:
-    return Array(array.dtype, array.shape, bytes(array.data)) if isinstance(array.data, memoryview) else array
+    """On the device that it is on, where it is no host's (`stages.Array`)."""
+    data = array.data
+    if isinstance(data, memoryview):
+        return Array(array.dtype, array.shape, bytes(data))
+    return Array(array.dtype, array.shape, data.clone()) if hasattr(data, "clone") else array

@@ -25,14 +25,17 @@ import zmq
 from runtime.agent.commands import SCHEDULER
 from runtime.agent.relay import Relay
 from runtime.cluster.beats import beat
+from runtime.cluster.directed import Directed
 from runtime.cluster.ended import Ended, Exit
 from runtime.cluster.errors import public
 from runtime.cluster.keys import Keys
 from runtime.cluster.post import Post
 from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.cluster.version import own_version
-from runtime.config import RelayConfig
+from runtime.config import DirectConfig, RelayConfig
+from runtime.direct import Connectable, Direct
 from runtime.stages import StageEngine
+from zoo.errors import NotServable
 
 _log = logging.getLogger(__name__)
 
@@ -111,6 +114,7 @@ def be(
     keys = None if identity.keys is None else Keys(*identity.keys)
     try:
         engine = make()
+        direct = _direct(engine, identity.settings.direct, identity.bind)
     except Exception as error:
         _log.critical("the engine cannot be made", exc_info=True)
         return Ended(Exit.LOST, f"the engine cannot be made: {public(error)}")
@@ -122,7 +126,8 @@ def be(
             each.learn(SCHEDULER, 0, identity.scheduler, calls=False)
     except (ValueError, zmq.ZMQError) as error:
         return Ended(Exit.LOST, f"it cannot listen: {error}")
-    loop, over = AgentLoop(engine, relay, post, identity.settings, own_version()), threading.Event()
+    directed = None if direct is None else Directed(identity.device, post, direct)
+    loop, over = AgentLoop(engine, relay, post, identity.settings, own_version(), directed=directed), threading.Event()
     pulse = threading.Thread(target=beat, args=(heart, loop.stalled_ns, identity.beat_seconds, over.wait), name="zoo-beat", daemon=True)
     begun(loop)
     pulse.start()
@@ -131,8 +136,20 @@ def be(
     finally:
         over.set()
         pulse.join()
+        if directed is not None:
+            directed.close()
         heart.close()
         post.close()
+
+
+def _direct(engine: StageEngine, config: DirectConfig | None, bind: str) -> Direct | None:
+    """What tensors go directly by, if they do. Raises NotServable where tensors are to go directly, and cannot."""
+    if config is None:
+        return None
+    if not isinstance(engine, Connectable):
+        raise NotServable(f"the tensors of a {type(engine).__name__} go by the host's memory only")
+    network = config.network and bind.startswith("tcp://")
+    return engine.direct(config, bind.removeprefix("tcp://").rpartition(":")[0].strip("[]") if network else "")
 
 
 def _obey_signals(loop: AgentLoop) -> None:

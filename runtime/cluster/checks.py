@@ -18,12 +18,14 @@ from runtime.messages import (
     Load,
     Loaded,
     Lost,
+    Meet,
     Message,
     Moved,
     Offer,
     Open,
     Pages,
     Pass,
+    Peers,
     Ready,
     Refused,
     Report,
@@ -39,6 +41,9 @@ from runtime.stages import Array
 class WireError(Exception):
     """What came is not a message, or contradicts itself. The text says in what, and holds nothing of what came."""
 
+
+#: Characters of a rail's name, and of a key of a rendezvous; bytes of what stands under it (addresses, mostly: some hundred).
+_MAX_RAIL, _MAX_KEY, _MAX_VALUE = 200, 200, 1 << 16
 
 #: Columns of one length.
 _COLUMNS: dict[type[Message], tuple[str, ...]] = {
@@ -162,6 +167,18 @@ def _pages(message: Pages, arrays: Sequence[Array]) -> bool:
     return len(arrays) == 1 and arrays[0].dtype == "uint8" and len(arrays[0].shape) == 2
 
 
+def _ready(message: Ready, arrays: Sequence[Array]) -> bool:
+    return not arrays and len(message.rail) <= _MAX_RAIL
+
+
+def _peers(message: Peers, arrays: Sequence[Array]) -> bool:
+    return not arrays and len(message.rails) in (0, len(message.agents))
+
+
+def _meet(message: Meet, arrays: Sequence[Array]) -> bool:
+    return not arrays and 0 < len(message.key) <= _MAX_KEY and len(message.value) <= _MAX_VALUE
+
+
 def _done(message: Done, arrays: Sequence[Array]) -> bool:
     return not arrays and all(one is None or one.token >= 0 for one in message.sampled)
 
@@ -170,4 +187,14 @@ def _verdict(message: Verdict, arrays: Sequence[Array]) -> bool:
     return not arrays and all(map(isfinite, message.cosines))
 
 
-_CHECKS: dict[type[Message], Callable[..., bool]] = {Open: _open, Go: _go, Pass: _pass, Pages: _pages, Done: _done, Verdict: _verdict}
+_CHECKS: dict[type[Message], Callable[..., bool]] = {
+    Open: _open,
+    Go: _go,
+    Pass: _pass,
+    Pages: _pages,
+    Done: _done,
+    Verdict: _verdict,
+    Ready: _ready,
+    Peers: _peers,
+    Meet: _meet,
+}

@@ -33,6 +33,7 @@ class Company:
         self._fleet, self._post, self._version, self._clock = fleet, post, version, clock
         self.lives = Lives(names, config)
         self._addresses: dict[str, tuple[int, str]] = {}
+        self._rails: dict[str, str] = {}
         self.reports: dict[str, Report] = {}
         self._page_bytes: int | None = None
         self._deaths: queue.SimpleQueue[Died] = queue.SimpleQueue()
@@ -141,6 +142,7 @@ class Company:
             return self._refuse(device, incarnation, "nobody waits for an agent of that name")
         self._page_bytes = ready.page_bytes
         self._addresses[device] = incarnation, ready.address
+        self._rails[device] = ready.rail
         self._introduce()
         return [ready]
 
@@ -184,6 +186,9 @@ class Company:
 
     def _introduce(self) -> None:
         """Tell all agents who there is."""
-        peers = Peers(tuple((device, incarnation, address) for device, (incarnation, address) in self._addresses.items()))
+        rails = tuple(self._rails.get(device, "") for device in self._addresses)
+        peers = Peers(
+            tuple((device, incarnation, address) for device, (incarnation, address) in self._addresses.items()), rails if any(rails) else ()
+        )
         for device in self._addresses:
             self.send(device, peers)

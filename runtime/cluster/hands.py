@@ -30,15 +30,31 @@ from runtime.agent.commands import (
 )
 from runtime.cluster.errors import public
 from runtime.cluster.link import Link
+from runtime.messages import Message
 from runtime.stages import Array, StageEngine
 from runtime.types import EngineLost
 
 _log = logging.getLogger(__name__)
 
 
+class Seals:
+    """Arrays that move from device to device, each with a digest of its bytes: BLAKE3, in the host's memory."""
+
+    def sealed(self, to: str, pieces: Sequence[tuple[Array, int, int]] | Array) -> tuple[Array, str]:
+        """What goes to `to`, and its digest: an array, or rows [first, last) of arrays below each other (`joined_rows`)."""
+        array = pieces if isinstance(pieces, Array) else joined_rows(pieces)
+        return array, digest_of(array)
+
+    def verified(self, array: Array, digest: str) -> bool:
+        """Whether it is what was sealed."""
+        return digest_of(array) == digest
+
+
 class Hands:
-    def __init__(self, engine: StageEngine, post: Link) -> None:
-        self._engine, self._post = engine, post
+    """See the top of the file. `seals`: of what goes over this link."""
+
+    def __init__(self, engine: StageEngine, post: Link, seals: Seals | None = None) -> None:
+        self._engine, self._post, self._seals = engine, post, seals or Seals()
 
     def do(self, command: RelayCommand) -> RelayEvent | None:
         match command:
@@ -53,10 +69,10 @@ class Hands:
             case WritePages():
                 return PagesWritten(command.move, command.lo, command.hi, self._write_pages(command))
             case SendInputs():
-                array = joined_rows(command.pieces)
-                self._post.send(command.to, msgspec.structs.replace(command.message, digest=digest_of(array)), (array,))
+                self._send_sealed(command.to, command.message, command.pieces)
             case CheckInputs():
-                error = "" if digest_of(command.data) == command.digest else "the hidden states do not verify: their digest is another"
+                verified = self._seals.verified(command.data, command.digest)
+                error = "" if verified else "the hidden states do not verify: their digest is another"
                 return InputsChecked(command.move, command.lo, command.hi, error)
         return None
 
@@ -71,13 +87,15 @@ class Hands:
         return StageLoaded(command.stage, spec, self._engine.memory().weights)
 
     def _read_pages(self, command: ReadPages) -> None:
-        array = self._engine.read_pages(command.pages)
-        message = msgspec.structs.replace(command.message, digest=digest_of(array))
-        self._post.send(command.to, message, (array,))
+        self._send_sealed(command.to, command.message, self._engine.read_pages(command.pages))
+
+    def _send_sealed(self, to: str, message: Message, what: Sequence[tuple[Array, int, int]] | Array) -> None:
+        array, digest = self._seals.sealed(to, what)
+        self._post.send(to, msgspec.structs.replace(message, digest=digest), (array,))
 
     def _write_pages(self, command: WritePages) -> str:
         """Why pages could not be written; empty if they were."""
-        if digest_of(command.data) != command.digest:
+        if not self._seals.verified(command.data, command.digest):
             return "the pages do not verify: their digest is another"
         try:
             self._engine.write_pages(command.pages, command.data)

@@ -37,10 +37,11 @@ class Outbox:
         """Bytes that wait."""
         return self._bytes
 
-    def send(self, message: Message, arrays: Sequence[Array] = ()) -> None:
-        """Never blocks. Raises Choked, and WireError for a message that cannot be sent; then nothing has gone out."""
+    def send(self, message: Message, arrays: Sequence[Array] = (), ticket: int | None = None) -> None:
+        """Never blocks. `ticket`: as in `wire.encode`. Raises Choked, and WireError for a message that cannot be sent; then nothing has
+        gone out."""
         short = self._said.short(message)
-        frames = encode(self._number, message, arrays, short)
+        frames = encode(self._number, message, arrays, short, ticket)
         self._said.went(message)
         self._number += 1
         if self.flush() and self._put(frames):

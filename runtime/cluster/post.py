@@ -42,12 +42,14 @@ _LINGER_MS = 500
 
 @dataclass(frozen=True, slots=True)
 class Mail:
-    """A message of a peer. `incarnation`: which life of it that is."""
+    """A message of a peer. `incarnation`: which life of it that is. `ticket`: under which its arrays come directly, without `data` here;
+    None where they are here."""
 
     sender: str
     incarnation: int
     message: Message
     arrays: tuple[Array, ...] = ()
+    ticket: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,8 @@ class Post:
         #: By peer and link: what its short messages go on from.
         self._heard: dict[str, dict[bytes, Heard]] = {}
         self._notices: list[Mail | Cut] = []
+        #: Whether messages may come whose arrays come otherwise.
+        self.announced = False
         self._poller, self._bell = zmq.Poller(), Bell()
         self._poller.register(self._bell, zmq.POLLIN)
         self._carriers: dict[zmq.Socket[bytes] | int, Carrier] = {}
@@ -160,8 +164,8 @@ class Post:
 
     # -- sending ---------------------------------------------------------------------------------------------------------
 
-    def send(self, to: str, message: Message, arrays: Sequence[Array] = ()) -> bool:
-        """Hand a message over, in order behind those before; arrays must not change any more.
+    def send(self, to: str, message: Message, arrays: Sequence[Array] = (), ticket: int | None = None) -> bool:
+        """Hand a message over, in order behind those before; arrays must not change any more. `ticket`: under which they go otherwise.
 
         False if nothing goes to that peer any more: it is gone, or is cut now, and `receive` tells of that.
         """
@@ -169,7 +173,7 @@ class Post:
         if peer is None:
             return False
         try:
-            self._outbox(to, peer).send(message, arrays)
+            self._outbox(to, peer).send(message, arrays, ticket)
         except Choked as error:
             self._give_up(to, peer.incarnation, f"it does not read what is sent to it: {error}")
             return False
@@ -306,6 +310,8 @@ class Post:
             message = self._full(name, who, parcel)
             if speaker(message) not in (None, name):
                 raise WireError("it is said in another's name")
+            if parcel.ticket is not None and not self.announced:
+                raise WireError("its arrays are to come directly, and there is no link for that")
         except WireError as error:
             return self._refuse(who, name, incarnation, error)
         self._meet(name, incarnation)
@@ -313,7 +319,7 @@ class Post:
             self._register.cut(who)
             self._drop(name)
             return Cut(name, incarnation, message.reason, denied=True)
-        return Mail(name, incarnation, message, parcel.arrays)
+        return Mail(name, incarnation, message, parcel.arrays, parcel.ticket)
 
     def _full(self, name: str, who: bytes, parcel: Parcel) -> Message:
         """What a message says, said in full. Raises WireError."""

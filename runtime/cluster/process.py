@@ -20,16 +20,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from runtime.agent.commands import SCHEDULER, RelayCommand, RelayEvent, Send, StageStep
 from runtime.agent.queue import Lane
+from runtime.cluster.directed import Directed
 from runtime.cluster.ended import Ended, Exit
 from runtime.cluster.errors import public
 from runtime.cluster.hands import Hands
 from runtime.cluster.lanes import lanes_for
 from runtime.cluster.link import Link
 from runtime.cluster.post import Cut, Mail
+from runtime.config import DirectConfig
 from runtime.messages import PROTOCOL, Bid, Gone, Halt, Message, Offer, Pages, Pass, Peers, Ready, Report, Retract, Severed, ToAgent, Want
 from runtime.stages import Array, StageEngine, StageResult
 from runtime.types import EngineLost
@@ -49,7 +54,8 @@ class AgentSettings:
     """`weights`: bytes of weights it may hold, 0: no limit. `hello_seconds`: how long the scheduler may take to answer.
 
     `server`: the machine that it is on, whose devices are near each other (BL-26); the host's name if it is empty.
-    `own_lane`: steps that predict run on a thread or stream of their own, beside the others (BL-25).
+    `own_lane`: steps that predict run on a thread or stream of their own, beside the others (BL-25). `direct`: its tensors go directly
+    where they can; None: by the host's memory (BL-33).
     """
 
     weights: int = 0
@@ -57,6 +63,7 @@ class AgentSettings:
     hello_seconds: float = 10.0
     server: str = ""
     own_lane: bool = False
+    direct: DirectConfig | None = None
 
 
 class Relay(Protocol):
@@ -102,7 +109,8 @@ class _Unanswered(Exception):
 class AgentLoop:
     """See the top of the file. The post knows the scheduler's address already, and is closed by whoever made it.
 
-    `version`: of this program; agents of another than the scheduler's are refused.
+    `version`: of this program; agents of another than the scheduler's are refused. `directed`: over the same post, where tensors may go
+    directly.
     """
 
     def __init__(
@@ -113,11 +121,13 @@ class AgentLoop:
         settings: AgentSettings,
         version: str,
         clock: Callable[[], int] = time.monotonic_ns,
+        directed: Directed | None = None,
     ) -> None:
-        self._engine, self._relay, self._post, self._clock = engine, relay, post, clock
-        self._settings, self._version, self._hands = settings, version, Hands(engine, post)
+        self._engine, self._relay, self._clock, self._directed = engine, relay, clock, directed
+        self._post: Link = directed or post
+        self._settings, self._version, self._hands = settings, version, Hands(engine, self._post, directed)
         beside = engine.beside() if settings.own_lane else None
-        self._lanes = lanes_for(engine, beside, relay, clock, post.wake, self._hands.do)
+        self._lanes = lanes_for(engine, beside, relay, clock, self._post.wake, self._hands.do)
         self._agents: dict[str, int] = {}
         self._welcome = False
         self._stopping = self._ran = False
@@ -192,6 +202,7 @@ class AgentLoop:
                 settings.server or platform.node(),
                 pid=os.getpid(),
                 inputs=self._relay.inputs,
+                rail="" if self._directed is None else self._directed.rail,
             ),
         )
 
@@ -222,8 +233,12 @@ class AgentLoop:
         now = self._clock()
         if self._welcome and now >= self._next_report:
             self._next_report = now + int(self._settings.report_seconds * 1e9)
-            self._post.send(SCHEDULER, self._relay.report())
+            self._post.send(SCHEDULER, self._report())
             self._carry_out(self._relay.starved(now))
+
+    def _report(self) -> Report:
+        report = self._relay.report()
+        return report if self._directed is None else replace(report, links=self._directed.links())
 
     def _step(self) -> bool:
         """A turn of the lanes: run a step, or begin and take some; whether there was anything to do."""
@@ -258,9 +273,11 @@ class AgentLoop:
         for name, incarnation in self._agents.items():
             if now.get(name) != incarnation:
                 self._post.forget(name)
-        for name, incarnation, address in peers.agents:
+        for (name, incarnation, address), rail in zip(peers.agents, peers.rails or repeat(""), strict=False):
             if name != self._relay.device:
                 self._post.learn(name, incarnation, address)
+                if self._directed is not None:
+                    self._directed.reach(name, rail)
         self._agents = {name: incarnation for name, incarnation in now.items() if name != self._relay.device}
 
     def _cut(self, cut: Cut) -> None:

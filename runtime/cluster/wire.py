@@ -1,7 +1,8 @@
 """Messages and the arrays beside them as frames of bytes, and back. msgspec's tagged unions, arrays as they lie in memory.
 
     frame 0     preamble: magic, protocol, number of the message on its link; then msgpack of (what the arrays are, the message)
-    frame 1 …   an array each, or all of them back to back in one where they are small
+    frame 1 …   an array each, or all of them back to back in one where they are small; none where arrays come directly (`directed`), which
+                frame 0 says then, by a ticket
 
 What arrays are is said once for all that are alike and neighbours: rows of one step mostly are.
 
@@ -57,11 +58,13 @@ class OtherProtocol(WireError):
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """A message and what came beside it. `number`: of the messages of its link, from 0 on."""
+    """A message and what came beside it. `number`: of the messages of its link, from 0 on. `ticket`: under which its arrays come directly:
+    they have no `data` here; None where they came with it."""
 
     number: int
     message: Message
     arrays: tuple[Array, ...]
+    ticket: int | None = None
 
 
 class _Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -69,26 +72,40 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True, gc=False):
     message: ToAgent | ToScheduler | ToDriver | Short
 
 
+class _Announced(_Envelope, frozen=True, array_like=True, gc=False):
+    """One whose arrays come directly."""
+
+    ticket: int | None = None
+
+
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Envelope)
+_decoder = msgspec.msgpack.Decoder(_Announced)
 
 
 # -- out ---------------------------------------------------------------------------------------------------------------
 
 
-def encode(number: int, message: Message, arrays: Sequence[Array] = (), short: Message | None = None) -> list[Frame]:
+def encode(
+    number: int, message: Message, arrays: Sequence[Array] = (), short: Message | None = None, ticket: int | None = None
+) -> list[Frame]:
     """Frames of a message, in the words of `short` if there are any (`cluster.shorthand`). What arrays hold must not change any more.
 
-    Raises WireError for what the other side would refuse.
+    `ticket`: under which the arrays go directly, at least one: only what they are is in the frames. Raises WireError for what the other
+    side would refuse.
     """
     if short is None:
         check(message, arrays)
     else:
         check_arrays(message, arrays)
     kinds = _kinds(arrays)
-    parts = _parts(arrays, kinds)
     preamble = _PREAMBLE.pack(_MAGIC, PROTOCOL, number)
-    body = preamble + (_said_again(kinds) if isinstance(short, PassAgain) else _encoder.encode(_Envelope(kinds, short or message)))  # type: ignore[arg-type]
+    parts: list[memoryview] = []
+    if ticket is not None:
+        _require_announced(kinds, ticket)
+        body = preamble + _encoder.encode(_Announced(kinds, short or message, ticket))  # type: ignore[arg-type]
+    else:
+        parts = _parts(arrays, kinds)
+        body = preamble + (_said_again(kinds) if isinstance(short, PassAgain) else _encoder.encode(_Envelope(kinds, short or message)))  # type: ignore[arg-type]
     if len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large")
     if len(parts) > 1 and sum(map(len, parts)) <= _JOINED_BYTES:
@@ -155,18 +172,18 @@ def decode(frames: Sequence[Frame]) -> Parcel:
         envelope = _envelope(memoryview(frames[0])[_PREAMBLE.size :])
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         raise WireError(f"it cannot be read: {_short(error)}") from None
-    arrays = _arrays(envelope.arrays, frames[1:])
+    arrays = _arrays(envelope.arrays, frames[1:]) if envelope.ticket is None else _announced(envelope.arrays, envelope.ticket, frames[1:])
     if not isinstance(envelope.message, Short):
         check(envelope.message, arrays)
-    return Parcel(number, envelope.message, arrays)
+    return Parcel(number, envelope.message, arrays, envelope.ticket)
 
 
-def _envelope(body: memoryview) -> _Envelope:
+def _envelope(body: memoryview) -> _Announced:
     return _read_again(bytes(body)) if len(body) <= _AGAIN_BYTES else _decoder.decode(body)
 
 
 @lru_cache(maxsize=256)
-def _read_again(body: bytes) -> _Envelope:
+def _read_again(body: bytes) -> _Announced:
     """Few bytes are the same ones again, mostly: a PassAgain. What is wrong raises anew each time."""
     return _decoder.decode(body)
 
@@ -182,6 +199,27 @@ def _arrays(kinds: Sequence[tuple[str, tuple[int, ...], int]], frames: Sequence[
     if [part.nbytes for part in parts] != [_nbytes(dtype, shape) for dtype, shape in said]:
         raise WireError("its arrays are not what it says")
     return tuple(Array(dtype, shape, part) for (dtype, shape), part in zip(said, parts, strict=True))
+
+
+def _announced(kinds: Sequence[tuple[str, tuple[int, ...], int]], ticket: int, frames: Sequence[Frame]) -> tuple[Array, ...]:
+    """Arrays that come directly: what they are."""
+    if frames:
+        raise WireError("its arrays come directly, and beside it")
+    _require_announced(kinds, ticket)
+    return tuple(Array(dtype, shape, None) for dtype, shape, count in kinds for _ in range(count))
+
+
+def _require_announced(kinds: Sequence[tuple[str, tuple[int, ...], int]], ticket: int) -> None:
+    """Raises WireError for arrays that cannot go directly: they are none, or more than a frame may hold."""
+    total = sum(_counted(count) for _, _, count in kinds)
+    nbytes = sum(_nbytes(dtype, shape) * count for dtype, shape, count in kinds)
+    if ticket < 0 or total > _MAX_ARRAYS or not 0 < nbytes <= MAX_FRAME_BYTES:
+        raise WireError(f"{total} arrays of {nbytes} bytes cannot come directly")
+
+
+def nbytes_of(arrays: Sequence[Array]) -> int:
+    """Bytes of arrays, by what they say that they are. Raises WireError for kinds and shapes that are none."""
+    return sum(_nbytes(array.dtype, array.shape) for array in arrays)
 
 
 def _cut(kinds: Sequence[tuple[str, tuple[int, ...], int]], whole: memoryview) -> tuple[Array, ...]:

@@ -50,9 +50,11 @@ class Beside:
         released: what the engine's own lane is to forget.
     """
 
-    def __init__(self, units: UnitStore, models: Mapping[str, LoadedModel], pool: PagePool, released: Released, trace: bool) -> None:
+    def __init__(
+        self, units: UnitStore, models: Mapping[str, LoadedModel], pool: PagePool, released: Released, trace: bool, stays: bool = False
+    ) -> None:
         self.turn = threading.Lock()
-        self._shared, self._theirs, self._trace = models, released, trace
+        self._shared, self._theirs, self._trace, self._stays = models, released, trace, stays
         self._units = copy.copy(units)
         self._units.rotaries = {}
         self._pool = pool.beside()
@@ -80,7 +82,7 @@ class Beside:
             self._theirs.tell(plan.released)
             self.released.tell(plan.released)
             mine = replace(plan, released=self.released.take())
-            result = stepped(self._models, self._units, self._pool, self._trace, mine, inputs)
+            result = stepped(self._models, self._units, self._pool, self._trace, mine, inputs, stays=self._stays)
             if self._stream is not None:
                 self._stream.synchronize()  # pages that go from one lane to the other are written by then
         return result

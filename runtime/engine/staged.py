@@ -12,12 +12,13 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
-from runtime.config import EngineConfig
+from runtime.config import DirectConfig, EngineConfig
 from runtime.engine.again import Again
-from runtime.engine.arrays import array_of, joined, likeness
+from runtime.engine.arrays import array_of, joined, likeness, staying
 from runtime.engine.beside import Beside, Released
 from runtime.engine.graphs import graphs_for
 from runtime.engine.residents import Residents
@@ -26,6 +27,9 @@ from runtime.kv.pool import PagePool
 from runtime.stages import Array, Likeness, Stage, StageResult, StepRunner
 from runtime.types import EngineMemory, ModelSpec, StepPlan
 from zoo.store import Store
+
+if TYPE_CHECKING:
+    from runtime.engine.direct import DirectLinks
 
 
 class StagedEngine:
@@ -48,6 +52,7 @@ class StagedEngine:
         self._again = Again(self._residents.units) if self._residents.units.kernels is not None and not self._trace else None
         self._turn, self._released = threading.Lock(), Released(self._residents.models)
         self._beside: Beside | None = None
+        self._stays = False
 
     @property
     def device(self) -> str:
@@ -83,12 +88,14 @@ class StagedEngine:
         """Run one step. Raises ValueError for rows without what they start from, or with what does not fit them."""
         residents = self._residents
         if self._beside is None:
-            return stepped(residents.models, residents.units, self._pool, self._trace, plan, inputs, self._graphs, self._again)
+            return stepped(residents.models, residents.units, self._pool, self._trace, plan, inputs, self._graphs, self._again, self._stays)
         with self._turn:
             self._beside.released.tell(plan.released)
             self._released.tell(plan.released)
             mine = replace(plan, released=self._released.take())
-            result = stepped(residents.models, residents.units, self._pool, self._trace, mine, inputs, self._graphs, self._again)
+            result = stepped(
+                residents.models, residents.units, self._pool, self._trace, mine, inputs, self._graphs, self._again, self._stays
+            )
             self._finish()
         return result
 
@@ -96,8 +103,17 @@ class StagedEngine:
         units, models = self._residents.units, self._residents.models
         if units.device.type == "cuda":
             self._graphs = None  # while one thread records, another's work would break the recording
-        self._beside = Beside(units, models, self._pool, self._released, self._trace)
+        self._beside = Beside(units, models, self._pool, self._released, self._trace, self._stays)
         return self._beside
+
+    def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:
+        """`runtime.direct.Connectable`: gloo between CPUs, NCCL between GPUs. Raises NotServable where torch has none."""
+        from runtime.engine.direct import DirectLinks  # what there is of torch.distributed differs from build to build
+        from runtime.engine.rails import rail_for
+
+        links = DirectLinks(rail_for(self._residents.units.device, host), config)
+        self._stays = True
+        return links
 
     def _forget(self) -> None:
         if self._again is not None:
@@ -108,10 +124,10 @@ class StagedEngine:
     def read_pages(self, pages: Sequence[int]) -> Array:
         """Raises ValueError for pages that are not there."""
         with self._alone():
-            return array_of(self._pool.read(pages))
+            return staying(self._pool.held(pages)) if self._stays else array_of(self._pool.read(pages))
 
     def write_pages(self, pages: Sequence[int], data: Array) -> None:
-        given = joined([data], (len(pages), self.page_bytes), torch.uint8)
+        given = joined([data], (len(pages), self.page_bytes), torch.uint8, self._residents.units.device)
         with self._alone():
             self._pool.write(pages, given)
 

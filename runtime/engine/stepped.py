@@ -31,8 +31,10 @@ def stepped(
     inputs: Mapping[str, Array],
     graphs: Graphs | None = None,
     again: Again | None = None,
+    stays: bool = False,
 ) -> StageResult:
-    """Run one step; `graphs`: what decodes are recorded with; `again`: what goes on from the step before.
+    """Run one step; `graphs`: what decodes are recorded with; `again`: what goes on from the step before. `stays`: what goes on to other
+    stages stays on this device, for whoever takes it on.
 
     Raises ValueError for rows without what they start from, or with what does not fit them.
     """
@@ -41,15 +43,15 @@ def stepped(
     open_pages(models, pool, plan)
     made = None if again is None else again.follow(plan, lambda names, into: _start(models[plan.rows[0].model], inputs, names, into))
     if made is None:
-        made = _ran(models, units, pool, trace, plan, inputs, graphs, again)
+        made = _ran(models, units, pool, trace, plan, inputs, graphs, again, stays)
     busy = time.perf_counter_ns() - begin
     return StageResult(StepResult(plan.step, made.outcome.sampled, made.outcome.prompts, made.segments, busy), made.outputs)
 
 
-def _outputs(batches: Mapping[str, Rows], behind: Mapping[str, Tensor]) -> Mapping[str, Array]:
+def _outputs(batches: Mapping[str, Rows], behind: Mapping[str, Tensor], stays: bool) -> Mapping[str, Array]:
     """By row's name: of one stage, mostly, and then all in one."""
     parts = [(batches[name].rows, hidden) for name, hidden in behind.items()]
-    arrays = [Stacked([row.seq for row in rows], whole_of(hidden), [len(row.tokens) for row in rows]) for rows, hidden in parts]
+    arrays = [Stacked([row.seq for row in rows], whole_of(hidden, stays), [len(row.tokens) for row in rows]) for rows, hidden in parts]
     return arrays[0] if len(arrays) == 1 else {name: array for one in arrays for name, array in one.items()}
 
 
@@ -62,23 +64,25 @@ def _ran(
     inputs: Mapping[str, Array],
     graphs: Graphs | None,
     again: Again | None,
+    stays: bool,
 ) -> Made:
     batches = {name: _begun(batch, inputs, units.device) for name, batch in laid(models, plan).items()}
     logits = None if graphs is None else graphs.forward(batches)
     if logits is not None:
-        return _replayed(batches, units, logits)
+        return _replayed(batches, units, logits, stays)
     run = eager(batches, units, pool, trace)
     outcome = run.execute(units.operations.largest)
     if again is not None:
         again.ran(plan, batches, run)
-    return Made(outcome, _outputs(batches, run.behind), tuple(run.segments))
+    return Made(outcome, _outputs(batches, run.behind, stays), tuple(run.segments))
 
 
-def _replayed(batches: Mapping[str, Rows], units: UnitStore, made: Mapping[str, Tensor]) -> Made:
+def _replayed(batches: Mapping[str, Rows], units: UnitStore, made: Mapping[str, Tensor], stays: bool) -> Made:
     wanted = {name: wanted_of(batch) for name, batch in batches.items()}
     outcome = sampling_of(batches, wanted, made, units.operations.largest).read()
     # The next replay writes over them, and whoever they go to may read them later.
-    return Made(outcome, _outputs(batches, {name: made[name].clone() for name, batch in batches.items() if not batch.model.has_head}))
+    behind = {name: made[name].clone() for name, batch in batches.items() if not batch.model.has_head}
+    return Made(outcome, _outputs(batches, behind, stays))
 
 
 def _begun(batch: Rows, inputs: Mapping[str, Array], device: torch.device) -> Rows:
@@ -87,7 +91,7 @@ def _begun(batch: Rows, inputs: Mapping[str, Array], device: torch.device) -> Ro
         return batch
     model, names, counts = batch.model, [row.seq for row in batch.rows], [len(row.tokens) for row in batch.rows]
     _require(inputs, names, counts)
-    return replace(batch, hidden=gathered(inputs, names, (batch.tokens, model.width), model.dtype).to(device)[None])
+    return replace(batch, hidden=gathered(inputs, names, (batch.tokens, model.width), model.dtype, device)[None])
 
 
 def _start(model: LoadedModel, inputs: Mapping[str, Array], names: Sequence[str], into: memoryview) -> None:

@@ -162,11 +162,15 @@ class PagePool:
 
     def read(self, pages: Sequence[int]) -> Tensor:
         """What is in these pages: uint8 [pages, 2 * half_bytes] on the CPU, K before V; a copy. Raises ValueError for others' pages."""
+        return self.held(pages).cpu()
+
+    def held(self, pages: Sequence[int]) -> Tensor:
+        """As `read`, on the pages' device."""
         index = self._index(pages)
         out = torch.empty((len(pages), 2, self.half_bytes), dtype=torch.uint8, device=self._k.device)
         for at, half in enumerate((self._k, self._v)):
             torch.index_select(half, 0, index, out=out[:, at])
-        return out.flatten(1).cpu()
+        return out.flatten(1)
 
     def write(self, pages: Sequence[int], data: Tensor) -> None:
         """Put there what `read` gives. Raises ValueError for others' pages and for data of another shape."""

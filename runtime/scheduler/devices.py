@@ -39,8 +39,9 @@ class Device:
     """`limit`: bytes of weights it takes, 0 for any. `blocks`: those that it is to hold, `planned` bytes; `wanted`: stages, with
     their blocks, that it has been asked for; `warm`: blocks of those that are loaded. `members`: sequences whose paths pass it, `here`:
     by name; `asked`: those that it may come to run a hop of (BL-23). `server`: the machine that it is on; `pid`: its agent's process
-    there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages. `final`: it does not come back. `refused`: why, by
-    stage, of those that are not to be asked for now; `refusals`: of all that were refused and have not been loaded since.
+    there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages. `links`: as in `messages.Report`. `final`: it
+    does not come back. `refused`: why, by stage, of those that are not to be asked for now; `refusals`: of all that were refused and have
+    not been loaded since.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Device:
     steps: int = 0
     busy: int = 0
     tokens: int = 0
+    links: tuple[tuple[str, str], ...] = ()
 
     @property
     def free(self) -> int:

@@ -135,4 +135,4 @@ class Fleet:
             if device.alive:
                 self._overdue.report(device.name, report.queued == 0 and report.steps == device.steps, now)
             device.queued, device.steps, device.busy, device.tokens = report.queued, report.steps, report.busy, report.tokens
-            device.queues = dict(report.queues)
+            device.queues, device.links = dict(report.queues), report.links

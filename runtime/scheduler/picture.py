@@ -19,7 +19,8 @@ class DevicePicture:
     """`pid`: its agent's process, 0 if there is none. `weights`: bytes on it. `pages_used`: spoken for, of `pages`. `sequences` pass it,
     `queued` rows wait there.
 
-    `steps`, `busy_ns`, `tokens`: since its agent began.
+    `steps`, `busy_ns`, `tokens`: since its agent began. `links`: other devices that its tensors go to directly, or why they do not any
+    more.
     """
 
     device: str
@@ -35,6 +36,7 @@ class DevicePicture:
     steps: int
     busy_ns: int
     tokens: int
+    links: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,7 @@ def _device(each: Device) -> DevicePicture:
     return DevicePicture(
         each.name, each.alive, each.pid if each.alive else 0, each.capacity, each.used, each.weights, each.members, each.queued,
         tuple(each.loaded), tuple(sorted(each.loading)), each.steps, each.busy, each.tokens,
+        dict(each.links) if each.alive else {},
     )  # fmt: skip
 
 

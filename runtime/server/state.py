@@ -58,6 +58,7 @@ def _agents(cluster: Mapping[str, Any], totals: Mapping[str, Any]) -> list[dict[
             "pid": each["pid"] or None,
             "device": each["device"],
             "alive": each["alive"],
+            **({"links": each["links"]} if each["links"] else {}),
             "instances": by_device.get(each["device"], []),
             "pages": asdict(PageCounts(each["pages"], each["pages"] - each["pages_used"], each["pages_used"])),
         }
