@@ -80,8 +80,8 @@ Balancing = Annotated[
 Tensors = Annotated[
     str | None,
     typer.Option(
-        help="How hidden states, K and V go from agent to agent: host, through the host's memory; direct, from device to device (NCCL; gloo "
-        "on CPUs) on one machine; network, between machines, too, unencrypted: for a network that is trusted.",
+        help="How hidden states, K and V go from agent to agent: host, through the host's memory; direct, from device to device (NCCL, on "
+        "CPUs gloo) on one machine; network, between machines, too, unencrypted: for a network that is trusted.",
         show_default="host",
     ),
 ]

@@ -36,7 +36,9 @@ def flat_of(array: Array) -> Tensor:
     """Its bytes, flat, where they lie; of bytes a view, only to be read."""
     if is_tensor(array):
         return array.data  # type: ignore[no-any-return]
-    return torch.frombuffer(array.data, dtype=torch.uint8) if len(memoryview(array.data).cast("B")) else torch.empty(0, dtype=torch.uint8)
+    if not memoryview(array.data).nbytes:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(array.data, dtype=torch.uint8)
 
 
 def array_of(pages: Tensor) -> Array:

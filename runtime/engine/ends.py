@@ -16,6 +16,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,6 +171,10 @@ class Outgoing(_End):
             del one, work, tensor
 
     def _give_up(self, reason: str) -> None:
+        """The thread may be at one of them until its limit; the others go now."""
+        with suppress(queue.Empty):
+            while True:
+                self._under_way.get_nowait()
         self._under_way.put(None)
 
 

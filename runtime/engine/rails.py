@@ -6,7 +6,8 @@ Contract: `group` and `arrived` wait, within a limit, and are called on threads 
 has been used. A tensor belongs to the transport from `send` or `receive` until it has `arrived`. On CUDA both are ordered behind what was
 launched on the caller's current stream, and run on a stream of the group's own. Raises RuntimeError (torch's own errors) and TimeoutError.
 
-Neither encrypts, nor knows who is at the other end; gloo ends the process on a tensor of another size than was said. NCCL is written after
+Neither encrypts, nor knows who is at the other end; gloo ends the process on a tensor that is larger than was said, and does not tell of a
+peer's end in the middle of what goes there (of what comes from there it does): that ends at its limit. NCCL is written after
 torch's own use of it, and has run on no GPU yet.
 """
 

@@ -18,6 +18,7 @@ import zmq
 from runtime.agent.commands import SCHEDULER
 from runtime.agent.relay import Relay
 from runtime.cluster.agent_main import Identity, Preparation, Word
+from runtime.cluster.directed import Directed
 from runtime.cluster.ended import Ended
 from runtime.cluster.post import Cut, Mail, Post
 from runtime.cluster.process import AgentLoop, AgentSettings
@@ -67,8 +68,9 @@ class End:
         """Wait for agents, and tell them all of each other."""
         self.until(lambda: set(names) <= self.ready.keys())
         agents = tuple((name, self.ready[name].incarnation, address(self.ready[name])) for name in names)
+        rails = tuple(message.rail for name in names if isinstance(message := self.ready[name].message, Ready))
         for name in names:
-            self.post.send(name, Peers(agents))
+            self.post.send(name, Peers(agents, rails))
 
     def next(self, kind: type[M]) -> M:
         """The next message of a kind; those before it stay."""
@@ -118,13 +120,16 @@ def threads(*names: str, engines: Sequence[StageEngine] = (), **settings: Any) -
 def _thread(name: str, engine: StageEngine, context: zmq.Context[zmq.Socket[bytes]], settings: AgentSettings) -> Threaded:
     post = Post(name, 1, f"inproc://{name}", context=context)
     post.learn(SCHEDULER, 0, "inproc://scheduler")
-    loop = AgentLoop(engine, Relay(name, engine.page_capacity, RelayConfig()), post, settings, VERSION)
+    directed = None if settings.direct is None else Directed(name, post, engine.direct(settings.direct, ""))  # type: ignore[attr-defined]
+    loop = AgentLoop(engine, Relay(name, engine.page_capacity, RelayConfig()), post, settings, VERSION, directed=directed)
     ended: list[Ended] = []
 
     def run() -> None:
         try:
             ended.append(loop.run())
         finally:
+            if directed is not None:
+                directed.close()
             post.close()
 
     thread = threading.Thread(target=run, daemon=True)

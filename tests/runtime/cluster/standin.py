@@ -1,0 +1,82 @@
+"""A Direct without tensors: what is sent lies in the test's hands until it lets it come, or not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from runtime.cluster.hands import joined_rows
+from runtime.direct import CHECKSUM, Came, Said
+from runtime.stages import Array
+
+
+class StandIn:
+    """Implements `runtime.direct.Direct` for one agent. `links`: peers that it has a link to; `accepts`: that have one to it."""
+
+    def __init__(self, rail: str = "rail") -> None:
+        self.rail = rail
+        self.links: set[str] = set()
+        self.accepts: set[str] = set()
+        self.offered: list[str] = []
+        self.heard: list[tuple[str, bool, str, bytes]] = []
+        self.ended: list[tuple[str, bool, str]] = []
+        self.forgotten: list[str] = []
+        self.sent: dict[tuple[str, int], Sequence[Array]] = {}
+        self.expected: list[tuple[str, int]] = []
+        self.to_say: list[Said] = []
+        self.arrived: list[Came] = []
+        self.wake: Callable[[], None] = lambda: None
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        self.wake = wake
+
+    def offer(self, peer: str) -> None:
+        self.offered.append(peer)
+
+    def met(self, peer: str, outgoing: bool, key: str, value: bytes) -> None:
+        self.heard.append((peer, outgoing, key, value))
+
+    def over(self, peer: str, outgoing: bool, reason: str) -> None:
+        self.ended.append((peer, outgoing, reason))
+
+    def said(self) -> list[Said]:
+        out, self.to_say = self.to_say, []
+        return out
+
+    def carries(self, peer: str, nbytes: int) -> bool:
+        return peer in self.links
+
+    def send(self, peer: str, ticket: int, arrays: Sequence[Array]) -> None:
+        self.sent[peer, ticket] = arrays
+
+    def expects(self, peer: str) -> bool:
+        return peer in self.accepts
+
+    def expect(self, peer: str, ticket: int, arrays: Sequence[Array]) -> None:
+        assert all(array.data is None for array in arrays)
+        self.expected.append((peer, ticket))
+
+    def come(self, peer: str, ticket: int, arrays: Sequence[Array] = (), error: str = "") -> None:
+        """Let it come, or not."""
+        self.arrived.append(Came(peer, ticket, tuple(arrays), error))
+
+    def came(self) -> list[Came]:
+        out, self.arrived = self.arrived, []
+        return out
+
+    def forget(self, peer: str) -> None:
+        self.forgotten.append(peer)
+
+    def state(self) -> Mapping[str, str]:
+        return dict.fromkeys(self.links, "direct")
+
+    def close(self) -> None:
+        pass
+
+    def hosted(self, array: Array) -> Array:
+        return array
+
+    def joined(self, pieces: Sequence[tuple[Array, int, int]]) -> Array:
+        return joined_rows(pieces)
+
+    def digest(self, array: Array) -> str:
+        return f"{CHECKSUM}{sum(bytes(array.data)):x}"

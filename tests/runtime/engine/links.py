@@ -1,0 +1,102 @@
+"""Two ends of direct links in one process, with what they say to each other carried by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from runtime.config import DirectConfig
+from runtime.direct import Came, Said
+from runtime.engine.direct import DirectLinks
+from runtime.engine.rails import Gloo
+from runtime.engine.rendezvous import Rendezvous
+
+LIMIT = 20.0
+
+
+class Wire:
+    """`a` and `b`. `changes`: what is said on its way, None for nothing."""
+
+    def __init__(self, config: DirectConfig, rails: tuple[Gloo, Gloo] | None = None, as_bytes: bool = False) -> None:
+        one, other = rails or (Gloo(), Gloo())
+        self.ends = {"a": DirectLinks(one, config, as_bytes), "b": DirectLinks(other, config, as_bytes)}
+        self.changes: Callable[[str, Said], Said | None] = lambda who, said: said
+        self.over: list[tuple[str, bool, str]] = []
+        for end in self.ends.values():
+            end.begin(lambda: None)
+
+    @property
+    def a(self) -> DirectLinks:
+        return self.ends["a"]
+
+    @property
+    def b(self) -> DirectLinks:
+        return self.ends["b"]
+
+    def pump(self) -> None:
+        for name, end in self.ends.items():
+            for said in end.said():
+                if not said.key:
+                    self.over.append((name, said.outgoing, said.reason))
+                told = self.changes(name, said)
+                if told is None:
+                    continue
+                other = self.ends[told.peer]
+                if told.key:
+                    other.met(name, not told.outgoing, told.key, told.value)
+                else:
+                    other.over(name, not told.outgoing, told.reason)
+
+    def until(self, condition: Callable[[], Any], seconds: float = LIMIT) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end, (self.over, [dict(each.state()) for each in self.ends.values()])
+            self.pump()
+            time.sleep(0.001)
+
+    def link(self) -> None:
+        """From a to b."""
+        self.a.offer("b")
+        self.until(lambda: self.a.carries("b", 1))
+
+    def came(self, count: int = 1, seconds: float = LIMIT) -> list[Came]:
+        """So much of what b expects of a."""
+        out: list[Came] = []
+
+        def enough() -> bool:
+            out.extend(self.b.came())
+            return len(out) >= count
+
+        self.until(enough, seconds)
+        return out
+
+    def close(self) -> None:
+        for end in self.ends.values():
+            end.close()
+
+
+class Faulty(Gloo):
+    """Swallows the tensors of these tags, or changes a byte of them; gives groups only after `delay` seconds."""
+
+    def __init__(self, swallows: tuple[int, ...] = (), changes: tuple[int, ...] = (), delay: float = 0.0) -> None:
+        super().__init__()
+        self._swallows, self._changes, self._delay = swallows, changes, delay
+
+    def group(self, store: Rendezvous, rank: int, seconds: float) -> Any:
+        time.sleep(self._delay)
+        return super().group(store, rank, seconds)
+
+    def send(self, group: Any, tensor: Tensor, tag: int, to: int = 1) -> Any:
+        if tag in self._swallows:
+            return None
+        if tag in self._changes:
+            tensor = tensor.clone()
+            tensor[0] ^= 1
+        return super().send(group, tensor, tag, to)
+
+    def arrived(self, work: Any, seconds: float) -> None:
+        if work is not None:
+            super().arrived(work, seconds)
