@@ -1,6 +1,7 @@
 """What a hop costs: one decode step of 32 sequences along a chain on one agent, and along the same chain cut over two.
 
-    python -m benchmarks.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--turn 10] [--sockets unix|ipc|tcp] [--output FILE]
+    python -m benchmarks.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--turn 10] [--sockets unix|ipc|tcp]
+                               [--tensors direct] [--output FILE]
 
 Real agents: processes, sockets, relays, and the staged engine with a Llama of random weights. `--rows 32 --width 512` in float32 are 64 KB
 of hidden states per hop. The program speaks to the agents as the scheduler does, so that a step is the way of the rows and nothing else:
@@ -12,7 +13,8 @@ by stamps of one clock (`benchmarks.stamped_agents`), of a hop between processes
 `engines`: what the steps themselves take, which is more where each half wakes another core. A path takes `--turn` steps in a row, as it
 does in serving, of which the first two do not count. Differences are of steps of neighbouring turns, their median, for what else the
 machine does changes from second to second.
-`bare`: the same bytes from one process to another over the post without engines, one way.
+`bare`: the same bytes from one process to another over the post without engines, one way. `--tensors direct`: hidden states go from
+device to device (gloo on a CPU), not over the post; `links` says whether they did.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ from runtime.agent.commands import SCHEDULER
 from runtime.cluster.agent_main import Preparation
 from runtime.cluster.keys import Keys
 from runtime.cluster.post import Mail, Post
+from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
-from runtime.config import EngineConfig
-from runtime.messages import Done, Go, Load, Loaded, Lost, Message, Open, Pages, Peers, Ready
+from runtime.config import DirectConfig, EngineConfig
+from runtime.messages import Done, Go, Load, Loaded, Lost, Message, Open, Pages, Peers, Ready, Report
 from runtime.stages import Array, Hop, Stage
 from runtime.stages import Path as Hops
 from runtime.types import SamplingParams, SequenceRequest
@@ -77,11 +80,12 @@ def make_store(folder: Path, width: int, layers: int) -> Path:
 class Cluster:
     """Two agents, and this program in the scheduler's place."""
 
-    def __init__(self, settings: dict[str, Any], kind: str) -> None:
+    def __init__(self, settings: dict[str, Any], kind: str, direct: bool) -> None:
         program = (sys.executable, "-m", "benchmarks.stamped_agents")
         self._fleet = Processes(
             ProcessConfig(
                 Preparation("staged", settings),
+                settings=AgentSettings(direct=DirectConfig() if direct else None),
                 host="127.0.0.1" if kind == "tcp" else None,
                 sockets="ipc" if kind == "ipc" else "unix",
                 warm=False,
@@ -90,12 +94,13 @@ class Cluster:
         )
         self._post = Post(SCHEDULER, 0, self._fleet.seat.bind, self._fleet.seat.keys)
         self._came: list[Message] = []
+        self.links: dict[str, dict[str, str]] = {}
         self._fleet.attach(lambda died: None, self._post.address)
         for name in "ab":
             self._fleet.start(name, 1)
         ready = [self.next(Ready) for _ in "ab"]
         for name in "ab":
-            self._post.send(name, Peers(tuple((each.device, 1, each.address) for each in ready)))
+            self._post.send(name, Peers(tuple((each.device, 1, each.address) for each in ready), tuple(each.rail for each in ready)))
 
     def next(self, kind: type[Message]) -> Any:
         end = time.monotonic() + LIMIT
@@ -105,7 +110,9 @@ class Cluster:
                     raise RuntimeError(f"rows are lost: {message.reason}")
                 if isinstance(message, kind):
                     return self._came.pop(at)
-            self._came += [item.message for item in self._post.receive(1.0) if isinstance(item, Mail) and isinstance(item.message, _WANTED)]
+            came = [item.message for item in self._post.receive(1.0) if isinstance(item, Mail)]
+            self._came += [message for message in came if isinstance(message, _WANTED)]
+            self.links |= {message.device: dict(message.links) for message in came if isinstance(message, Report)}
         raise RuntimeError(f"no {kind.__name__} came")
 
     def provide(self, path: Hops) -> None:
@@ -172,11 +179,11 @@ class Run:
             del each[len(each) - turn : len(each) - turn + skipped]
 
 
-def measure(rows: int, width: int, layers: int, steps: int, turn: int, kind: str) -> dict[str, Any]:
+def measure(rows: int, width: int, layers: int, steps: int, turn: int, kind: str, direct: bool = False) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         os.environ[STAMPS] = scratch
         store = make_store(Path(scratch), width, layers)
-        cluster = Cluster(_settings(store), kind)
+        cluster = Cluster(_settings(store), kind, direct)
         try:
             runs = _run(cluster, rows, layers, steps, turn)
         finally:
@@ -187,7 +194,7 @@ def measure(rows: int, width: int, layers: int, steps: int, turn: int, kind: str
     times = {name: _spread(run.seconds) for name, run in runs.items()}
     return {
         "rows": rows, "bytes_per_hop": rows * width * 4, "steps": steps, "turn": turn,
-        "over": kind, "step": times,
+        "over": kind, "links": cluster.links, "step": times,
         "hop_adds_ms": _hops(runs), "between_engines_ms": _between(runs, stamps), "engines_ms": _engines(runs, stamps),
         "bare": bare(rows * width * 4, kind),
     }  # fmt: skip
@@ -314,9 +321,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--turn", type=int, default=10)
     parser.add_argument("--sockets", choices=("unix", "ipc", "tcp"), default="unix", help="tcp: encrypted")
+    parser.add_argument("--tensors", choices=("host", "direct"), default="host")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
-    deliver(measure(given.rows, given.width, given.layers, given.steps, given.turn, given.sockets), given.output)
+    deliver(measure(given.rows, given.width, given.layers, given.steps, given.turn, given.sockets, given.tensors == "direct"), given.output)
 
 
 if __name__ == "__main__":

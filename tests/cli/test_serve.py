@@ -249,6 +249,9 @@ def test_how_adaptive_requests_are_dispatched(tmp_path: Path) -> None:
         ("agents = 2\ndense_slots = 4", "--dense-slots has no effect without the dense executor"),
         ('agents = 2\nasync_scheduling = "on"', "--async-scheduling has no effect on agents"),
         ("agents = 2\nequivalent = 0.9", "--equivalent has no effect without stand-ins"),
+        ('tensors = "direct"', "--tensors has no effect on one device"),
+        ('agents = 2\ntensors = "nccl"', "tensors must be host, direct or network"),
+        ('agents = 2\ntensors = "network"', "give --tensors direct, or --backend ray"),
         ('agents = 2\nspeculation_lane = "shared"', "--speculation-lane has no effect where no hop is predicted"),
     ],
 )

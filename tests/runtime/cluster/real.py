@@ -23,7 +23,7 @@ from runtime.cluster.fleet import Fleet
 from runtime.cluster.lives import LifeConfig
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
-from runtime.config import BatchingConfig, ClusterConfig, EngineConfig, RelayConfig
+from runtime.config import BatchingConfig, ClusterConfig, DirectConfig, EngineConfig, RelayConfig
 from runtime.engine.chains import describe_chain
 from runtime.engine.paged import PagedEngine
 from runtime.engine.residents import half_page
@@ -89,7 +89,13 @@ def answers_of(bench: Bench) -> dict[Question, list[int]]:
 
 @contextmanager
 def cluster(
-    bench: Bench, backend: Backend, agents: int, config: ClusterConfig, trace: ListTrace, boundary_bytes: int = 0
+    bench: Bench,
+    backend: Backend,
+    agents: int,
+    config: ClusterConfig,
+    trace: ListTrace,
+    boundary_bytes: int = 0,
+    direct: DirectConfig | None = None,
 ) -> Iterator[tuple[ClusterDriver, Any]]:
     """These models over so many agents; and the fleet that they are."""
     half = half_page(bench.store, CONFIG, [*MODELS, "wide", "slim"])
@@ -98,7 +104,7 @@ def cluster(
     settings = {
         "store": str(bench.store.root), "database": None, "config": msgspec.to_builtins(engine), "half_page": half, "threads": 1,
     }  # fmt: skip
-    fleet = _fleet(backend, Preparation("staged", settings), boundary_bytes)
+    fleet = _fleet(backend, Preparation("staged", settings), boundary_bytes, direct)
     driver = ClusterDriver(
         [each.chain for each in described], list({block.id: block for each in described for block in each.blocks}.values()),
         [f"agent-{number}" for number in range(agents)], fleet, config, LifeConfig(backoff_seconds=0.05), trace=trace,
@@ -110,8 +116,8 @@ def cluster(
         assert driver.shutdown(LIMIT)
 
 
-def _fleet(backend: Backend, preparation: Preparation, boundary_bytes: int) -> Fleet:
-    settings, relay = AgentSettings(report_seconds=0.05), RelayConfig(chunk=8, window=1, boundary_bytes=boundary_bytes)
+def _fleet(backend: Backend, preparation: Preparation, boundary_bytes: int, direct: DirectConfig | None) -> Fleet:
+    settings, relay = AgentSettings(report_seconds=0.05, direct=direct), RelayConfig(chunk=8, window=1, boundary_bytes=boundary_bytes)
     if backend == "processes":
         return Processes(ProcessConfig(preparation, relay, settings, beat_seconds=0.1))
     from cli.agents import ENGINES

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from msgspec import structs
 
 from runtime.cluster import wire
 from runtime.cluster.checks import WireError
+from runtime.cluster.shorthand import PassAgain
 from runtime.cluster.wire import Frame, OtherProtocol, decode, encode
 from runtime.messages import (
     PROTOCOL,
@@ -20,6 +22,7 @@ from runtime.messages import (
     Done,
     Go,
     Lost,
+    Meet,
     Message,
     Moved,
     Offer,
@@ -30,6 +33,7 @@ from runtime.messages import (
     Ready,
     Report,
     Retract,
+    Unlinked,
     Verdict,
     Want,
     Won,
@@ -72,6 +76,11 @@ MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
     (Lost("x", ("a",), (1,), "no pages", True), ()),
     (Report("x", 1, 2, 3, 4, 5, (("block", 1),)), ()),
     (Peers((("x", 1, "ipc:///x"),)), ()),
+    (Peers((("x", 1, "ipc:///x"), ("y", 2, "ipc:///y")), ("gloo/here", "")), ()),
+    (Ready("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x", rail="gloo/here"), ()),
+    (Report("x", 1, 2, 3, 4, 5, (("block", 1),), (("y", "direct"),)), ()),
+    (Meet(True, "store/0/0", b"\0\1"), ()),
+    (Unlinked(False, "it has not come"), ()),
     (Beat(12), ()),
 ]
 
@@ -145,6 +154,38 @@ def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: by
     return [bytes(body), *data]
 
 
+def announced(
+    message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: bytes, ticket: int = 5, counts: tuple[int, ...] = ()
+) -> list[Frame]:
+    """As `lying`, of arrays that are said to come directly."""
+    body = bytearray(16)
+    struct.pack_into("<4sHxxQ", body, 0, b"BZoo", PROTOCOL, 0)
+    kinds = tuple((dtype, shape, count) for (dtype, shape), count in zip(arrays, counts or (1,) * len(arrays), strict=True))
+    wire._encoder.encode_into((kinds, message, ticket), body, 16)
+    return [bytes(body), *data]
+
+
+@pytest.mark.parametrize(("message", "short"), [(ROWS, None), (ROWS, PassAgain())], ids=["in full", "in short"])
+def test_arrays_that_come_directly_are_only_said(message: Message, short: Message | None) -> None:
+    nothing = tuple(structs.replace(each, data=None) for each in STATES)
+    (body,) = encode(3, message, nothing, short, 7)
+    parcel = decode([bytes(body)])
+    assert (parcel.ticket, parcel.number, parcel.arrays) == (7, 3, nothing)
+    assert parcel.message == (short or message)
+    assert decode(announced(ROWS, [("float32", (3, 2)), ("float32", (1, 2))])).arrays == nothing
+    for wrong in ((), (Array("float32", (4, 1 << 30), None),), (Array("object", (4, 2), None),)):
+        with pytest.raises(WireError):
+            encode(3, message, wrong, short, 7)
+
+
+def test_what_comes_beside_its_message_says_nothing_of_tickets() -> None:
+    """The frames of those who send nothing directly are what they would be if there were no such thing."""
+    for message, arrays in ((ROWS, STATES), (PAIR, (Array("float32", (2, 2), bytes(16)),)), (Beat(1), ())):
+        body, *_ = encode(0, message, arrays)
+        assert len(msgspec.msgpack.decode(bytes(body)[16:])) == 2
+        assert decode(frames_of(message, arrays)).ticket is None
+
+
 def test_arrays_that_are_alike_are_said_once() -> None:
     assert decode(lying(PAIR, [("float32", (1, 2))], bytes(range(16)), counts=(2,))).arrays[1].data == bytes(range(8, 16))
     assert decode(lying(PAIR, [("float32", (1, 2))], bytes(8), bytes(range(8)), counts=(2,))).arrays[1].data == bytes(range(8))
@@ -198,8 +239,23 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(Ready("x", 1, "v", -1, 8, 0, "ipc://x"), []),
         lying(Moved("x", 1, "a", (), (), -8), []),
         lying(Want(1, "a", 1, (0, 1), -4, 4, "x"), []),
+        lying(Peers((("x", 1, "ipc:///x"),), ("a", "b")), []),
+        lying(Ready("x", 1, "v", 1, 8, 0, "ipc://x", rail="x" * 201), []),
+        lying(Meet(True, "", b"x"), []),
+        lying(Meet(True, "k" * 201, b"x"), []),
+        lying(Meet(True, "k", bytes((1 << 16) + 1)), []),
+        lying(Unlinked(True, "no"), [("uint8", (1,))], b"x"),
+        announced(ROWS, [("float32", (3, 2)), ("float32", (1, 2))], bytes(24), bytes(8)),
+        announced(ROWS, [("float32", (3, 2))]),
+        announced(ROWS, [("float32", (4, 2))], ticket=-1),
+        announced(ROWS, [("object", (4, 2))]),
+        announced(ROWS, [("float32", (4, 1 << 29))]),
+        announced(PAIR, [("float32", (1, (1 << 27) + 1))], counts=(2,)),
+        announced(PAIR, [("float32", (1, 2))], counts=(1 << 40,)),
+        announced(Beat(1), []),
+        announced(Pages(1, "a", 1, 0, 4, "d"), [("uint8", (0, 64))]),
     ],
-    ids=range(45),
+    ids=range(60),
 )
 def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     with pytest.raises(WireError):

@@ -1,0 +1,153 @@
+"""Whole clusters whose tensors go directly (gloo on a CPU): tokens, kills, what never comes, what comes changed, and the way back."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from runtime.cluster.process import AgentSettings
+from runtime.cluster.processes import ProcessConfig, Processes
+from runtime.cluster.threads import Threads
+from runtime.config import DirectConfig
+from runtime.engine.counting_direct import ConnectedCounting
+from runtime.engine.direct import DirectLinks
+from runtime.engine.rails import Gloo
+from runtime.messages import Close, Moved, Receive, Settle, Stuck
+from runtime.stages import Stage
+from tests.runtime.cluster.agents import MODEL, counting, threads
+from tests.runtime.cluster.clusters import DEVICES, LIMIT, MODELS, Load, answered, at_rest, cluster, eventually, request, verify
+from tests.runtime.cluster.test_process import GREEDY, LENGTH, decode, expected, hop, opened, provide
+from tests.runtime.cluster.test_process import request as asked
+from tests.runtime.engine.links import Faulty
+
+DIRECT = DirectConfig(seconds=1.0)
+
+
+class Counting(ConnectedCounting):
+    """`rail`: what its links go by."""
+
+    rail: Gloo
+
+    def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:
+        return DirectLinks(self.rail, config, as_bytes=True)
+
+
+def with_rail(rail: Gloo, models: Any = MODELS, pages: int = 400) -> Counting:
+    engine = Counting(models, pages)
+    engine.rail = rail
+    return engine
+
+
+def in_threads(rails: dict[str, Gloo]) -> Threads:
+    settings = AgentSettings(report_seconds=0.05, direct=DIRECT)
+    return Threads(lambda device: lambda: with_rail(rails.get(device) or Gloo()), settings=settings, beat_seconds=0.1)
+
+
+def links(driver: Any) -> dict[str, dict[str, str]]:
+    return {each["device"]: each["links"] for each in driver.picture()["devices"]}
+
+
+def test_tokens_are_the_models_own_and_kills_lose_nothing() -> None:
+    """Real processes. Whoever is killed has tensors on their way, to it and from it; its next life gets links of its own."""
+    settings = AgentSettings(report_seconds=0.05, direct=DirectConfig())
+    fleet = Processes(ProcessConfig(counting(MODELS, 400), settings=settings, beat_seconds=0.1))
+    with cluster(fleet, sharing="off") as driver:
+        with Load(driver, clients=6) as load:
+            assert eventually(lambda: any("direct" in each.values() for each in links(driver).values()) and load.done > 10)
+            for round_, device in enumerate(DEVICES):
+                pid = fleet.pid(device, driver._company.lives.incarnation(device))
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                before = load.done
+                assert eventually(lambda round_=round_: sum(each.deaths for each in driver.agents()) == round_ + 1)
+                assert eventually(lambda: driver.health()["status"] == "ok")
+                assert eventually(lambda before=before: load.done > before + 10 or bool(load.wrong))
+            assert eventually(lambda: any(set(each.values()) == {"direct"} for each in links(driver).values()))
+        assert load.wrong == [] and load.done > 30
+        assert eventually(lambda: at_rest(driver))
+
+
+def test_a_tensor_that_never_comes_costs_its_rows_a_second_try_and_then_all_goes_by_the_host() -> None:
+    swallows = tuple(range(8, 60))  # of each link: some come before
+    with cluster(in_threads({name: Faulty(swallows=swallows) for name in DEVICES}), sharing="off") as driver:
+        begin, wrong = time.monotonic(), 0
+        while not any(
+            "did not" in why or "Timed out" in why or "other end" in why for each in links(driver).values() for why in each.values()
+        ):
+            assert time.monotonic() < begin + LIMIT, links(driver)
+            ones = [request(f"s{wrong}-{number}", range(number, number + 20)) for number in range(4)]
+            got = answered(driver, ones)
+            for one in ones:
+                verify(one, got[one.seq])
+            wrong += 1
+        state = driver.state()
+        one = request("last", range(30))
+        verify(one, answered(driver, [one])["last"])
+        assert state.counters.preemptions + driver.state().counters.preemptions > 0  # rows that were lost ran again
+        assert all(each.deaths == 0 for each in driver.agents())
+        assert eventually(lambda: at_rest(driver))
+
+
+@pytest.mark.parametrize("fault", ["none", "changed", "swallowed"])
+def test_pages_that_move_directly_are_verified(fault: str) -> None:
+    """What comes changed, or not at all, is not written; the move says so, and the source serves on."""
+    one, whole, there = asked("s", *range(1, 30)), (hop("a", 0, LENGTH),), (hop("b", 0, LENGTH),)
+    # The first pages go by the host, while the link is made; from its first tag on everything is bad.
+    bad = tuple(range(2, 100))
+    rail = {"none": Gloo(), "changed": Faulty(changes=bad), "swallowed": Faulty(swallows=bad)}[fault]
+    made = [with_rail(rail, [MODEL], 200), with_rail(Gloo(), [MODEL], 200)]
+    with threads("a", "b", engines=made, direct=replace(DIRECT, seconds=0.5)) as (end, _):
+        end.welcome("a", "b")
+        provide(end, whole)
+        provide(end, there)
+        opened(end, one, whole)
+        tokens = list(one.prompt)
+        decode(end, one, whole, 3, tokens)
+        upto = len(tokens) - 1
+
+        def move(number: int) -> Moved | Stuck:
+            end.post.send(
+                "b", Receive(number, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", upto, (), True, one)
+            )
+            end.until(lambda: any(isinstance(each.message, Moved | Stuck) for each in end.mail))
+            found = next(each for each in end.mail if isinstance(each.message, Moved | Stuck))
+            end.mail.remove(found)
+            assert isinstance(found.message, Moved | Stuck)
+            return found.message
+
+        first = move(1)
+        assert isinstance(first, Moved)  # it begins the link
+        end.post.send("b", Settle(1, "s", 1, False))
+        end.until(lambda: ("b", "direct") in end.reports["a"].links)
+        second = move(2)
+        if fault == "none":
+            assert isinstance(second, Moved) and second.copied == ((0, upto),)
+            end.post.send("b", Settle(2, "s", 2, True))
+            opened(end, one, there, 2, tuple(tokens[29:]), keep=True, computed=upto)
+            end.post.send("a", Close(("s",), (1,)))
+            decode(end, one, there, 5, tokens, 2)
+        else:
+            assert isinstance(second, Stuck)
+            decode(end, one, whole, 5, tokens)
+        assert tokens[29:] == expected(MODEL, one.prompt, GREEDY)
+        if fault == "swallowed":
+            end.until(lambda: dict(end.reports["a"].links)["b"] != "direct")
+            assert isinstance(move(3), Moved)  # by the host again
+
+
+def test_agents_whose_tensors_cannot_meet_go_by_the_host() -> None:
+    class Elsewhere(Gloo):
+        name = "gloo/another machine"  # type: ignore[assignment]
+
+    with cluster(in_threads({"a": Elsewhere(), "b": Elsewhere()}), sharing="off") as driver:
+        ones = [request(f"s{number}", range(number, number + 20)) for number in range(6)]
+        got = answered(driver, ones)
+        for one in ones:
+            verify(one, got[one.seq])
+        made = links(driver)
+        assert not made["c"] and not any("c" in each for each in made.values())

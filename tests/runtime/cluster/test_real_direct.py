@@ -1,0 +1,90 @@
+"""Stored models over agents whose tensors go directly (gloo on a CPU): each model's own tokens, moves, predictions, a death."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from typing import Any
+
+import pytest
+
+from cli.clusters import start_cluster
+from cli.serve_options import gather
+from runtime.config import ClusterConfig, DirectConfig, SpeculationConfig
+from runtime.scheduler.cluster import Scheduler
+from runtime.stages import devices_of
+from tests.runtime.cluster.clusters import eventually
+from tests.runtime.cluster.real import MODELS, Load, Question, answers_of, asked, cluster, on_scheduler, put_family, tokens
+from tests.runtime.cluster.test_real import DEVICES, SOON, at_rest
+from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
+from tests.runtime.virtual import ListTrace
+from zoo import Zoo
+
+
+@pytest.fixture(scope="module")
+def family(bench: Bench) -> Bench:  # noqa: F811
+    put_family(bench)
+    return bench
+
+
+@pytest.fixture(scope="module")
+def answers(family: Bench) -> dict[Question, list[int]]:
+    return answers_of(family)
+
+
+def links(driver: Any) -> set[str]:
+    return {state for each in driver.picture()["devices"] for state in each["links"].values()}
+
+
+def test_two_agents_as_zoo_serve_makes_them(family: Bench, answers: dict[Question, list[int]]) -> None:
+    given = {"agents": 2, "placing": "split", "sharing": "off", "kv_bytes": "8MiB", "tensors": "direct"}
+    with Zoo(family.store.root) as zoo:
+        driver = start_cluster(zoo, gather(None, given), MODELS, None, None)
+        try:
+            for turn in ("first", "second"):  # the link is made while the first are under way
+                ones = {f"{turn}{number}": question for number, question in enumerate(answers)}
+                got: dict[str, list[Any]] = {seq: [] for seq in ones}
+                for event in driver.run([asked(question, seq) for seq, question in ones.items()]):
+                    got[event.seq].append(event)
+                assert {question: tokens(got[seq]) for seq, question in ones.items()} == answers
+                assert eventually(lambda: links(driver) == {"direct"})
+            assert eventually(lambda: at_rest(driver))
+        finally:
+            assert driver.shutdown(SOON)
+
+
+def test_moves_of_pages_and_hidden_states_and_a_death(family: Bench, answers: dict[Question, list[int]]) -> None:
+    """Three agents, a hop predicted, pages copied, computed again from tokens and from what was kept; one agent is killed meanwhile."""
+    config = ClusterConfig(placing="split", sharing="off", chunk=8, handover_groups=1, speculation=SpeculationConfig("exact", top=0.5))
+    trace, rng = ListTrace(), random.Random(2)
+
+    def move(scheduler: Scheduler, now: int, ends: dict[str, bool]) -> None:
+        running = [each for each in scheduler.members.values() if len(each.path) > 1]
+        if running:
+            member = rng.choice(running)
+            devices = devices_of(member.chain, member.path)
+            first = rng.randrange(len(devices))
+            scheduler.handovers.start(member, range(first, first + 1), rng.choice(DEVICES), now, **ends)
+
+    with (
+        cluster(family, "processes", 3, config, trace, 1 << 24, DirectConfig()) as (driver, fleet),
+        Load(driver, answers, clients=4) as load,
+    ):
+        for ends, part in (({"recompute": False}, "copied"), ({}, "inputs"), ({"copy": False}, "recomputed")):
+            start = getattr(driver.sight.moves(), part)
+
+            def moved(ends: dict[str, bool] = ends, part: str = part, start: int = start) -> bool:
+                on_scheduler(driver, lambda scheduler, now: move(scheduler, now, ends))
+                return getattr(driver.sight.moves(), part) > start + 20 or bool(load.wrong)
+
+            assert eventually(moved, SOON)
+        assert "direct" in links(driver) and links(driver) <= {"direct", "making"}
+        victim = fleet.pid("agent-1", driver._company.lives.incarnation("agent-1"))
+        os.kill(victim, signal.SIGKILL)
+        assert eventually(lambda: driver.agents()[1].deaths == 1 and driver.health()["status"] == "ok", SOON)
+        before = load.done
+        assert eventually(lambda: load.done > before + 8 or bool(load.wrong), SOON)
+        assert eventually(lambda: links(driver) == {"direct"} or bool(load.wrong))
+    assert load.wrong == [] and load.done
+    assert driver.sight.moves().committed > 0
