@@ -20,7 +20,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 _MOST = 64
 
 
-class Rendezvous(Store):  # type: ignore[misc]
+class Rendezvous(Store):
     """See the top of the file. `seconds`: that this may take in all, from now on."""
 
     def __init__(self, tell: Callable[[str, bytes], None], seconds: float) -> None:
