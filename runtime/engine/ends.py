@@ -14,6 +14,7 @@ import hmac
 import queue
 import secrets
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -32,6 +33,9 @@ _TOKEN_BYTES = 32
 _THERE, _BACK, _FIRST = 0, 1, 2
 #: Keys under which tokens are told; the store's own begin with its name.
 _TOKEN, _STORE = "token", "store/"
+#: How long what was sent is left alone while there is room, in seconds: a look at once would take the processor, and the interpreter, from
+#: the loop, which has just sent it and goes on, for nothing but to let its memory go.
+_LATER = 0.02
 #: What is said of an error.
 _SAID = 200
 
@@ -164,6 +168,8 @@ class Outgoing(_End):
 
     def _work(self) -> None:
         while (one := self._under_way.get()) is not None:
+            if self._nbytes < self._config.backlog // 4:
+                time.sleep(_LATER)
             work, tensor = one
             self._rail.arrived(work, self._config.patience)
             with self._lock:
