@@ -231,6 +231,8 @@ def test_a_life_that_is_over_leaves_nothing(two: Two) -> None:
     two.b.reach("a", "rail")
     two.direct_b.come("a", 1, [STATE])  # of the life before
     assert two.at_b(1, 0.1) == []
+    two.b.learn("a", 3, two.a.address)  # nobody said that the one before is over
+    assert two.direct_b.forgotten == ["a", "a"]
 
 
 def test_what_goes_directly_is_sealed_and_verified_where_it_lies(two: Two) -> None:
