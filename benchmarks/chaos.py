@@ -1,6 +1,7 @@
 """A cluster whose agents are killed (`kill -9`) at random moments under load, while sequences are moved at random, too.
 
-    python -m benchmarks.chaos [--kills N] [--agents N] [--clients N] [--seed S] [--phase NAME|all] [--output FILE]
+    python -m benchmarks.chaos [--kills N] [--agents N] [--clients N] [--seed S] [--phase NAME|all] [--tensors host|direct]
+                               [--output FILE]
 
 Real processes, the real scheduler, driver and agents; engines that count (`runtime.engine.counting`), in which every token depends on
 every page and hidden state before it. Every request must get each token of its model once, in order. Clients notice nothing but a wait.
@@ -30,7 +31,7 @@ from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.lives import LifeConfig
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
-from runtime.config import ClusterConfig
+from runtime.config import ClusterConfig, DirectConfig
 from runtime.engine.counted import counting_model, expected
 from runtime.stages import Block
 from runtime.types import SamplingParams, SequenceRequest
@@ -236,10 +237,13 @@ class Chaos:
                 self.lies.append(f"{kill.device} was killed {now - kill.at:.2f} s ago, and health says {health['status']}")
 
 
-def chaos(kills: int, agents: int = 3, clients: int = 6, seed: int = 0, pace: float = 0.5) -> dict[str, Any]:
-    """Run it; the document. `wrong` and `lies` must be empty, `free` must be `capacity` for each agent."""
+def chaos(
+    kills: int, agents: int = 3, clients: int = 6, seed: int = 0, pace: float = 0.5, direct: bool = False
+) -> dict[str, Any]:  # fmt: skip
+    """Run it; the document. `direct`: tensors go from device to device (BL-33). `wrong` and `lies` must be empty, `free` must be `capacity` for each agent."""
     settings = {"models": [msgspec.to_builtins(model) for model in MODELS], "pages": PAGES, "pace": pace}
-    fleet = Processes(ProcessConfig(Preparation("counting", settings), settings=AgentSettings(report_seconds=0.1), beat_seconds=0.2))
+    known = AgentSettings(report_seconds=0.1, direct=DirectConfig() if direct else None)
+    fleet = Processes(ProcessConfig(Preparation("counting", settings), settings=known, beat_seconds=0.2))
     lives = LifeConfig(starts=1000, steady_seconds=0.05, backoff_seconds=0.02, backoff_most=0.1)
     blocks: list[Block] = list({block.id: block for model in MODELS for block in model.blocks(*CUTS)}.values())
     devices = [f"d{number}" for number in range(agents)]
@@ -292,6 +296,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--phase", help="kill in this phase of an agent's work instead, or in `all` of them (`benchmarks.phases`)")
+    parser.add_argument("--tensors", choices=("host", "direct"), default="host", help="as of `zoo serve`; not with --phase")
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()
     if given.phase:
@@ -299,7 +304,7 @@ def main() -> None:
 
         document = phases(list(PHASES) if given.phase == "all" else [given.phase], given.clients, given.seed)
     else:
-        document = chaos(given.kills, given.agents, given.clients, given.seed)
+        document = chaos(given.kills, given.agents, given.clients, given.seed, direct=given.tensors == "direct")
     deliver(document, given.output)
 
 
