@@ -89,6 +89,7 @@ def picture(state: Mapping[str, Any], before: Mapping[str, Any] | None, seconds:
     else:
         parts += [_devices(cluster, None if before is None else before.get("cluster"), seconds), _instances(cluster)]
         parts += [_moves(cluster)] if cluster["moves"] else []
+        parts += [_links(cluster)] if any(each.get("links") for each in cluster["devices"]) else []
     parts.append(_models(state, cluster))
     return Group(*parts)
 
@@ -146,6 +147,15 @@ def _moves(cluster: Mapping[str, Any]) -> Table:
     for each in cluster["moves"][:_ROWS]:
         stage = f"{each['stage']}{' (held)' if each['held'] else ''}"
         table.add_row(each["seq"], each["source"], each["target"], str(each["tokens"]), stage)
+    return table
+
+
+def _links(cluster: Mapping[str, Any]) -> Table:
+    """Those that failed first: what would go over them goes by the host's memory."""
+    table = _table("device", "to", "link", title="tensors from device to device")
+    links = [(each["device"], to, said) for each in cluster["devices"] for to, said in each.get("links", {}).items()]
+    for row in sorted(links, key=lambda one: (one[2] in ("direct", "making"), one))[:_ROWS]:
+        table.add_row(*row)
     return table
 
 

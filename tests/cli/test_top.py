@@ -63,6 +63,18 @@ def test_a_cluster_with_a_sequence_on_its_way() -> None:
     assert "d0 > d1 > d2" in shown or "d0 > d1" in shown
 
 
+def test_links_between_devices_are_shown_and_those_that_failed_first() -> None:
+    model = counting_model("m", "1 2* 3", max_model_len=256)
+    cluster = VirtualCluster([model], [(1,)], devices=2, config=ClusterConfig(placing="split", devices=2))
+    cluster.run(until=1 * MS)
+    document = picture_of(cluster.scheduler).document()
+    assert "device to device" not in text(state(5, document))
+    document["devices"][0]["links"] = {"d1": "direct"}
+    document["devices"][1]["links"] = {"d0": "the other end: RuntimeError: Connection closed"}
+    shown = text(state(5, document))
+    assert shown.index("Connection closed") < shown.index("direct")
+
+
 def test_a_server_that_is_not_there() -> None:
     with pytest.raises(InputError, match="cannot be asked"):
         look("http://127.0.0.1:9", None)
