@@ -240,7 +240,10 @@ class Chaos:
 def chaos(
     kills: int, agents: int = 3, clients: int = 6, seed: int = 0, pace: float = 0.5, direct: bool = False
 ) -> dict[str, Any]:  # fmt: skip
-    """Run it; the document. `direct`: tensors go from device to device (BL-33). `wrong` and `lies` must be empty, `free` must be `capacity` for each agent."""
+    """Run it; the document. `direct`: tensors go from device to device (BL-33).
+
+    `wrong` and `lies` must be empty, `free` must be `capacity` for each agent.
+    """
     settings = {"models": [msgspec.to_builtins(model) for model in MODELS], "pages": PAGES, "pace": pace}
     known = AgentSettings(report_seconds=0.1, direct=DirectConfig() if direct else None)
     fleet = Processes(ProcessConfig(Preparation("counting", settings), settings=known, beat_seconds=0.2))

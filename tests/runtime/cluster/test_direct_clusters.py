@@ -95,11 +95,12 @@ def test_a_tensor_that_never_comes_costs_its_rows_a_second_try_and_then_all_goes
 
 @pytest.mark.parametrize("fault", ["none", "changed", "swallowed"])
 def test_pages_that_move_directly_are_verified(fault: str) -> None:
-    """What comes changed, or not at all, is not written; the move says so, and the source serves on."""
+    """What comes changed is not written: the move says so, and the source serves on. What never comes ends the link: it comes by the host,
+    if the move has not given up by then."""
     one, whole, there = asked("s", *range(1, 30)), (hop("a", 0, LENGTH),), (hop("b", 0, LENGTH),)
-    # The first pages go by the host, while the link is made; from its first tag on everything is bad.
-    bad = tuple(range(2, 100))
-    rail = {"none": Gloo(), "changed": Faulty(changes=bad), "swallowed": Faulty(swallows=bad)}[fault]
+    tags = tuple(range(2, 100))
+    rail = {"none": Faulty(), "changed": Faulty(changes=tags), "swallowed": Faulty(swallows=tags)}[fault]
+    rail.sound = True  # of the first move some pages go by the host, while the link is made, and some perhaps directly
     made = [with_rail(rail, [MODEL], 200), with_rail(Gloo(), [MODEL], 200)]
     with threads("a", "b", engines=made, direct=replace(DIRECT, seconds=0.5)) as (end, _):
         end.welcome("a", "b")
@@ -124,19 +125,21 @@ def test_pages_that_move_directly_are_verified(fault: str) -> None:
         assert isinstance(first, Moved)  # it begins the link
         end.post.send("b", Settle(1, "s", 1, False))
         end.until(lambda: ("b", "direct") in end.reports["a"].links)
+        rail.sound = False
         second = move(2)
-        if fault == "none":
-            assert isinstance(second, Moved) and second.copied == ((0, upto),)
+        assert isinstance(second, {"none": Moved, "changed": Stuck, "swallowed": Moved | Stuck}[fault])
+        if fault == "swallowed":
+            end.until(lambda: dict(end.reports["a"].links)["b"] != "direct")
+        if isinstance(second, Moved):
+            assert second.copied == ((0, upto),)
             end.post.send("b", Settle(2, "s", 2, True))
             opened(end, one, there, 2, tuple(tokens[29:]), keep=True, computed=upto)
             end.post.send("a", Close(("s",), (1,)))
             decode(end, one, there, 5, tokens, 2)
         else:
-            assert isinstance(second, Stuck)
             decode(end, one, whole, 5, tokens)
         assert tokens[29:] == expected(MODEL, one.prompt, GREEDY)
-        if fault == "swallowed":
-            end.until(lambda: dict(end.reports["a"].links)["b"] != "direct")
+        if fault == "swallowed" and isinstance(second, Stuck):
             assert isinstance(move(3), Moved)  # by the host again
 
 

@@ -15,8 +15,9 @@ from runtime.config import ClusterConfig, DirectConfig, SpeculationConfig
 from runtime.scheduler.cluster import Scheduler
 from runtime.stages import devices_of
 from tests.runtime.cluster.clusters import eventually
-from tests.runtime.cluster.real import MODELS, Load, Question, answers_of, asked, cluster, on_scheduler, put_family, tokens
-from tests.runtime.cluster.test_real import DEVICES, SOON, at_rest
+from tests.runtime.cluster.real import MODELS, Load, Question, answers_of, asked, cluster, on_scheduler, put_family
+from tests.runtime.cluster.real import tokens as generated
+from tests.runtime.cluster.test_real import DEVICES, NO_RAY, SOON, at_rest
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.virtual import ListTrace
 from zoo import Zoo
@@ -37,8 +38,12 @@ def links(driver: Any) -> set[str]:
     return {state for each in driver.picture()["devices"] for state in each["links"].values()}
 
 
-def test_two_agents_as_zoo_serve_makes_them(family: Bench, answers: dict[Question, list[int]]) -> None:
-    given = {"agents": 2, "placing": "split", "sharing": "off", "kv_bytes": "8MiB", "tensors": "direct"}
+@pytest.mark.parametrize(
+    ("backend", "tensors"),
+    [("processes", "direct"), pytest.param("ray", "network", marks=NO_RAY)],
+)
+def test_two_agents_as_zoo_serve_makes_them(family: Bench, answers: dict[Question, list[int]], backend: str, tensors: str) -> None:
+    given = {"agents": 2, "backend": backend, "placing": "split", "sharing": "off", "kv_bytes": "8MiB", "tensors": tensors}
     with Zoo(family.store.root) as zoo:
         driver = start_cluster(zoo, gather(None, given), MODELS, None, None)
         try:
@@ -47,7 +52,7 @@ def test_two_agents_as_zoo_serve_makes_them(family: Bench, answers: dict[Questio
                 got: dict[str, list[Any]] = {seq: [] for seq in ones}
                 for event in driver.run([asked(question, seq) for seq, question in ones.items()]):
                     got[event.seq].append(event)
-                assert {question: tokens(got[seq]) for seq, question in ones.items()} == answers
+                assert {question: generated(got[seq]) for seq, question in ones.items()} == answers
                 assert eventually(lambda: links(driver) == {"direct"})
             assert eventually(lambda: at_rest(driver))
         finally:

@@ -79,20 +79,22 @@ class Wire:
 
 
 class Faulty(Gloo):
-    """Swallows the tensors of these tags, or changes a byte of them; gives groups only after `delay` seconds."""
+    """Swallows the tensors of these tags, or changes a byte of them; gives groups only after `delay` seconds. While `sound` nothing of
+    that."""
 
     def __init__(self, swallows: tuple[int, ...] = (), changes: tuple[int, ...] = (), delay: float = 0.0) -> None:
         super().__init__()
         self._swallows, self._changes, self._delay = swallows, changes, delay
+        self.sound = False
 
     def group(self, store: Rendezvous, rank: int, seconds: float) -> Any:
         time.sleep(self._delay)
         return super().group(store, rank, seconds)
 
     def send(self, group: Any, tensor: Tensor, tag: int, to: int = 1) -> Any:
-        if tag in self._swallows:
+        if tag in self._swallows and not self.sound:
             return None
-        if tag in self._changes:
+        if tag in self._changes and not self.sound:
             tensor = tensor.clone()
             tensor[0] ^= 1
         return super().send(group, tensor, tag, to)
