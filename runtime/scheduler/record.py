@@ -20,7 +20,7 @@ import msgspec
 
 from runtime.agent.commands import SchedulerCommand, SchedulerEvent
 from runtime.config import ClusterConfig
-from runtime.messages import Message, ToScheduler
+from runtime.messages import PROTOCOL, Message, ToScheduler
 from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.cluster import Scheduler
 from runtime.stages import Block, Chain, Surrogate
@@ -42,7 +42,7 @@ class Handler(Protocol):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What a scheduler was made of."""
+    """What a scheduler was made of. `protocol`: of the messages that it was told, which are in the log as they were."""
 
     log: int
     chains: tuple[Chain, ...]
@@ -50,6 +50,7 @@ class Head(msgspec.Struct, frozen=True):
     config: ClusterConfig
     surrogates: dict[str, tuple[Surrogate, ...]]
     adaptation: Adaptation | None = None
+    protocol: int = 0
 
     def scheduler(self) -> Scheduler:
         return Scheduler(self.chains, self.blocks, self.config, surrogates=self.surrogates, adaptation=self.adaptation)
@@ -83,7 +84,7 @@ def head_of(
     adaptation: Adaptation | None = None,
 ) -> Head:
     known = {model: tuple(each) for model, each in surrogates.items()}
-    return Head(_FORMAT, tuple(chains), tuple(blocks), config, known, adaptation)
+    return Head(_FORMAT, tuple(chains), tuple(blocks), config, known, adaptation, PROTOCOL)
 
 
 def digest_of(commands: Iterable[SchedulerCommand]) -> str:
@@ -125,6 +126,8 @@ def _head(line: bytes, path: Path) -> Head:
         raise InputError(f"{path} is no log of a scheduler: {error}") from None
     if head.log != _FORMAT:
         raise InputError(f"{path} is a log of format {head.log}, not {_FORMAT}")
+    if head.protocol != PROTOCOL:
+        raise InputError(f"{path} is a log of another version, whose agents spoke protocol {head.protocol or 'unknown'}, not {PROTOCOL}")
     return head
 
 

@@ -14,6 +14,7 @@ from runtime.messages import Message
 from runtime.scheduler.record import Diverged, Recorder, head_of, replay
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
+from zoo.errors import InputError
 
 M = counting_model("m", "1 2* 3* 4")
 CONFIG = ClusterConfig(devices=2, placing="split")
@@ -57,4 +58,17 @@ def test_another_config_gives_other_commands(tmp_path: Path) -> None:
     changed["config"]["chunk"] = 2
     (tmp_path / "other").write_text(json.dumps(changed) + "\n" + "".join(events))
     with pytest.raises(Diverged):
+        replay(tmp_path / "other")
+
+
+@pytest.mark.parametrize("protocol", [None, 1])
+def test_a_log_of_another_version_is_refused(tmp_path: Path, protocol: int | None) -> None:
+    recorded(tmp_path / "log")
+    head, *events = (tmp_path / "log").read_text().splitlines(keepends=True)
+    changed = json.loads(head)
+    del changed["protocol"]
+    if protocol is not None:
+        changed["protocol"] = protocol
+    (tmp_path / "other").write_text(json.dumps(changed) + "\n" + "".join(events))
+    with pytest.raises(InputError, match=f"protocol {protocol or 'unknown'}, not"):
         replay(tmp_path / "other")
