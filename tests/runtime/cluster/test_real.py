@@ -62,7 +62,7 @@ def two(request: pytest.FixtureRequest, family: Bench) -> Iterator[ClusterDriver
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def three(request: pytest.FixtureRequest, family: Bench) -> Iterator[tuple[ClusterDriver, Any, ListTrace]]:
-    control = ControlConfig(balancing="owner", margin=1, every_ms=20, period_ms=200, idle_ms=200, calm_ms=100, patience_ms=5000)
+    control = ControlConfig(balancing="owner", margin=1, every_ms=20, period_ms=200, idle_ms=1500, calm_ms=100, patience_ms=5000)
     config = ClusterConfig(
         placing="split", sharing="off", chunk=8, handover_groups=1, control=control, speculation=SpeculationConfig("exact", top=0.5)
     )
