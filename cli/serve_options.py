@@ -26,7 +26,7 @@ from runtime.config import (
     ServerConfig,
     SpeculationConfig,
 )
-from runtime.policy.dispatch import DispatchLimits
+from runtime.policy.routing.variants import DispatchLimits
 from zoo.errors import InputError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}

@@ -78,7 +78,7 @@ class RelayConfig:
 Placing = Literal["auto", "copies", "split", "demand", "ample", "frag-min"]
 
 #: By what newcomers' paths are chosen, and copies made, where blocks were not profiled: by what steps read then (`reads`,
-#: `policy.reading`), or by how many sequences are on each device (`loads`).
+#: `policy.routing.bytes_read`), or by how many sequences are on each device (`loads`).
 Paths = Literal["reads", "loads"]
 
 #: Where a running sequence's next tokens run, when its device is busier than another with the same blocks (BL-19, Figure 24): it stays

@@ -14,7 +14,7 @@ Looking `ahead`, it makes the next plan while one is under way: rows stand on to
 by their number gets no row too many; whoever ends by what a token is has one, whose token is dropped. What cannot be planned
 like that waits for the step under way: whoever is to be preempted must be at rest.
 
-It decides nothing about batches (`policy.batching` does), runs nothing, and knows no tensors, clocks, threads or text.
+It decides nothing about batches (`policy.batching.continuous` does), runs nothing, and knows no tensors, clocks, threads or text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from runtime.agent.sequences import Rank
 from runtime.agent.state import AgentState, Tally, block_loads, model_loads
 from runtime.config import BatchingConfig
 from runtime.kv.pages import PageBook
-from runtime.policy.batching import decide
+from runtime.policy.batching.continuous import decide
 from runtime.trace import TraceSink
 from runtime.types import FinishReason, ModelSpec, Opened, Row, Sampled, SequenceRequest, StepPlan, StepResult, TokenEvent
 from zoo.errors import InUse

@@ -32,7 +32,7 @@ from runtime.agent.commands import SCHEDULER, Send
 from runtime.agent.guests import Guest, Waiting
 from runtime.agent.tables import Tables
 from runtime.messages import Verdict
-from runtime.policy.speculation import stands
+from runtime.policy.speculation.choice import stands
 from runtime.stages import Array, Likeness
 from runtime.types import ModelSpec
 

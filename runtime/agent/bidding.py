@@ -8,7 +8,7 @@
 A choice is made once per sequence and hop, with the first row that comes there: nobody has K and V of it for that hop yet. From then on the
 winner owns them, and every later row goes there at once (BL-19).
 
-Contract: the offerer's book (`policy.bids`) is the one authority: it gives a row to one device, once, and keeps it until then. What it
+Contract: the offerer's book (`policy.routing.bids`) is the one authority: it gives a row to one device, once, and keeps it until then. What it
 offers and nobody is left for is lost, and told. A candidate holds nothing for an offer, not even for one it has bid for. Offers of what has
 been closed or opened anew are gone. It knows no tensors and no pages: those the scheduler has taken on all candidates.
 """
@@ -22,7 +22,7 @@ from runtime.agent.commands import SCHEDULER, Send
 from runtime.agent.guests import Guest, Waiting
 from runtime.agent.telling import lost_of, pass_of
 from runtime.messages import Bid, Offer, Retract, Won
-from runtime.policy.bids import Accepted, Bids
+from runtime.policy.routing.bids import Accepted, Bids
 from runtime.stages import Array
 
 

@@ -1,7 +1,7 @@
 """Rows that left a device for the scheduler alone and are due back: how many, by when, and how long such a round lately takes.
 
 Contract: a round is learnt from rows that came back; one that takes longer than `limit` counts as that, and is not waited for. Until one
-has come back nobody is expected. `limit` 0 switches it off, and nothing is written down. Decides nothing (`policy.linger` does); it knows
+has come back nobody is expected. `limit` 0 switches it off, and nothing is written down. Decides nothing (`policy.batching.batch_wait` does); it knows
 no messages.
 """
 

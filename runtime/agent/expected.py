@@ -23,7 +23,7 @@ from runtime.agent.guests import Waiting
 from runtime.agent.tables import Tables
 from runtime.agent.telling import next_device, pass_of
 from runtime.messages import Go, Pass
-from runtime.policy.hops import Blocks, HopLimits, all_fit
+from runtime.policy.batching.step import Blocks, HopLimits, all_fit
 from runtime.stages import Array, Slice, Stacked
 from runtime.types import Row
 

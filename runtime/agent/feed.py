@@ -2,7 +2,7 @@
 
     ask --Want--> source --Pages--> arrived --CheckInputs--> checked --> take: the row that recomputes it --> ran
 
-Contract: spans belong to the front from when they are asked for (`policy.twoended`): inputs travel only for what is recomputed. The next
+Contract: spans belong to the front from when they are asked for (`policy.migration.two_ended`): inputs travel only for what is recomputed. The next
 ones travel while a row runs. What does not come, or does not verify, is told to be lost; after a few of those, and when the source is gone,
 nothing more is asked for. Sends nothing, and decides nothing.
 """

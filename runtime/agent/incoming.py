@@ -2,7 +2,7 @@
 
 Contract: `advance` says what is to be asked of the source now, and puts rows that recompute into the queue. A row starts from token ids, or
 from hidden states that have come (`feed`), which are asked for ahead of the row that runs, where the back would not be there sooner: they
-share the link with pages, and pages wait where the front would wait for them. Who has what is `policy.twoended`'s, how much `pace`'s. What
+share the link with pages, and pages wait where the front would wait for them. Who has what is `policy.migration.two_ended`'s, how much `pace`'s. What
 comes back is told by `moves`.
 """
 
@@ -17,7 +17,7 @@ from runtime.agent.pace import Pace, SharedPace
 from runtime.agent.tables import Tables
 from runtime.config import RelayConfig
 from runtime.messages import Receive, Want
-from runtime.policy.twoended import TwoEnded
+from runtime.policy.migration.two_ended import TwoEnded
 from runtime.stages import Array
 from runtime.types import ModelSpec
 

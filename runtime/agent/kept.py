@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from runtime.policy.twoended import Spans
+from runtime.policy.migration.two_ended import Spans
 from runtime.stages import Array
 
 #: What a piece takes beside its bytes, about.

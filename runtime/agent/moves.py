@@ -6,7 +6,7 @@
     scheduler --Receive (longer)--> … --Moved-->     what has grown since, with the sequence at rest for the last one
     scheduler --Settle--> destination                committed: the table is the sequence's; else its pages are free
 
-Contract: the destination is the one authority (`policy.twoended`): each page group has one winner. All pages are taken before the first one
+Contract: the destination is the one authority (`policy.migration.two_ended`): each page group has one winner. All pages are taken before the first one
 comes; without room for all of them nothing begins. The source only reads, and serves the sequence on. Hidden states that rows were
 recomputed from stay here with the sequence, as if they had come by hops. Nothing here knows how pages travel, or when a move is worth
 while.
@@ -24,7 +24,7 @@ from runtime.agent.kept import KeptInputs
 from runtime.agent.tables import Tables
 from runtime.config import RelayConfig
 from runtime.messages import Moved, Pages, Receive, Settle, Stuck
-from runtime.policy.twoended import TwoEnded
+from runtime.policy.migration.two_ended import TwoEnded
 from runtime.stages import Array, own
 from runtime.types import ModelSpec
 

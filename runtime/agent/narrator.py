@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runtime.messages import Moved
-from runtime.policy.batching import Phase
-from runtime.policy.dispatch import Dispatch
-from runtime.policy.twoended import met_at
+from runtime.policy.batching.continuous import Phase
+from runtime.policy.migration.two_ended import met_at
+from runtime.policy.routing.variants import Dispatch
 from runtime.stages import Chain, Hop, Path
 from runtime.trace import TraceSink
 from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, TraceEvent
@@ -21,7 +21,7 @@ from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, 
 
 @dataclass(frozen=True, slots=True)
 class MoveTold:
-    """A migration. `front`: what it recomputes from, `reason` why from nothing, `upstream` what that would cost (`policy.inputs.Front`)."""
+    """A migration. `front`: what it recomputes from, `reason` why from nothing, `upstream` what that would cost (`policy.migration.recompute_source.Front`)."""
 
     number: int
     source: str

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.agent.sequences import LiveSequence
-from runtime.policy.batching import SequenceView
+from runtime.policy.batching.continuous import SequenceView
 from runtime.types import Row, StepPlan
 
 

@@ -10,7 +10,7 @@ from runtime.agent.planned import PlannedSequence
 from runtime.agent.roster import Roster
 from runtime.config import BatchingConfig
 from runtime.kv.pages import PageBook
-from runtime.policy.batching import DeviceSnapshot, Share
+from runtime.policy.batching.continuous import DeviceSnapshot, Share
 from runtime.types import Opened, Row
 
 

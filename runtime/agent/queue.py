@@ -1,8 +1,8 @@
 """Rows that wait on one device, and which of them the next step takes.
 
 Contract: rows join in the order in which they come. `take` gives those that run now, with pages for what they write; the others stay, and
-rows of what has gone meanwhile are dropped. A step that others are due for within a moment is put off (`policy.linger`). Whose turn it is
-decides `policy.hops`; it sends nothing and knows no engine.
+rows of what has gone meanwhile are dropped. A step that others are due for within a moment is put off (`policy.batching.batch_wait`). Whose turn it is
+decides `policy.batching.step`; it sends nothing and knows no engine.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from runtime.agent.guests import Waiting, first_part
 from runtime.agent.returns import Returns
 from runtime.agent.shelf import Shelf
 from runtime.agent.tables import Tables
-from runtime.policy.hops import HopDecision, HopLimits, decide
-from runtime.policy.linger import until
+from runtime.policy.batching.batch_wait import until
+from runtime.policy.batching.step import HopDecision, HopLimits, decide
 
 #: A driver with one stream takes all rows in turn, what predicts before what is predicted; one with two takes either kind on its own.
 Lane = Literal["all", "real", "ahead"]

@@ -11,7 +11,7 @@ and, if it likes, to save time, prepare() while nothing can be run and first(res
 (steps with a lane, where steps that predict run on a stream of their own; `agent.ahead`)
 
 A row waits in the queue of the stage that it enters at and runs in the next step that has room: nobody waits for a batch to fill (BL-14),
-but a step that others are due for within a moment is put off for them (`policy.linger`): `next_step` gives None until they are there, or
+but a step that others are due for within a moment is put off for them (`policy.batching.batch_wait`): `next_step` gives None until they are there, or
 `lingers` is over, when the driver is to ask again.
 Rows of older epochs and of hops that are not here are dropped: whoever moved or closed the sequence knows. Rows that come before their
 sequence is opened wait for that (`agent.early`).
@@ -75,7 +75,7 @@ from runtime.messages import (
     Settle,
     Want,
 )
-from runtime.policy.hops import HopLimits
+from runtime.policy.batching.step import HopLimits
 from runtime.stages import Array, StageResult, own
 from runtime.types import PageCounts, StepPlan, StepResult
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from runtime.agent.guests import Waiting
-from runtime.policy.hops import Return, countdown
+from runtime.policy.batching.step import Return, countdown
 
 #: Weight of the latest round trip in the mean.
 _WEIGHT = 0.2

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from runtime.policy.batching import Phase, SequenceView
+from runtime.policy.batching.continuous import Phase, SequenceView
 from runtime.types import FinishReason, ModelSpec, PromptLogprobs, SequenceRequest
 
 

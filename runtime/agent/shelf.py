@@ -10,7 +10,7 @@ from runtime.agent.commands import SCHEDULER, DropStage, LoadStage, RelayCommand
 from runtime.agent.parting import Parting
 from runtime.agent.tables import Tables
 from runtime.messages import Drop, Load, Loaded, Refused
-from runtime.policy.hops import Blocks
+from runtime.policy.batching.step import Blocks
 from runtime.types import ModelSpec
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from runtime.config import EngineConfig
 from runtime.engine.chains import describe_chain
-from runtime.policy.dispatch import DispatchLimits
+from runtime.policy.routing.variants import DispatchLimits
 from runtime.stages import Block, Chain, Variant
 from zoo.catalog import Reader
 from zoo.errors import NotServable

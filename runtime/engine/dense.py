@@ -1,7 +1,7 @@
 """The dense executor (Baton): one left-padded batch per model; a step runs all of them together, and prompts apart where that is asked for.
 
 Implements `runtime.types.Engine`. A plan's rows are what may run. Who of them sits in a slot, comes in, goes out or waits is decided by
-`runtime.policy.dense`, for it depends on the shapes of batches, which only the executor has; who waits is named in the result's `deferred`.
+`runtime.policy.batching.dense`, for it depends on the shapes of batches, which only the executor has; who waits is named in the result's `deferred`.
 Memory is counted in the pages of the device that the plan's maker counts in, padding included.
 """
 
@@ -21,7 +21,7 @@ from runtime.engine.residents import Residents
 from runtime.engine.sampling import Largest
 from runtime.engine.step import StepRun
 from runtime.kv.pool import PageSizes
-from runtime.policy.dense import LaneDecision, decide_lane
+from runtime.policy.batching.dense import LaneDecision, decide_lane
 from runtime.types import EngineMemory, Finished, Launched, ModelSpec, Row, SegmentRun, StepPlan, StepResult
 from zoo.store import Store
 

@@ -1,6 +1,6 @@
 """One model's dense batch: which sequence sits in which row of its slab, and what is kept of those that sit in none.
 
-Carries out what `policy.dense` decides. Knows rows of plans and slabs; nothing of layers, of other models or of memory's limits.
+Carries out what `policy.batching.dense` decides. Knows rows of plans and slabs; nothing of layers, of other models or of memory's limits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from runtime.engine.idle import IdleCounts, RanRow, counted
 from runtime.engine.loaded import LoadedModel
 from runtime.engine.rows import Rows
 from runtime.engine.slab import Kept, Slab
-from runtime.policy.dense import LaneView, RowView
+from runtime.policy.batching.dense import LaneView, RowView
 from runtime.types import Row
 
 #: A store that is too small grows by a share of its columns, where there is memory to spare: growing copies all of it.

@@ -1,11 +1,11 @@
 """Which chain a newcomer gets: the one it named, or, where it allows that, one of its variants (BL-20, BL-28, BL-29).
 
-    adaptive request -> options: the chain itself, its variants -> policy.dispatch (latency or accuracy first, limits) -> a chain, for good
+    adaptive request -> options: the chain itself, its variants -> policy.routing.variants (latency or accuracy first, limits) -> a chain, for good
 
 The latency that is weighed is that of a step: whoever waits for the same devices, in batches as they would run, and then the batch that the
 request would join, from blocks' profiles. As load grows all of them grow, and by accuracy a limit lets the score fall no further than it
 must. Without profiles of all blocks in question their times are taken from their bytes, which ranks chains and is no measurement; where
-paths are chosen by what steps read (`policy.reading`), from what everybody's steps read with the newcomer on them. Chains that are loaded
+paths are chosen by what steps read (`policy.routing.bytes_read`), from what everybody's steps read with the newcomer on them. Chains that are loaded
 go before those that would have to be (BL-13: an instance, an equivalent one, a new one).
 
 Contract: exact requests get their own chain, always. What was chosen is told to the trace with all terms. It changes nothing.
@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from itertools import chain as joined
 
 from runtime.agent.admission import refusal
-from runtime.policy.dispatch import Dispatch, DispatchLimits, Kind, Option, dispatch
-from runtime.policy.latency import Candidate, Work
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
+from runtime.policy.routing.latency import Candidate, Work
+from runtime.policy.routing.variants import Dispatch, DispatchLimits, Kind, Option, dispatch
 from runtime.scheduler.estimates import Estimates
 from runtime.scheduler.state import ClusterState
 from runtime.stages import Chain, Path, Variant

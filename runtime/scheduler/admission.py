@@ -14,8 +14,8 @@ from functools import partial
 from runtime.agent.admission import refusal
 from runtime.agent.sequences import Rank
 from runtime.kv.pages import groups_for
-from runtime.policy.latency import Latency
-from runtime.policy.paths import path_cost
+from runtime.policy.routing.latency import Latency
+from runtime.policy.routing.paths import path_cost
 from runtime.scheduler.adaptive import Adaptive
 from runtime.scheduler.members import Member
 from runtime.scheduler.orders import holders

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 
-from runtime.policy.move_order import order_moves
+from runtime.policy.migration.order import order_moves
 from runtime.scheduler.devices import Device
 from runtime.scheduler.loads import Part, Queues, movers_of, stages_of
 from runtime.scheduler.orders import Orders, Wish, holders

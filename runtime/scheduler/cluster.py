@@ -36,7 +36,7 @@ from runtime.agent.narrator import Narrator
 from runtime.agent.state import AgentState, block_loads, model_loads
 from runtime.config import ClusterConfig
 from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict, Won
-from runtime.policy.move_order import Mover
+from runtime.policy.migration.order import Mover
 from runtime.scheduler.adaptive import Adaptation, Adaptive
 from runtime.scheduler.admission import Admission
 from runtime.scheduler.control import Controller
@@ -272,7 +272,7 @@ class Scheduler:
         return self._seating.sharing()
 
     def movers(self, device: str) -> list[Mover]:
-        """The running sequences that have pages on a device and could move, as `policy.move_order` wants them."""
+        """The running sequences that have pages on a device and could move, as `policy.migration.order` wants them."""
         running = (member for member in self._state.running.values() if device in member.devices and not member.move)
         groups = ((member, member.computed // member.spec.page_tokens) for member in running)
         return [self._state.ledger.mover(member.seq, member.holding, count, device) for member, count in groups]

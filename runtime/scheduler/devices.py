@@ -143,7 +143,7 @@ class Device:
 
 
 class Devices:
-    """`loads`: sequences by device, as `policy.paths` wants them. `living`: devices that are alive, by name."""
+    """`loads`: sequences by device, as `policy.routing.paths` wants them. `living`: devices that are alive, by name."""
 
     def __init__(self) -> None:
         self._devices: dict[str, Device] = {}

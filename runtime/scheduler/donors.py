@@ -3,7 +3,7 @@
     leave --stand--> a guest of its own name on the agents, which holds the ended one's full groups --drop--> closed
 
 Contract: a donor's pages are free for whoever needs them: the least recently used goes first, before anybody is preempted (rung 2 of
-mechanisms 6.4). Of two donors on a shelf of which one begins as the other does, only the longer stays. Once in `policy.copies.PERIOD` those
+mechanisms 6.4). Of two donors on a shelf of which one begins as the other does, only the longer stays. Once in `policy.kv.duplicates.PERIOD` those
 go that nobody has used since and that another donor has too, on other devices (BL-27). A donor dies with any device of its path.
 Whose pages are whose knows the ledger; who is found the index.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from runtime.policy.copies import PERIOD, Copy, due, sweep
+from runtime.policy.kv.duplicates import PERIOD, Copy, due, sweep
 from runtime.scheduler.members import Member
 from runtime.scheduler.prefixes import Beginning, Shelf
 from runtime.scheduler.state import ClusterState

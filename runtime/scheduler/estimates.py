@@ -3,9 +3,9 @@
     queue      rows that wait there, as the agent last reported, as one batch
     compute    the block's own time in a batch with whoever is on the device
     load       of a block that is not loaded there: behind what waits, or beside the way of the row where the device is idle
-    transfer   is the hop's: the same for each change of device, weighed by `policy.paths`
+    transfer   is the hop's: the same for each change of device, weighed by `policy.routing.paths`
 
-Contract: pure look-ups over `policy.latency`, remembered by what they depend on, with batches and contexts rounded up to powers of two; so
+Contract: pure look-ups over `policy.routing.latency`, remembered by what they depend on, with batches and contexts rounded up to powers of two; so
 an admission costs a few dictionary look-ups per block and candidate. A block without a profile costs what loads say (`None` for all).
 """
 
@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from runtime.policy.latency import Candidate, Latency, Work, latency_of
 from runtime.policy.profiles import BlockProfile, DeviceProfile, LinkProfile, alike, chain_of
+from runtime.policy.routing.latency import Candidate, Latency, Work, latency_of
 from runtime.scheduler.devices import Device
 from runtime.stages import Chain
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from runtime.policy.placement import blend
+from runtime.policy.placement.locality import blend
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.members import Passes
 from runtime.scheduler.provision import Provision

@@ -18,9 +18,9 @@ from dataclasses import replace
 from runtime.agent.narrator import MoveTold
 from runtime.kv.pages import groups_for
 from runtime.messages import Moved, Receive, Settle, Stuck
-from runtime.policy.inputs import Front, Run, front_of
-from runtime.policy.migration import Stage as Phase
-from runtime.policy.migration import next_stage
+from runtime.policy.migration.cost import Stage as Phase
+from runtime.policy.migration.cost import next_stage
+from runtime.policy.migration.recompute_source import Front, Run, front_of
 from runtime.scheduler.members import Member
 from runtime.scheduler.moving import Handover, HandoverCounts, part_of
 from runtime.scheduler.seating import Seating
@@ -65,7 +65,7 @@ class Handovers:
         """Move blocks (numbers in the chain, all on one device now) of a running sequence to another device.
 
         `hold`: it does not run on meanwhile (a baseline). `copy`, `recompute`: from which ends. What does not begin with the chain's
-        first block can be recomputed there only from what its device kept of its inputs (`policy.inputs`).
+        first block can be recomputed there only from what its device kept of its inputs (`policy.migration.recompute_source`).
         Returns why that cannot be (now), or None once it has begun.
         """
         chain = member.chain
@@ -181,7 +181,7 @@ class Handovers:
     # -- inside --------------------------------------------------------------------------------------------------------
 
     def _run(self, member: Member, first: int, part: Hop) -> Run:
-        """Blocks from number `first` on, as `policy.inputs` sees them."""
+        """Blocks from number `first` on, as `policy.migration.recompute_source` sees them."""
         chain, device = member.chain, self._state.devices[part.device]
         use, layers = chain.uses[first], part.layers[1] - part.layers[0]
         hop = next(hop.lo for hop in member.path if hop.device == part.device and hop.lo <= part.lo < hop.hi)

@@ -5,8 +5,8 @@ Contract: blocks that are on devices already stay there, and serve it too. All o
 
 from __future__ import annotations
 
-from runtime.policy.renewal import Need, renew
-from runtime.policy.spread import cells, spread
+from runtime.policy.placement.incremental import Need, renew
+from runtime.policy.placement.partition import cells, spread
 from runtime.scheduler.state import ClusterState
 from runtime.stages import BlockUse, Chain
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from runtime.config import Placing
-from runtime.policy.packing import fill, pack
-from runtime.policy.placement import Cluster, place
-from runtime.policy.placement import Device as Place
-from runtime.policy.spread import cells, spread
+from runtime.policy.placement.locality import Cluster, place
+from runtime.policy.placement.locality import Device as Place
+from runtime.policy.placement.packing import fill, pack
+from runtime.policy.placement.partition import cells, spread
 from runtime.scheduler.devices import Device
 from runtime.stages import Block, Chain
 

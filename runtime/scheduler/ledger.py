@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from runtime.policy.move_order import Mover
+from runtime.policy.migration.order import Mover
 from runtime.scheduler.devices import Device, Devices
 
 #: Numbers of pages that an extent may come to have: far more than a device.
@@ -134,7 +134,7 @@ class Ledger:
             self._leave(holding, at)
 
     def mover(self, seq: str, holding: Holding, groups: int, device: str, resume: int = 0) -> Mover:
-        """A sequence as the order of moves sees it (`policy.move_order`): the pages of its first `groups` groups on a device, by number.
+        """A sequence as the order of moves sees it (`policy.migration.order`): the pages of its first `groups` groups on a device, by number.
 
         Groups beyond those that are computed are tentative, and nobody's but its own (UN-13).
         """

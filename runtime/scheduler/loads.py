@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from runtime.kv.pages import groups_for
-from runtime.policy.move_order import Mover
+from runtime.policy.migration.order import Mover
 from runtime.scheduler.devices import Device
 from runtime.scheduler.members import Member
 from runtime.scheduler.state import ClusterState

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.messages import Moved
-from runtime.policy.inputs import Front
+from runtime.policy.migration.recompute_source import Front
 from runtime.scheduler.members import Member
 from runtime.stages import Chain, Hop, Path
 

@@ -1,13 +1,13 @@
 """Sequences that wait for somebody else, a tool or a person: they keep their K and V, and get no rows until they go on (BL-17).
 
-Contract: a pause begins behind the row that is under way, and has no end of its own. While it lasts, `look` asks `policy.proactive` whether
+Contract: a pause begins behind the row that is under way, and has no end of its own. While it lasts, `look` asks `policy.migration.paused` whether
 the sequence's K and V should go to a device with more room: only from one whose memory is short, and only inside the pause.
 """
 
 from __future__ import annotations
 
-from runtime.policy.proactive import Pause as Waiting
-from runtime.policy.proactive import foresee
+from runtime.policy.migration.paused import Pause as Waiting
+from runtime.policy.migration.paused import foresee
 from runtime.scheduler.devices import Device
 from runtime.scheduler.members import Member
 from runtime.scheduler.orders import Orders, Wish, holders, runs

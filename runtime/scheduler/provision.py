@@ -13,10 +13,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from runtime.config import ClusterConfig
 from runtime.kv.pages import groups_for
-from runtime.policy.latency import Latency
-from runtime.policy.paths import choose_by_cost, choose_devices, choose_roomy
 from runtime.policy.profiles import BlockProfile
-from runtime.policy.reading import choose
+from runtime.policy.routing.bytes_read import choose
+from runtime.policy.routing.latency import Latency
+from runtime.policy.routing.paths import choose_by_cost, choose_devices, choose_roomy
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.estimates import Estimates
 from runtime.scheduler.layout import laid_out
@@ -261,7 +261,7 @@ class Provision:
         return enters, adds
 
     def reading(self, chain: Chain, path: Path, context: int) -> float:
-        """Bytes that everybody's steps read more with a newcomer on this path, and those that it waits for (`policy.reading`)."""
+        """Bytes that everybody's steps read more with a newcomer on this path, and those that it waits for (`policy.routing.bytes_read`)."""
         enters, adds = self._read(chain, [(name,) for name in devices_of(chain, path)], context)
         return sum(enters[hop.device] for hop in path) + sum(added for row in adds for added in row.values())
 

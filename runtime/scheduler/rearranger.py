@@ -1,4 +1,4 @@
-"""Instances move to whom they exchange rows with, period by period (BL-26): `policy.placement.rearrange` over what `flow` has counted.
+"""Instances move to whom they exchange rows with, period by period (BL-26): `policy.placement.locality.rearrange` over what `flow` has counted.
 
 A row that changes its device waits for that one's step to end, on average half of one: `crossing_us` comes on top between servers. So what
 a hop costs is learnt from the steps that devices tell of, and rows that stay on one device are worth most.
@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from runtime.policy.nearness import NEAR
-from runtime.policy.placement import Cluster, Instance, Move, MoveCosts, rearrange
-from runtime.policy.placement import Device as Place
+from runtime.policy.placement.locality import Cluster, Instance, Move, MoveCosts, rearrange
+from runtime.policy.placement.locality import Device as Place
+from runtime.policy.placement.traffic import NEAR
 from runtime.scheduler.flow import Flow
 from runtime.scheduler.orders import Drain, Orders
 from runtime.scheduler.state import ClusterState

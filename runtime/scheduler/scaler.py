@@ -1,6 +1,6 @@
-"""Instances come and go by load (BL-24), and what is asked for most gets copies (`policy.demand`).
+"""Instances come and go by load (BL-24), and what is asked for most gets copies (`policy.scaling.replicate`).
 
-    saturated   a part of a chain fills more than `high` of a device's memory, with those who wait for it: `policy.scaling` says where
+    saturated   a part of a chain fills more than `high` of a device's memory, with those who wait for it: `policy.scaling.autoscale` says where
                 another instance goes and who goes with it, or to which one that is there and has little to do
     asked       (placing by demand) a device has many more sequences than another that holds what they use, or has room for it
     idle        an instance that came so has had nobody for `idle_ms`: it goes again
@@ -14,12 +14,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from runtime.policy import reading
-from runtime.policy.demand import Spot, widen
-from runtime.policy.move_order import Mover, order_moves
-from runtime.policy.placement import Cluster, Instance, Policy
-from runtime.policy.placement import Device as Place
-from runtime.policy.scaling import Load, ScalingLimits, scale
+from runtime.policy.migration.order import Mover, order_moves
+from runtime.policy.placement.locality import Cluster, Instance, Policy
+from runtime.policy.placement.locality import Device as Place
+from runtime.policy.routing import bytes_read as reading
+from runtime.policy.scaling.autoscale import Load, ScalingLimits, scale
+from runtime.policy.scaling.replicate import Spot, widen
 from runtime.scheduler.devices import Device
 from runtime.scheduler.flow import Flow
 from runtime.scheduler.loads import Part, Queues, movers_of, parts_of, queues_of, stages_of

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from runtime.kv.pages import groups_for
 from runtime.messages import Report
-from runtime.policy.speculation import Bottleneck, PassedBy, choose
+from runtime.policy.speculation.choice import Bottleneck, PassedBy, choose
 from runtime.scheduler.members import Member
 from runtime.scheduler.state import ClusterState
 from runtime.scheduler.trials import Trials

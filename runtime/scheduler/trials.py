@@ -1,4 +1,4 @@
-"""Which block instances were predicted wrongly too often (BL-25): outcomes by instance, judged by `policy.worthwhile`; then they rest.
+"""Which block instances were predicted wrongly too often (BL-25): outcomes by instance, judged by `policy.speculation.payoff`; then they rest.
 
 Contract: data, and one judgement per outcome, told in the trace where it ends an instance's predictions (`spec.end`). Times are what is
 known: a device's mean time for a token, and a stand-in's share of it by its bytes. Chooses nobody.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from runtime.policy.worthwhile import Times, judge
+from runtime.policy.speculation.payoff import Times, judge
 from runtime.scheduler.members import Member
 from runtime.scheduler.state import ClusterState
 from runtime.stages import Hop, Surrogate

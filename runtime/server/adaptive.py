@@ -14,8 +14,8 @@ from runtime.frontend.bodies import ChatBody, CompletionBody
 from runtime.frontend.errors import unsupported
 from runtime.frontend.requests import Receipt
 from runtime.frontend.served import ServedModel
-from runtime.policy.latency import Choice
-from runtime.policy.standins import Side, decide, rows_beside
+from runtime.policy.routing.latency import Choice
+from runtime.policy.routing.rewriting import Side, decide, rows_beside
 from runtime.server.service import Service
 from runtime.types import TraceEvent
 

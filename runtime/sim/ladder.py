@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.policy.dispatch import DispatchLimits
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
+from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.adaptive import Adaptation
 from runtime.sim.costs import Work, table_cost
 from runtime.sim.families import Family, Part

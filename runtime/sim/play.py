@@ -15,7 +15,7 @@ from typing import TextIO
 
 from runtime.agent.queue import Lane
 from runtime.agent.relay import Relay
-from runtime.policy.dispatch import DispatchLimits
+from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.cluster import Scheduler
 from runtime.scheduler.record import Handler, Recorder, head_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from runtime.policy.migration import Costs
+from runtime.policy.migration.cost import Costs
 from tests.runtime.virtual import ListTrace
 
 #: Tokens of a page group, and of a chunk.

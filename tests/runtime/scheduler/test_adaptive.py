@@ -10,8 +10,8 @@ import pytest
 from runtime.agent.commands import Withdraw
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import CountingModel, counting_model
-from runtime.policy.dispatch import DispatchLimits
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
+from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.variants import ScoredPair, variants_of
 from runtime.stages import Variant

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from runtime.config import ClusterConfig
 from runtime.engine.counted import counting_model
-from runtime.policy.latency import Candidate, Work, latency_of
-from runtime.policy.paths import choose_by_cost
 from runtime.policy.profiles import BlockProfile, Grid, Line
+from runtime.policy.routing.latency import Candidate, Work, latency_of
+from runtime.policy.routing.paths import choose_by_cost
 from runtime.scheduler.devices import Device
 from runtime.scheduler.estimates import Estimates
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

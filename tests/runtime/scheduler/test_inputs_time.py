@@ -13,7 +13,7 @@ import pytest
 
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import counting_model
-from runtime.policy.migration import finish_time
+from runtime.policy.migration.cost import finish_time
 from runtime.stages import StageEngine
 from runtime.types import StepPlan
 from tests.runtime.recomputing import costs, recompute_time, seconds

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.messages import PROTOCOL, Ready
-from runtime.policy.paths import choose_devices, path_cost
+from runtime.policy.routing.paths import choose_devices, path_cost
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.ledger import Holding, Ledger
 from runtime.scheduler.prefixes import Beginning, Prefixes, marks_of

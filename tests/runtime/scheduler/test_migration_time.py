@@ -8,7 +8,7 @@ import pytest
 
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.counted import counting_model
-from runtime.policy.migration import finish_time
+from runtime.policy.migration.cost import finish_time
 from tests.runtime.recomputing import costs, seconds
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request

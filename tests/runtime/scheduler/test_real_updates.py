@@ -15,7 +15,7 @@ from runtime.engine.composed import variants_in
 from runtime.engine.paged import PagedEngine
 from runtime.engine.residents import half_page
 from runtime.engine.staged import StagedEngine
-from runtime.policy.dispatch import DispatchLimits
+from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.adaptive import Adaptation
 from runtime.stages import Stage
 from runtime.types import SamplingParams, SequenceRequest

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runtime.config import ClusterConfig
 from runtime.messages import PROTOCOL, Ready
-from runtime.policy.paths import choose_devices, path_cost
+from runtime.policy.routing.paths import choose_devices, path_cost
 from runtime.scheduler import routes
 from runtime.scheduler.devices import Devices
 from runtime.scheduler.provision import Provision

@@ -13,8 +13,8 @@ import pytest
 from runtime.agent.commands import Tick
 from runtime.config import ClusterConfig, RelayConfig, Sharing, SpeculationConfig, SpeculationMode
 from runtime.engine.counted import counting_model, surrogate_of
-from runtime.policy.copies import PERIOD
-from runtime.policy.move_order import order_moves
+from runtime.policy.kv.duplicates import PERIOD
+from runtime.policy.migration.order import order_moves
 from runtime.scheduler.members import Member
 from runtime.stages import Surrogate
 from runtime.types import SequenceRequest

@@ -1,4 +1,4 @@
-"""What predicting the slowest hop gains in virtual time: what `policy.speculation.chain_time` says for a pass, and its sum over tokens."""
+"""What predicting the slowest hop gains in virtual time: what `policy.speculation.choice.chain_time` says for a pass, and its sum over tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from runtime.agent.queue import Lane
 from runtime.config import ClusterConfig, SpeculationConfig
 from runtime.engine.counted import counting_model, surrogate_of
-from runtime.policy.speculation import chain_time
+from runtime.policy.speculation.choice import chain_time
 from runtime.stages import Surrogate
 from runtime.types import StepPlan
 from tests.runtime.policy.figure15 import figure_15

@@ -1,0 +1,1 @@
+"""On which devices block instances are put and moved."""

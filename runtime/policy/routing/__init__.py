@@ -1,0 +1,1 @@
+"""Where a sequence runs: variants, paths, estimates of latency, bids."""

@@ -1,0 +1,1 @@
+"""When a block gets another instance or gives one back (BL-24)."""

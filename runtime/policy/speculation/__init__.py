@@ -1,0 +1,1 @@
+"""Which hops are predicted, and whether that pays (BL-25)."""

@@ -1,0 +1,65 @@
+"""The latency of a hop, term by term as worked out by hand (BL-21), and that another table means another choice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runtime.policy.profiles import BlockProfile, Grid, Line, LinkProfile
+from runtime.policy.routing.latency import Candidate, Latency, Work, choose, latency_of
+
+
+def block(name: str, per_row: float, nbytes: int = 100, load: float = 7.0) -> BlockProfile:
+    """A block that costs `per_row` seconds a row, whatever the context."""
+    grid = Grid((1, 8), (1, 100), ((per_row, per_row), (8 * per_row, 8 * per_row)))
+    return BlockProfile(name, nbytes, grid, Line((1,), (1.0,)), load)
+
+
+#: One second for 100 bytes, two for 200.
+NET = LinkProfile("host", "device", Line((0, 100), (0.0, 1.0)))
+SLOW = LinkProfile("device", "host", Line((0, 100), (0.0, 4.0)))
+ONE = Work(1, 50)
+
+
+def test_each_term_by_hand():
+    here = Candidate("here", block("b", 0.5), queue=(Work(8, 50), ONE))
+    assert latency_of(here, ONE) == Latency(queue=4.5, compute=0.5, transfer=0.0, load=0.0)
+    there = Candidate("there", block("b", 0.5), request_bytes=50, transfer=NET)
+    assert latency_of(there, ONE) == Latency(0.0, 0.5, 0.5, 0.0)
+
+
+def test_moving_what_it_remembers_is_part_of_the_transfer_and_hides_a_load():
+    there = Candidate("there", block("b", 0.5), request_bytes=50, transfer=NET, kv_seconds=2.0, resident=False, way_in=NET)
+    assert latency_of(there, ONE) == Latency(0.0, 0.5, 2.5, 0.0)
+    assert latency_of(replace(there, idle=False), ONE) == Latency(0.0, 0.5, 2.5, 1.0)
+
+
+def test_loading_overlaps_the_transfer_on_an_idle_device_only():
+    # T_swap = 50 bytes out at 4 s per 100, 100 bytes in at 1 s per 100 = 3 s; the request takes 0.5 s.
+    loads = Candidate("loads", block("b", 0.5), request_bytes=50, transfer=NET, resident=False, way_in=NET, evicted_bytes=50, way_out=SLOW)
+    assert latency_of(loads, ONE) == Latency(0.0, 0.5, 0.5, 2.5)
+    assert latency_of(replace(loads, idle=False), ONE) == Latency(0.0, 0.5, 0.5, 3.0)
+    assert latency_of(replace(loads, request_bytes=1000), ONE).load == 0.0
+    assert latency_of(replace(loads, way_in=None), ONE).load == 2.0 + 7.0 - 0.5  # measured from disk
+
+
+def test_a_changed_table_changes_the_decision():
+    own, surrogate = Candidate("own", block("b", 1.0)), Candidate("surrogate", block("s", 0.4))
+    assert choose((own, surrogate), ONE).chosen.name == "surrogate"
+    assert choose((own, replace(surrogate, block=block("s", 1.4))), ONE).chosen.name == "own"
+    assert choose((own, replace(surrogate, queue=(ONE, ONE))), ONE).chosen.name == "own"
+
+
+def test_a_surrogate_is_worth_its_load_only_for_work_that_is_large_enough():
+    own = Candidate("own", block("b", 1.0))
+    surrogate = Candidate("surrogate", block("s", 0.5, nbytes=200), resident=False, way_in=NET)
+    assert [choose((own, surrogate), Work(rows, 50)).chosen.name for rows in (1, 8)] == ["own", "surrogate"]
+
+
+def test_of_equals_the_first_and_none_is_an_error():
+    twins = (Candidate("first", block("b", 1.0)), Candidate("second", block("b", 1.0)))
+    made = choose(twins, ONE)
+    assert made.chosen.name == "first" and len(made.latencies) == 2
+    with pytest.raises(ValueError):
+        choose((), ONE)
