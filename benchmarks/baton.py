@@ -34,8 +34,8 @@ import torch
 
 from runtime.agent.agent import Agent
 from runtime.config import BatchingConfig, DenseConfig, DenseMode, DensePadding, EngineConfig
-from runtime.engine.dense import DenseEngine
-from runtime.engine.idle import IdleCounts
+from runtime.engine.dense.executor import DenseEngine
+from runtime.engine.dense.padding_stats import IdleCounts
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.ingest import ingest
 from surgery.sources import open_source

@@ -3,7 +3,7 @@
     python -m benchmarks.chaos [--kills N] [--agents N] [--clients N] [--seed S] [--phase NAME|all] [--tensors host|direct]
                                [--output FILE]
 
-Real processes, the real scheduler, driver and agents; engines that count (`runtime.engine.counting`), in which every token depends on
+Real processes, the real scheduler, driver and agents; engines that count (`runtime.engine.fakes.integer_engine`), in which every token depends on
 every page and hidden state before it. Every request must get each token of its model once, in order. Clients notice nothing but a wait.
 Printed: requests, tokens, what was wrong (nothing), and per kill the seconds until another agent was up in its place (`up_s`), and until
 every request that was under way had its next token or its end (`served_s`).
@@ -32,7 +32,7 @@ from runtime.cluster.lives import LifeConfig
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig, DirectConfig
-from runtime.engine.counted import counting_model, expected
+from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.stages import Block
 from runtime.types import SamplingParams, SequenceRequest
 

@@ -23,7 +23,7 @@ from cli.demo.tokenizer import train_tokenizer
 from cli.demo.train import stream_of
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.paged import PagedEngine
+from runtime.engine.executors.paged import PagedEngine
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.exits import make_exit, measure
 from surgery.library import EVERYTHING, read_library

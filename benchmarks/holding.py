@@ -1,6 +1,6 @@
 """An agent that stops where it is told to, and waits: `python -m benchmarks.holding`, in the place of `cli.agents` (`benchmarks.phases`).
 
-Its engine counts (`runtime.engine.counting`). Whoever wants it held at a moment makes a pipe of that name in its folder and reads: the
+Its engine counts (`runtime.engine.fakes.integer_engine`). Whoever wants it held at a moment makes a pipe of that name in its folder and reads: the
 first agent that comes to that moment takes the pipe away, so that no other is held, writes its process id into it, and goes on when
 somebody opens `<moment>.go`. Nothing here waits for time.
 """
@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 
 from runtime.cluster.agent_main import MakeEngine, main
-from runtime.engine.counted import CountingModel
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import CountingModel
 from runtime.stages import Array, Stage, StageResult
 from runtime.types import ModelSpec, StepPlan
 

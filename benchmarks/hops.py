@@ -201,7 +201,7 @@ def measure(rows: int, width: int, layers: int, steps: int, turn: int, kind: str
 
 
 def _settings(store: Path) -> dict[str, Any]:
-    from runtime.engine.residents import half_page
+    from runtime.engine.models.registry import half_page
     from zoo.store import Store
 
     config = EngineConfig(kv_bytes=512 << 20)

@@ -23,9 +23,9 @@ from benchmarks.reports import deliver
 from benchmarks.shared_family import SHAPES, spread
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.packing import faster
-from runtime.engine.paged import PagedEngine
-from runtime.engine.products import OneDnn
+from runtime.engine.executors.paged import PagedEngine
+from runtime.engine.layers.matmul import OneDnn
+from runtime.engine.layers.packed_weights import faster
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.ingest import ingest
 from surgery.sources import open_source

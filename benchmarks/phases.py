@@ -36,7 +36,7 @@ from runtime.cluster.lives import LifeConfig
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig, SpeculationConfig
-from runtime.engine.counted import CountingModel, surrogate_of
+from runtime.engine.fakes.integer_model import CountingModel, surrogate_of
 from runtime.stages import Surrogate, devices_of
 
 DEVICES = ("d0", "d1", "d2")

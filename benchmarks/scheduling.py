@@ -20,7 +20,7 @@ from benchmarks.reports import deliver
 from runtime.agent.commands import Arrive, Send, StageLoaded
 from runtime.agent.relay import Relay
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import PROTOCOL, Done, Go, Load, Loaded, Open, Ready
 from runtime.scheduler.cluster import Scheduler
 from runtime.stages import Array, StageResult

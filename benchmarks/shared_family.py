@@ -28,7 +28,7 @@ import torch
 from benchmarks.reports import deliver
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.paged import PagedEngine
+from runtime.engine.executors.paged import PagedEngine
 from runtime.types import SamplingParams, SequenceRequest
 from surgery.ingest import ingest
 from surgery.sources import open_source

@@ -57,7 +57,7 @@ def zoo(args: argparse.Namespace) -> Answering:
 
     from runtime.cluster.local import LocalDriver
     from runtime.config import BatchingConfig, EngineConfig
-    from runtime.engine.paged import PagedEngine
+    from runtime.engine.executors.paged import PagedEngine
     from runtime.types import SamplingParams, SequenceRequest, TokenEvent
     from zoo.store import Store
 

@@ -3,7 +3,7 @@ linear layers of one decode step, by rows.
 
     python -m benchmarks.skinny [--threads N] [--output FILE]
 
-The figures behind the limits in `runtime/engine/linear.py`. All layers of a step run one after the other, so that weights come from
+The figures behind the limits in `runtime/engine/layers/linear.py`. All layers of a step run one after the other, so that weights come from
 where they would come from in a step; best and median of several rounds, milliseconds.
 """
 
@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from benchmarks.reports import deliver
 from benchmarks.shared_family import SHAPES
 from runtime.config import EngineConfig
-from runtime.engine.native.calls import Kernels
-from runtime.engine.residents import kernels_for
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.models.registry import kernels_for
 
 ROWS = (1, 2, 4, 8, 12, 16, 32, 48, 64, 96)
 

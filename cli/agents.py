@@ -16,7 +16,7 @@ import msgspec
 
 from runtime.cluster.agent_main import Engines, MakeEngine, main
 from runtime.config import EngineConfig
-from runtime.engine.counted import CountingModel
+from runtime.engine.fakes.integer_model import CountingModel
 
 
 class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,8 +30,8 @@ class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _counting(settings: Mapping[str, Any]) -> MakeEngine:
-    """Integers in the place of tensors (`engine.counting`), for tests and rehearsals."""
-    from runtime.engine.counting_direct import ConnectedCounting
+    """Integers in the place of tensors (`engine.fakes.integer_engine`), for tests and rehearsals."""
+    from runtime.engine.fakes.integer_links import ConnectedCounting
 
     chosen = msgspec.convert(dict(settings), Counting)
 
@@ -54,12 +54,12 @@ class Staged(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _staged(settings: Mapping[str, Any]) -> MakeEngine:
-    """Parts of stored models (`engine.staged`)."""
+    """Parts of stored models (`engine.executors.stage`)."""
     chosen = msgspec.convert(dict(settings), Staged)
     os.environ["OMP_NUM_THREADS"] = str(chosen.threads)  # read once, when torch is imported
     import torch
 
-    from runtime.engine.staged import StagedEngine
+    from runtime.engine.executors.stage import StagedEngine
     from zoo.store import Store
 
     torch.set_num_threads(chosen.threads)

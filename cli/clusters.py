@@ -38,11 +38,11 @@ def start_cluster(
     """A running cluster with these models. `log`: takes lines of its scheduler's log.
 
     Raises InputError, Unavailable when agents cannot be brought up, and as loading does."""
-    from runtime.engine.chains import describe_chain
-    from runtime.engine.composed import variants_in
-    from runtime.engine.pieces import measured_pieces
-    from runtime.engine.residents import half_page
-    from runtime.engine.standing import surrogates_of
+    from runtime.engine.catalog.block_profiles import measured_pieces
+    from runtime.engine.catalog.describe import describe_chain
+    from runtime.engine.catalog.surrogates import surrogates_of
+    from runtime.engine.catalog.variants import variants_in
+    from runtime.engine.models.registry import half_page
 
     config, inline = options.engine(), options.backend == "inline"
     check_device(config.device)
@@ -91,7 +91,7 @@ def _alone(zoo: Zoo, options: ServeOptions, half_page: int, trace: TraceSink | N
     """One agent in this process: its engine has this one's store and threads. Raises InputError when that does not fit the device."""
     from runtime.cluster.alone import Alone
     from runtime.cluster.process import AgentSettings
-    from runtime.engine.staged import StagedEngine
+    from runtime.engine.executors.stage import StagedEngine
 
     config, agents = options.engine(), AgentSettings(weights=size_of(options.agent_weights))
     made: list[StageEngine] = []

@@ -31,7 +31,7 @@ def measure_executors(zoo: Zoo, name: str, config: EngineConfig) -> dict[str, An
         NotServable: the model is not for both of them: there is nothing to choose.
     """
     from cli.wiring import start_engine
-    from runtime.engine.profile import device_key, hardware_of
+    from runtime.engine.profiling.document import device_key, hardware_of
     from zoo.records import Document
 
     name = zoo.model(name).name
@@ -57,7 +57,7 @@ def measure_executors(zoo: Zoo, name: str, config: EngineConfig) -> dict[str, An
 
 def dense_is_faster(zoo: Zoo, names: Sequence[str], device: str) -> bool:
     """Whether these models' measurements on a device like this one say so: each one that there is, and at least one."""
-    from runtime.engine.profile import device_key, hardware_of
+    from runtime.engine.profiling.document import device_key, hardware_of
 
     with zoo.store.catalog.reading() as reader:
         documents = [document for name in names for document in reader.documents(KIND, name)]

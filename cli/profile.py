@@ -46,8 +46,8 @@ def _measured(zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_
     from cli.serve_options import size_of
     from cli.wiring import check_device
     from runtime.config import EngineConfig
-    from runtime.engine.profile import profile_model
-    from runtime.engine.profiling import Extent
+    from runtime.engine.profiling.document import profile_model
+    from runtime.engine.profiling.measure import Extent
 
     check_device(device)
     names = ("--batches", "--contexts", "--chunks")
@@ -74,7 +74,7 @@ def _executors(zoo: Any, model: str, device: str, kv_bytes: str, as_json: bool) 
 
 
 def _stored(zoo: Any, model: str) -> list[dict[str, Any]]:
-    from runtime.engine.profile import stored_profiles
+    from runtime.engine.profiling.document import stored_profiles
 
     found = stored_profiles(zoo.store, model)
     if not found:

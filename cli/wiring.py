@@ -21,7 +21,7 @@ from zoo.exits import chain_id, exit_ids, exit_of, is_exit
 
 if TYPE_CHECKING:
     from runtime.config import EngineConfig
-    from runtime.engine.servable import Executor
+    from runtime.engine.models.servable import Executor
     from runtime.policy.profiles import BlockProfile
     from runtime.types import Engine
     from zoo.api import ModelHandle, Zoo
@@ -113,8 +113,8 @@ def check_device(device: str) -> None:
 
 def start_engine(zoo: Zoo, config: EngineConfig, names: Sequence[str], executor: Executor = "paged") -> Engine:
     """An executor with these models loaded. Raises InputError when weights and pool do not fit the device, and as loading does."""
-    from runtime.engine.dense import DenseEngine
-    from runtime.engine.paged import PagedEngine
+    from runtime.engine.dense.executor import DenseEngine
+    from runtime.engine.executors.paged import PagedEngine
 
     check_device(config.device)
     with within_memory(config):
@@ -183,7 +183,7 @@ class ZooSource:
 
     def _profile(self, spec: ModelSpec) -> BlockProfile | None:
         """What the chain was measured to cost on a device like this one; None where it was not, or has other blocks now."""
-        from runtime.engine.profile import stored_chain
+        from runtime.engine.profiling.document import stored_chain
 
         return stored_chain(self._zoo.store, spec.name, self._device)
 
@@ -196,7 +196,7 @@ class ZooSource:
 
 def _check(zoo: Zoo, name: str, dtype: str | None, executor: Executor) -> None:
     """Raises NotServable. Looks at the model's settings only."""
-    from runtime.engine.residents import dtype_named
-    from runtime.engine.servable import servable
+    from runtime.engine.models.registry import dtype_named
+    from runtime.engine.models.servable import servable
 
     servable(zoo.store, zoo.model(name).manifest, None if dtype is None else dtype_named(dtype), executor)

@@ -1,4 +1,4 @@
-"""What an agent needs of a transport that takes tensors from device to device, past the host's memory: NCCL, gloo (`engine.direct`).
+"""What an agent needs of a transport that takes tensors from device to device, past the host's memory: NCCL, gloo (`engine.tensors.links`).
 
     A.offer(B)      A begins a link to B: groups of two for each ordered pair, one only ever sends, the other only ever receives
     said / met      what both ends must tell each other until it stands: carried by whoever holds this, as typed messages

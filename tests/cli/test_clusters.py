@@ -20,10 +20,10 @@ from cli.serve_options import ServeOptions
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.journal import Journal
 from runtime.config import EngineConfig
-from runtime.engine.chains import describe_chain
-from runtime.engine.pieces import measured_pieces
-from runtime.engine.profile import KIND, device_key, hardware_of
-from runtime.engine.residents import half_page
+from runtime.engine.catalog.block_profiles import measured_pieces
+from runtime.engine.catalog.describe import describe_chain
+from runtime.engine.models.registry import half_page
+from runtime.engine.profiling.document import KIND, device_key, hardware_of
 from runtime.scheduler.record import Diverged, replay
 from runtime.trace import Trace
 from runtime.types import SamplingParams, SequenceRequest

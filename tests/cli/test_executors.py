@@ -11,7 +11,7 @@ import cli.app
 from cli.executors import KIND, measure_executors
 from cli.wiring import choose
 from runtime.config import EngineConfig
-from runtime.engine.profile import device_key, hardware_of
+from runtime.engine.profiling.document import device_key, hardware_of
 from tests import checkpoints
 from zoo.api import Zoo
 from zoo.records import Document

@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 from runtime.config import EngineConfig
-from runtime.engine.paged import PagedEngine
+from runtime.engine.executors.paged import PagedEngine
 from surgery.exits import ExitOptions, make_exit, measure
 from surgery.text import read_text
 from tests import checkpoints

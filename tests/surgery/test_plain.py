@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from runtime.config import EngineConfig
-from runtime.engine.paged import PagedEngine
+from runtime.engine.executors.paged import PagedEngine
 from surgery import skeleton
 from surgery.plain import PLAIN_FAMILIES, plain_settings
 from surgery.plain_modules import PlainModel, PlainRotary

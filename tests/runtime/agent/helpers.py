@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.agent.agent import Agent
 from runtime.config import BatchingConfig
-from runtime.engine.fake import FakeEngine
+from runtime.engine.fakes.fake import FakeEngine
 from runtime.types import ModelSpec, SequenceRequest, TokenEvent
 from tests.runtime.virtual import ListTrace, Told, Virtual, spec
 

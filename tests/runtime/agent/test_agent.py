@@ -9,7 +9,7 @@ import pytest
 from runtime.agent.agent import Agent
 from runtime.agent.state import BlockLoad, ModelLoad
 from runtime.config import BatchingConfig
-from runtime.engine.fake import FakeEngine, answer
+from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.types import Sampled, SequenceRequest, StepResult
 from tests.runtime.agent.helpers import M, agent_with, only, played, step
 from tests.runtime.virtual import Virtual, request, spec

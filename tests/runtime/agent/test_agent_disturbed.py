@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.config import BatchingConfig
-from runtime.engine.fake import FakeEngine, answer
+from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.types import Sampled, StepResult
 from tests.runtime.agent.helpers import M, agent_with, played, step
 from tests.runtime.virtual import Virtual, request

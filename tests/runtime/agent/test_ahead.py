@@ -13,7 +13,7 @@ from hypothesis import given, settings
 
 from runtime.agent.agent import Agent
 from runtime.config import BatchingConfig
-from runtime.engine.fake import FakeEngine, answer
+from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.types import Finished, Launched, Row, Sampled, StepPlan, StepResult, StepSkipped
 from tests.runtime.agent.test_runs import Load, check_quiet, fits, loads
 from tests.runtime.agent.test_runs import requests as requests

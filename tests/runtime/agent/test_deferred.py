@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from runtime.engine.fake import FakeEngine, answer
+from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.types import Row, StepPlan, StepResult
 from tests.runtime.agent.helpers import agent_with
 from tests.runtime.agent.test_runs import MODELS, Load, check_quiet, fits, loads

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from runtime.agent.relay import Relay
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.engine.counted import counting_model
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Close, Go
 from runtime.stages import Array, Stacked, StageResult
 from runtime.types import StepPlan, StepResult

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.config import BatchingConfig
-from runtime.engine.fake import FakeEngine, answer
+from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.types import SequenceRequest
 from tests.runtime.virtual import Virtual, request, spec
 

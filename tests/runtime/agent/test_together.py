@@ -10,7 +10,7 @@ from runtime.agent.coming import parts_of
 from runtime.agent.commands import Send, StageLoaded
 from runtime.agent.relay import Relay
 from runtime.config import RelayConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Close, Load, Open, Pass
 from runtime.stages import Array, Hop, Slice, Stacked, Stage, StageResult, cut, own, stacked
 from runtime.types import SamplingParams, SequenceRequest, StepResult

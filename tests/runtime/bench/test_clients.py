@@ -23,7 +23,7 @@ from runtime.bench.summary import Slo, summarize
 from runtime.bench.workload import Ask, Workload, WorkloadSettings, build
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, ServerConfig
-from runtime.engine.fake import FakeEngine
+from runtime.engine.fakes.fake import FakeEngine
 from runtime.frontend.tokenizer import Tokenizer
 from tests.runtime.server.conftest import tokenizer  # noqa: F401
 from tests.runtime.server.harness import BASE, FINE, running

@@ -23,8 +23,8 @@ from runtime.cluster.ended import Ended
 from runtime.cluster.post import Cut, Mail, Post
 from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.config import RelayConfig
-from runtime.engine.counted import CountingModel, counting_model
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import CountingModel, counting_model
 from runtime.messages import Beat, Message, Peers, Ready, Report
 from runtime.stages import StageEngine
 

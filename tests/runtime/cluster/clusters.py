@@ -16,8 +16,8 @@ from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.cluster.threads import Threads
 from runtime.config import ClusterConfig
-from runtime.engine.counted import CountingModel, counting_model, expected
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected
 from runtime.stages import Block
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.runtime.cluster.agents import counting

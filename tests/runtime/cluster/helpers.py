@@ -11,7 +11,7 @@ from typing import Any
 from runtime.cluster.local import LocalDriver
 from runtime.cluster.streams import Stream
 from runtime.config import BatchingConfig
-from runtime.engine.fake import FakeEngine, answer
+from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.types import EngineLost, ModelSpec, SequenceRequest, StepPlan, StepResult, TokenEvent
 from tests.runtime.virtual import spec
 

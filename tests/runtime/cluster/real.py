@@ -24,10 +24,10 @@ from runtime.cluster.lives import LifeConfig
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.config import BatchingConfig, ClusterConfig, DirectConfig, EngineConfig, RelayConfig
-from runtime.engine.chains import describe_chain
-from runtime.engine.paged import PagedEngine
-from runtime.engine.residents import half_page
-from runtime.engine.standing import surrogates_of
+from runtime.engine.catalog.describe import describe_chain
+from runtime.engine.catalog.surrogates import surrogates_of
+from runtime.engine.executors.paged import PagedEngine
+from runtime.engine.models.registry import half_page
 from runtime.scheduler.cluster import Scheduler
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.chains import put_chain, put_stitch

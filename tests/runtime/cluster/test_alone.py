@@ -14,8 +14,8 @@ from runtime.cluster.alone import Alone
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.process import AgentSettings
 from runtime.config import ClusterConfig
-from runtime.engine.counting import CountingEngine
-from runtime.engine.fake import FakeEngine, answer
+from runtime.engine.fakes.fake import FakeEngine, answer
+from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.stages import Array, StageResult
 from runtime.types import EngineLost, ModelSpec, SamplingParams, SequenceRequest, StepPlan, StepResult
 from tests.runtime.cluster.clusters import CUTS, LIMIT, MODELS, Load, answered, blocks, eventually, request, verify

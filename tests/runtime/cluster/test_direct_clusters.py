@@ -14,9 +14,9 @@ from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.cluster.threads import Threads
 from runtime.config import DirectConfig
-from runtime.engine.counting_direct import ConnectedCounting
-from runtime.engine.direct import DirectLinks
-from runtime.engine.rails import Gloo
+from runtime.engine.fakes.integer_links import ConnectedCounting
+from runtime.engine.tensors.links import DirectLinks
+from runtime.engine.tensors.process_groups import Gloo
 from runtime.messages import Close, Moved, Receive, Settle, Stuck
 from runtime.stages import Stage
 from tests.runtime.cluster.agents import MODEL, counting, threads

@@ -22,7 +22,7 @@ from runtime.cluster.lives import LifeConfig
 from runtime.cluster.post import Post
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig
-from runtime.engine.counted import CountingModel, counting_model, expected
+from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected
 from runtime.messages import Done
 from runtime.types import TokenEvent
 from tests.runtime.cluster.agents import counting

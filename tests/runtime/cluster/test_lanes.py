@@ -16,8 +16,8 @@ from runtime.cluster.lanes import OneLane, TwoLanes, lanes_for
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.threads import Threads
 from runtime.config import ClusterConfig, SpeculationConfig
-from runtime.engine.counted import surrogate_of
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import surrogate_of
 from runtime.messages import Gone
 from runtime.stages import StageResult, Surrogate
 from runtime.types import EngineLost, StepPlan, StepResult

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.cluster.lives import LifeConfig, Lives, Overdue
 from runtime.cluster.stranded import Strandings, stranded
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 
 SECOND = 1_000_000_000
 CONFIG = LifeConfig(starts=4, steady_seconds=10, backoff_seconds=1, backoff_most=3, silent_seconds=5, stalled_seconds=60, ready_seconds=20)

@@ -12,7 +12,7 @@ import pytest
 from runtime.cluster import errors
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig
-from runtime.engine.fake import FakeEngine, answer
+from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.types import TokenEvent
 from tests.runtime.cluster.helpers import LIMIT, Gate, M, collect, driver, expected, tokens, until
 from tests.runtime.virtual import request, spec

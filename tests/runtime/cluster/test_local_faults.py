@@ -9,7 +9,7 @@ import time
 import pytest
 
 from runtime.cluster.jobs import Job
-from runtime.engine.fake import FakeEngine
+from runtime.engine.fakes.fake import FakeEngine
 from runtime.types import EngineLost, TokenEvent
 from tests.runtime.cluster.helpers import LIMIT, Broken, Gate, M, collect, driver, expected, outcome, until
 from tests.runtime.virtual import request, spec

@@ -24,8 +24,8 @@ from runtime.cluster.ended import Exit
 from runtime.cluster.hands import Hands, digest_of
 from runtime.cluster.keys import Keys
 from runtime.cluster.post import Post
-from runtime.engine.counted import expected
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import expected
 from runtime.messages import (
     Close,
     Denial,

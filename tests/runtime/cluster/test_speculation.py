@@ -8,8 +8,8 @@ from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.threads import Threads
 from runtime.config import ClusterConfig, SpeculationConfig
-from runtime.engine.counted import surrogate_of
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import surrogate_of
 from runtime.stages import Surrogate
 from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest, blocks, eventually
 

@@ -11,8 +11,8 @@ import pytest
 from runtime.agent.agent import Agent
 from runtime.cluster.stepping import Stepping
 from runtime.config import BatchingConfig
-from runtime.engine.background import Background
-from runtime.engine.fake import FakeEngine, answer
+from runtime.engine.executors.background import Background
+from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.types import Launched, ModelSpec, StepPlan, StepResult, TokenEvent
 from tests.runtime.cluster.helpers import LIMIT, Broken, Gate, M, collect, driver, expected, tokens, until
 from tests.runtime.virtual import request, spec

@@ -16,7 +16,7 @@ from runtime.cluster.alone import Alone
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.process import AgentSettings
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig
-from runtime.engine.fake import FakeEngine
+from runtime.engine.fakes.fake import FakeEngine
 from runtime.stages import Array, Block, BlockUse, Chain, Likeness, Stage, StageResult
 from runtime.trace import TraceSink
 from runtime.types import EngineMemory, ModelSpec, StepPlan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.engine.native.build import NoKernels, library
+from runtime.engine.kernels.build import NoKernels, library
 
 _FOUND = library()
 needs_kernels = pytest.mark.skipif(isinstance(_FOUND, NoKernels), reason=f"KERNELS ARE NOT TESTED: {_FOUND}")

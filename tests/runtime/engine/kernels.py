@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from runtime.engine.recording import Rerun, Unrecordable, Work
-from runtime.engine.varlen import Kernel
+from runtime.engine.attention.varlen import Kernel
+from runtime.engine.recording.recorder import Rerun, Unrecordable, Work
 
 
 class PlainVarlen:
-    """`engine.varlen.VarlenCall`, row by row; counts its calls. `ends`: as a kernel that wants the ends of K, or refuses them."""
+    """`engine.attention.varlen.VarlenCall`, row by row; counts its calls. `ends`: as a kernel that wants the ends of K, or refuses them."""
 
     def __init__(self, page_multiple: int = 1, ends: bool = False) -> None:
         self.calls = 0
@@ -113,7 +113,7 @@ def _recording() -> Iterator[None]:
 
 
 class Watched(Rerun):
-    """`engine.recording.Recorder` that is as strict as CUDA's: warmed up, watched, and its results stay in the same tensors."""
+    """`engine.recording.recorder.Recorder` that is as strict as CUDA's: warmed up, watched, and its results stay in the same tensors."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from runtime.config import DirectConfig
 from runtime.direct import Came, Said
-from runtime.engine.direct import DirectLinks
-from runtime.engine.rails import Gloo
-from runtime.engine.rendezvous import Rendezvous
+from runtime.engine.tensors.links import DirectLinks
+from runtime.engine.tensors.process_groups import Gloo
+from runtime.engine.tensors.rendezvous import Rendezvous
 
 LIMIT = 20.0
 

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.background import Background
-from runtime.engine.graphs import Graphs
-from runtime.engine.paged import PagedEngine, looks_ahead
+from runtime.engine.executors.background import Background
+from runtime.engine.executors.paged import PagedEngine, looks_ahead
+from runtime.engine.recording.graphs import Graphs
 from runtime.types import Opened, Row, SamplingParams, SequenceRequest, StepPlan, StepSkipped
 from tests.runtime.engine.drive import Drive, drive, drive_ahead
 from tests.runtime.engine.kernels import Watched, watching
@@ -115,7 +115,7 @@ def test_random_schedules_on_few_pages(bench, family, data):
 
 
 def _half(bench, family) -> int:
-    from runtime.engine.residents import half_page
+    from runtime.engine.models.registry import half_page
 
     return half_page(bench.store, CONFIG, family)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.paged import PagedEngine
+from runtime.engine.executors.paged import PagedEngine
 from runtime.types import SamplingParams, SequenceRequest
 from tests import checkpoints
 from tests.runtime.engine.drive import drive

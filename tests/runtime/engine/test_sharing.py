@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.paged import PagedEngine
+from runtime.engine.executors.paged import PagedEngine
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import ask, prompts

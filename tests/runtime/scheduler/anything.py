@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from runtime.agent.commands import Pause, Resume, Serve, Tick
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
-from runtime.engine.counted import CountingModel, counting_model, surrogate_of
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import CountingModel, counting_model, surrogate_of
 from runtime.stages import Surrogate
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, as_version, serve

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtime.agent.commands import Arrive, Serve, Updated
-from runtime.engine.counted import CountingModel, expected
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import CountingModel, expected
 from runtime.stages import Block, Chain, Variant
 from tests.runtime.scheduler.virtual_cluster import VirtualCluster
 

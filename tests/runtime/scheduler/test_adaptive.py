@@ -9,7 +9,7 @@ import pytest
 
 from runtime.agent.commands import Withdraw
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.engine.counted import CountingModel, counting_model
+from runtime.engine.fakes.integer_model import CountingModel, counting_model
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.adaptive import Adaptation

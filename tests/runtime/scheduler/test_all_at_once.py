@@ -12,7 +12,7 @@ import pytest
 
 from runtime.agent.commands import Pause, Resume
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
-from runtime.engine.counted import counting_model, surrogate_of
+from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.stages import Surrogate
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request

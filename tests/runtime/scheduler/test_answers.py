@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Done
 from tests.runtime.scheduler.virtual_cluster import VirtualCluster
 from tests.runtime.virtual import request

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from runtime.config import Balancing, ClusterConfig, ControlConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 

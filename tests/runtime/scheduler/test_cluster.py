@@ -7,7 +7,7 @@ import random
 import pytest
 
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.stages import devices_of
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.agent.commands import Down, Updated
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
-from runtime.engine.counted import counting_model, surrogate_of
+from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.messages import Close, Done, Drop, Go, Loaded, Lost, Moved, Open, Pages, Pass, Receive, Settle, Verdict, Want
 from runtime.scheduler.members import Member
 from runtime.scheduler.moving import Handover

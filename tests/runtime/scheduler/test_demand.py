@@ -7,7 +7,7 @@ import random
 import pytest
 
 from runtime.config import ClusterConfig, ControlConfig
-from runtime.engine.counted import CountingModel, counting_model
+from runtime.engine.fakes.integer_model import CountingModel, counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.config import ClusterConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.policy.profiles import BlockProfile, Grid, Line
 from runtime.policy.routing.latency import Candidate, Work, latency_of
 from runtime.policy.routing.paths import choose_by_cost

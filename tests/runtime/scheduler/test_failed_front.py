@@ -7,7 +7,7 @@ import pytest
 from runtime.agent.commands import StageStep
 from runtime.agent.queue import Lane
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, Node, VirtualCluster
 from tests.runtime.virtual import request
 

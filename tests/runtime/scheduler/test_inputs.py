@@ -11,7 +11,7 @@ import pytest
 
 from runtime.agent.commands import Tick
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Pages, Receive, Settle, Want
 from runtime.scheduler.moving import Handover
 from runtime.types import TraceEvent

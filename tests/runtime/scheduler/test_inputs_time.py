@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.policy.migration.cost import finish_time
 from runtime.stages import StageEngine
 from runtime.types import StepPlan

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.agent.commands import SCHEDULER
 from runtime.config import ClusterConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Done, Moved, Pass
 from runtime.stages import Array
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.agent.commands import Pause, Resume
 from runtime.config import ClusterConfig, ControlConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Go, Pages, Want
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from runtime.config import BatchingConfig, ClusterConfig, EngineConfig, RelayConfig
-from runtime.engine.chains import describe_chain
-from runtime.engine.paged import PagedEngine
-from runtime.engine.residents import half_page
-from runtime.engine.staged import StagedEngine
+from runtime.engine.catalog.describe import describe_chain
+from runtime.engine.executors.paged import PagedEngine
+from runtime.engine.executors.stage import StagedEngine
+from runtime.engine.models.registry import half_page
 from runtime.types import SamplingParams, SequenceRequest
 from tests.chains import put_chain, put_stitch
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401

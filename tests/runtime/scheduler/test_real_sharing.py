@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from runtime.config import ClusterConfig, EngineConfig, RelayConfig, Sharing
-from runtime.engine.chains import describe_chain
-from runtime.engine.residents import half_page
-from runtime.engine.staged import StagedEngine
+from runtime.engine.catalog.describe import describe_chain
+from runtime.engine.executors.stage import StagedEngine
+from runtime.engine.models.registry import half_page
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.engine.oracle import greedy, reference, same_tokens

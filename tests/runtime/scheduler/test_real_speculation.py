@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from runtime.config import ClusterConfig, EngineConfig, RelayConfig, SpeculationConfig, SpeculationMode
-from runtime.engine.chains import describe_chain
-from runtime.engine.residents import half_page
-from runtime.engine.staged import StagedEngine
-from runtime.engine.standing import surrogates_of
+from runtime.engine.catalog.describe import describe_chain
+from runtime.engine.catalog.surrogates import surrogates_of
+from runtime.engine.executors.stage import StagedEngine
+from runtime.engine.models.registry import half_page
 from runtime.types import SamplingParams, SequenceRequest
 from surrogates import RecoverySettings, SurrogateOptions, make_surrogate
 from surrogates.timing import TimingSettings

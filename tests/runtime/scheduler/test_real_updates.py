@@ -10,11 +10,11 @@ import pytest
 
 from runtime.agent.commands import Serve
 from runtime.config import BatchingConfig, ClusterConfig, EngineConfig, RelayConfig
-from runtime.engine.chains import DescribedChain, describe_chain
-from runtime.engine.composed import variants_in
-from runtime.engine.paged import PagedEngine
-from runtime.engine.residents import half_page
-from runtime.engine.staged import StagedEngine
+from runtime.engine.catalog.describe import DescribedChain, describe_chain
+from runtime.engine.catalog.variants import variants_in
+from runtime.engine.executors.paged import PagedEngine
+from runtime.engine.executors.stage import StagedEngine
+from runtime.engine.models.registry import half_page
 from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.adaptive import Adaptation
 from runtime.stages import Stage

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.agent.commands import Abort, Pause, Resume, SchedulerCommand, Tick
 from runtime.config import ClusterConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Message
 from runtime.scheduler.record import Diverged, Recorder, head_of, replay
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

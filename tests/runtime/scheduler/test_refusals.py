@@ -9,8 +9,8 @@ import pytest
 
 from runtime.cluster.sight import Sight
 from runtime.config import ClusterConfig
-from runtime.engine.counted import counting_model
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.stages import Stage
 from runtime.types import ModelSpec
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from runtime.config import ClusterConfig, ControlConfig
-from runtime.engine.counted import counting_model
+from runtime.engine.fakes.integer_model import counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 

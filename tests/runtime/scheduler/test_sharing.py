@@ -12,7 +12,7 @@ import pytest
 
 from runtime.agent.commands import Tick
 from runtime.config import ClusterConfig, RelayConfig, Sharing, SpeculationConfig, SpeculationMode
-from runtime.engine.counted import counting_model, surrogate_of
+from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.policy.kv.duplicates import PERIOD
 from runtime.policy.migration.order import order_moves
 from runtime.scheduler.members import Member

@@ -6,7 +6,7 @@ import pytest
 
 from runtime.agent.queue import Lane
 from runtime.config import ClusterConfig, SpeculationConfig
-from runtime.engine.counted import counting_model, surrogate_of
+from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.policy.speculation.choice import chain_time
 from runtime.stages import Surrogate
 from runtime.types import StepPlan

@@ -8,8 +8,8 @@ import pytest
 
 from runtime.agent.commands import Down, Pause, Resume
 from runtime.config import ClusterConfig
-from runtime.engine.counted import counting_model
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import counting_model
 from runtime.stages import Array, StageResult
 from runtime.types import StepPlan
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

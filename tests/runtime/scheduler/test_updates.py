@@ -9,7 +9,7 @@ import pytest
 
 from runtime.agent.commands import Withdraw
 from runtime.config import ClusterConfig
-from runtime.engine.counted import CountingModel, counting_model
+from runtime.engine.fakes.integer_model import CountingModel, counting_model
 from runtime.scheduler.estimates import Estimates
 from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.test_estimates import profile

@@ -40,8 +40,8 @@ from runtime.agent.queue import Lane
 from runtime.agent.relay import Relay
 from runtime.cluster.hands import joined_rows
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.engine.counted import CountingModel, expected
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import CountingModel, expected
 from runtime.messages import PROTOCOL, Pages, Ready
 from runtime.scheduler.adaptive import Adaptation
 from runtime.scheduler.cluster import Scheduler

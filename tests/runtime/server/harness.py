@@ -15,7 +15,7 @@ import openai
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, ServerConfig
-from runtime.engine.fake import FakeEngine
+from runtime.engine.fakes.fake import FakeEngine
 from runtime.frontend.served import SamplingDefaults, ServedModel
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile

@@ -12,7 +12,7 @@ import pytest
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.processes import Processes
 from runtime.config import ClusterConfig, ServerConfig
-from runtime.engine.counted import counting_model, expected
+from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import SamplingParams
 from tests.runtime.cluster.clusters import blocks, eventually, processes

@@ -12,8 +12,8 @@ from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.threads import Threads
 from runtime.config import ClusterConfig, ServerConfig
-from runtime.engine.counted import counting_model, expected
-from runtime.engine.counting import CountingEngine
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.scheduler.adaptive import Adaptation
 from runtime.types import SamplingParams

@@ -21,7 +21,7 @@ from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.cluster.version import own_version
 from runtime.config import ClusterConfig, RelayConfig, ServerConfig
-from runtime.engine.counted import expected
+from runtime.engine.fakes.integer_model import expected
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.messages import PROTOCOL, Close, Done, Message, Pages, Pass, Ready, Settle, Want
 from runtime.stages import Array, devices_of

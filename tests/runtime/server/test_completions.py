@@ -5,7 +5,7 @@ from __future__ import annotations
 import openai
 import pytest
 
-from runtime.engine.fake import answer
+from runtime.engine.fakes.fake import answer
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import SamplingParams
 from tests.runtime.server.harness import BASE, FINE, Running

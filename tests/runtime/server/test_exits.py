@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.config import ServerConfig
-from runtime.engine.fake import answer
+from runtime.engine.fakes.fake import answer
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import SamplingParams
 from tests.runtime.server.harness import BASE, running

@@ -122,7 +122,7 @@ import sys, time
 from pathlib import Path
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, ServerConfig
-from runtime.engine.fake import FakeEngine
+from runtime.engine.fakes.fake import FakeEngine
 from runtime.frontend.tokenizer import NoTokenizer
 from runtime.server.app import build_app
 from runtime.server.serving import address_of, bind, serve

@@ -13,7 +13,7 @@ import pytest
 
 from runtime.cluster.driver import ClusterDriver
 from runtime.config import ClusterConfig, ControlConfig, ServerConfig
-from runtime.engine.counted import counting_model, expected
+from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import SamplingParams
 from tests.runtime.cluster.clusters import processes

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.engine.fake import answer
+from runtime.engine.fakes.fake import answer
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile, Grid, Line
 from runtime.types import SamplingParams

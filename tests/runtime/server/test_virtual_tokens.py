@@ -9,7 +9,7 @@ from dataclasses import replace
 import openai
 import pytest
 
-from runtime.engine.fake import answer
+from runtime.engine.fakes.fake import answer
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import SamplingParams
 from tests.runtime.server.harness import BASE, FINE, Backend, Running, eventually, running

@@ -1,0 +1,1 @@
+"""Adapters on shared components, each on its own rows of a batch."""

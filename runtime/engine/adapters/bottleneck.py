@@ -1,0 +1,118 @@
+"""Bottleneck adapters of one half, each on its own rows; the half's own products are the base's, over all rows.
+
+Adapters that compute alike are joined as LoRAs are (`runtime.engine.layers.linear`): two products and a mask for all of them together. Those with
+norms of their own, or that skip more than the sub-layer's output, run one by one. What an adapter computes is the affair of
+`surgery.adapters.bottleneck_module`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.engine.adapters.stack_cache import Joined
+from runtime.engine.step.context import Frame, current
+from surgery.adapters.bottleneck_module import Bottleneck
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Adapters of one form. down [ranks, width], down_bias [ranks], up [width, ranks]; up_bias, scaling [adapters + 1, width].
+
+    The last row of the two is zero: it is for everybody else.
+    """
+
+    form: Bottleneck
+    ranks: tuple[tuple[str, int], ...]
+    down: Tensor
+    down_bias: Tensor
+    up: Tensor
+    up_bias: Tensor
+    scaling: Tensor
+
+    def of(self, output: Tensor, residual: Tensor, frame: Frame) -> Tensor:
+        """What is added to the sub-layer's output: zero for rows of none of these adapters."""
+        low = self.form.activation(F.linear(self.form.read(output, residual), self.down, self.down_bias))
+        low = low.masked_fill(frame.foreign(self.ranks), 0)
+        index = frame.adapter_index(tuple(name for name, _ in self.ranks))
+        return (F.linear(low, self.up) + self.up_bias[index]) * self.scaling[index]
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """The adapters of a batch: those that are joined, and those that run alone."""
+
+    groups: tuple[_Group, ...]
+    alone: frozenset[str]
+
+
+class Bottlenecks:
+    """Stands between a half's sub-layer and its residual.
+
+    No module: one that is called for every half of every step costs as much as a small product.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[str, Bottleneck] = {}
+        self._active: Joined[_Active] = Joined()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self._parts.values())
+
+    def attach(self, adapter: str, part: Bottleneck) -> None:
+        self._parts[adapter] = part
+        self._active.forget()
+
+    def detach(self, adapter: str) -> None:
+        self._parts.pop(adapter, None)
+        self._active.forget()
+
+    def __bool__(self) -> bool:
+        """Whether there is any adapter."""
+        return bool(self._parts)
+
+    def __call__(self, output: Tensor, residual: Tensor) -> Tensor:
+        """output, residual [1, tokens, width] -> what is to be added to the residual."""
+        if not self._parts:
+            return output
+        frame = current()
+        names = tuple(dict.fromkeys(span.adapter for span in frame.adapters if span.adapter in self._parts))
+        if not names:
+            return output
+        if len(names) == 1 and frame.covered_by_one:
+            return self._parts[names[0]](output, residual)  # type: ignore[no-any-return]
+        active = self._active.of(names, frame, self._sorted)
+        out = output if active.groups else output.clone()
+        for group in active.groups:
+            out = out + group.of(output, residual, frame)
+        for span in frame.adapters:
+            if span.adapter in active.alone:
+                mine = slice(span.lo, span.hi)
+                out[:, mine] = self._parts[span.adapter](output[:, mine], residual[:, mine])
+        return out
+
+    def _sorted(self, names: tuple[str, ...]) -> _Active:
+        forms: dict[object, list[str]] = {}
+        for name in names:
+            forms.setdefault(self._parts[name].form, []).append(name)
+        alone = frozenset(forms.pop(None, ()))
+        return _Active(tuple(self._joined(each) for each in forms.values()), alone)
+
+    def _joined(self, names: list[str]) -> _Group:
+        parts = [self._parts[name] for name in names]
+        down, down_bias, up, up_bias = ([part.tensors[name].data for part in parts] for name in Bottleneck.MATRICES)
+        scaling = [part.scaling_vector for part in parts]
+        nothing = torch.zeros_like(up_bias[0])
+        return _Group(
+            form=parts[0],
+            ranks=tuple((name, each.shape[0]) for name, each in zip(names, down, strict=True)),
+            down=torch.cat(down),
+            down_bias=torch.cat(down_bias),
+            up=torch.cat(up, dim=1),
+            up_bias=torch.stack([*up_bias, nothing]),
+            scaling=torch.stack([*scaling, nothing]),
+        )

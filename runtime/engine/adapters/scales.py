@@ -1,0 +1,50 @@
+"""Vectors by which adapters scale a layer's input or output (IA3, DoRA), each on its own rows: one product for all of them together.
+
+Knows vectors and which tokens use which adapter; nothing of layers or of files.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from runtime.engine.adapters.stack_cache import Joined
+from runtime.engine.step.context import Frame
+
+
+class Scales:
+    """The vectors of one side of a layer, by adapter. In float32 whatever the base's dtype, as peft computes them."""
+
+    def __init__(self) -> None:
+        self._vectors: dict[str, Tensor] = {}
+        self._tables: Joined[Tensor] = Joined()
+
+    def __bool__(self) -> bool:
+        return bool(self._vectors)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(vector.numel() * vector.element_size() for vector in self._vectors.values())
+
+    def attach(self, adapter: str, vector: Tensor) -> None:
+        """`vector`: [width], float32."""
+        self._vectors[adapter] = vector
+        self._tables.forget()
+
+    def detach(self, adapter: str) -> None:
+        self._vectors.pop(adapter, None)
+        self._tables.forget()
+
+    def of(self, x: Tensor, frame: Frame) -> Tensor:
+        """x [1, tokens, width], each token scaled by its adapter's vector, if it has one here; in float32, to be rounded once."""
+        active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self._vectors))
+        if not active:
+            return x
+        if len(active) == 1 and frame.covered_by_one:
+            return x * self._vectors[active[0]]
+        return x * self._tables.of(active, frame, self._stacked)[frame.adapter_index(active)]
+
+    def _stacked(self, active: tuple[str, ...]) -> Tensor:
+        """[adapters + 1, width]: their vectors, and ones for everybody else."""
+        vectors = [self._vectors[name] for name in active]
+        return torch.stack([*vectors, torch.ones_like(vectors[0])])

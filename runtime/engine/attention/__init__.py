@@ -1,0 +1,1 @@
+"""Attention over pages: one interface, gathered and variable-length kernels of torch."""

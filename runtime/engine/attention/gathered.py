@@ -1,0 +1,146 @@
+"""Attention over pages with torch's own, on any device: pages are gathered into scratch and attended in few calls.
+
+Decode rows of similar length are attended together, padded to the longest of them; a prompt's chunk alone, to its earlier pages and itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.engine.attention.interface import Tokens, softmax_attention
+from runtime.engine.step.context import Paging, RowSpan
+from runtime.kv.transfers import put
+
+#: Decode rows are attended in at most this many groups of similar length.
+MAX_GROUPS = 4
+_GROUP_RATIO = 0.6
+
+
+@dataclass(slots=True)
+class DecodeGroup:
+    """Rows of one token each and of similar length, attended in one call, padded to `width` tokens.
+
+    `tokens` None: all tokens of the frame, in order. `pages`: [layers, rows * groups]. `lengths`: [rows].
+    """
+
+    tokens: Tensor | None
+    rows: int
+    width: int
+    pages: Tensor
+    lengths: Tensor
+    _masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
+
+    def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """Additive [rows, 1, 1, width]: 0 where a row may look, minus infinity behind its end and before its window."""
+        key = (window, dtype)
+        if key not in self._masks:
+            at = torch.arange(self.width, device=self.lengths.device)
+            hidden = at >= self.lengths[:, None]
+            if window is not None:
+                hidden |= at < self.lengths[:, None] - window
+            mask = torch.zeros(hidden.shape, dtype=dtype, device=self.lengths.device)
+            self._masks[key] = mask.masked_fill_(hidden, float("-inf"))[:, None, None, :]
+        return self._masks[key]
+
+
+class GatheredAttention:
+    """`engine.step.context.Paged`."""
+
+    def __init__(self, paging: Paging) -> None:
+        self.paging = paging
+        self._groups = tuple(_groups(paging))
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self.paging.keep(layer, key, value)
+
+    def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
+        for group in self._groups:
+            made = self._attend(layer, group, now)
+            if group.tokens is None:
+                out.copy_(made)
+            else:
+                out[group.tokens] = made
+
+    def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
+        for row, span in self.paging.chunks:
+            out[span.lo : span.hi] = _chunk(self.paging, self.paging.tables[row, layer], span, now)
+
+    def _attend(self, layer: int, group: DecodeGroup, now: Tokens) -> Tensor:
+        """One token per row against its pages. Returns [rows, heads, head_dim]."""
+        query = now.query if group.tokens is None else now.query[group.tokens]
+        heads, (kv_heads, head_dim) = query.shape[1], now.key.shape[1:]
+        k, v = self.paging.view(now.key).gather(group.pages[layer], self.paging.pool)
+        shape = (group.rows, group.width, kv_heads, head_dim)
+        k, v = k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
+        # Query heads that share a KV head stand as that head's queries: grouped attention without repeating K and V.
+        grouped = query.reshape(group.rows, kv_heads, heads // kv_heads, head_dim)
+        mask = group.mask(now.how.window, query.dtype)
+        out = softmax_attention(grouped, k, v, mask.expand(-1, -1, grouped.shape[2], -1), now.how)
+        return out.reshape(group.rows, heads, head_dim)
+
+
+def _chunk(paging: Paging, table: Tensor, span: RowSpan, now: Tokens) -> Tensor:
+    """A chunk of one prompt, whose pages are `table`. Returns [tokens of the chunk, heads, head_dim]."""
+    how = now.how
+    q = now.query[span.lo : span.hi].transpose(0, 1)[None]
+    whole = span.start == 0 and how.softcap is None and (how.window is None or span.length <= how.window)
+    if whole:
+        k, v = (x[span.lo : span.hi].transpose(0, 1)[None] for x in (now.key, now.value))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=how.scaling, enable_gqa=q.shape[1] != k.shape[1])
+        return out[0].transpose(0, 1)
+    pages = table[: -(-span.length // paging.page_tokens)].contiguous()
+    k, v = (x[: span.length].transpose(0, 1)[None] for x in paging.view(now.key).gather(pages, paging.pool))
+    mask = _chunk_mask(span, how.window, now.query)
+    repeats = q.shape[1] // k.shape[1]
+    if repeats > 1:
+        k, v = k.repeat_interleave(repeats, dim=1), v.repeat_interleave(repeats, dim=1)
+    return softmax_attention(q, k, v, mask, how)[0].transpose(0, 1)
+
+
+def _chunk_mask(span: RowSpan, window: int | None, like: Tensor) -> Tensor:
+    """Additive [chunk, length]: causal from the chunk's first position on, within the window."""
+    at = torch.arange(span.length, device=like.device)
+    mine = torch.arange(span.start, span.length, device=like.device)[:, None]
+    hidden = at > mine
+    if window is not None:
+        hidden |= at <= mine - window
+    return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
+
+
+def _groups(paging: Paging) -> Iterator[DecodeGroup]:
+    """Decode rows by similar length, so that padding to the longest wastes little."""
+    spans, tables = paging.spans, paging.tables
+    decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]
+    for rows in _split(decodes, [spans[row].length for row in decodes]):
+        groups = -(-max(spans[row].length for row in rows) // paging.page_tokens)
+        everything = len(rows) == len(spans)
+        index = None if everything else put(rows, tables.device)
+        whole = everything and paging.tokens is None
+        chosen = tables if index is None else tables[index]
+        some = paging.tokens if everything else put([spans[row].lo for row in rows], tables.device)
+        yield DecodeGroup(
+            tokens=None if whole else some,
+            rows=len(rows),
+            width=groups * paging.page_tokens,
+            pages=chosen[:, :, :groups].transpose(0, 1).reshape(tables.shape[1], -1),
+            lengths=paging.lengths if index is None else paging.lengths[index],
+        )
+
+
+def _split(rows: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Cut rows, longest first, wherever a row falls below a share of its group's longest; keep the given order inside a group."""
+    order = sorted(range(len(rows)), key=lambda i: -lengths[i])
+    made = 0
+    group: list[int] = []
+    for i in order:
+        if group and lengths[i] < _GROUP_RATIO * lengths[group[0]] and made < MAX_GROUPS - 1:
+            yield [rows[j] for j in sorted(group)]
+            group, made = [], made + 1
+        group.append(i)
+    if group:
+        yield [rows[j] for j in sorted(group)]

@@ -1,0 +1,183 @@
+"""All rows of a step over their pages in one call of torch's kernel for rows of unequal length (`torch.nn.attention.varlen`), on CUDA.
+
+Nothing is gathered, and a prompt's chunk attends beside the decodes. What the kernel does not take goes the way that runs anywhere. The
+kernel is reached through one function (`Kernel.call`): tests on a CPU put another of the same signature there.
+
+What the kernels take, as torch 2.13 has them: half precision, head dimensions that are multiples of 8 up to 256, no soft cap. Flash
+Attention 2, which is in torch, wants pages of a multiple of 256 tokens and the ends of K beside its lengths. Flash Attention 3, a package
+of its own for compute capability 9, takes pages of any size and refuses the ends.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Protocol, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.engine.attention.gathered import GatheredAttention
+from runtime.engine.attention.interface import Tokens
+from runtime.engine.step.context import Paged, PagedMaker, Paging
+from runtime.kv.transfers import put
+
+_HEAD_STEP, _HEAD_MOST = 8, 256
+_FA2_PAGE = 256
+_FA3_PACKAGE, _FA3_MAJOR = "flash_attn_interface", 9
+
+
+class VarlenCall(Protocol):
+    """`torch.nn.attention.varlen.varlen_attn`, as far as it is used here.
+
+    query: [tokens, heads, head_dim]; key, value: [pages, page_tokens, kv_heads, head_dim]; cu_seq_q, cu_seq_k: int32 [rows + 1];
+    seqused_k: int32 [rows]; block_table: int32 [rows, page groups].
+    Causal and windowed masks end at a row's last token. Returns the shape of the query.
+    """
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        cu_seq_q: Tensor,
+        cu_seq_k: Tensor | None,
+        max_q: int,
+        max_k: int,
+        *,
+        scale: float | None,
+        window_size: tuple[int, int],
+        enable_gqa: bool,
+        seqused_k: Tensor,
+        block_table: Tensor,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A kernel and what it takes. `page_multiple`: of tokens in a page. `ends`: whether it wants `cu_seq_k`."""
+
+    call: VarlenCall
+    page_multiple: int
+    ends: bool
+    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
+
+    def takes(self, now: Tokens, page_tokens: int) -> bool:
+        """Whether it attends this layer."""
+        width = now.query.shape[2]
+        return (
+            now.how.softcap is None
+            and now.query.dtype in self.dtypes
+            and now.key.dtype == now.query.dtype
+            and width % _HEAD_STEP == 0
+            and width <= _HEAD_MOST
+            and page_tokens % self.page_multiple == 0
+        )
+
+
+class VarlenAttention:
+    """`engine.step.context.Paged`: where the kernel attends, chunks do so beside the decodes, and nothing is left for a call of their own."""
+
+    def __init__(self, kernel: Kernel, paging: Paging) -> None:
+        self.paging = paging
+        self._kernel = kernel
+        counts = [span.hi - span.lo for span in paging.spans]
+        self._longest = max(counts)
+        self._reach = paging.tables.shape[2] * paging.page_tokens
+        self._starts = _starts(counts, paging.tables.device)
+        self._tables = paging.tables.to(torch.int32)
+        self._lengths = paging.lengths.to(torch.int32)
+        self._ends = F.pad(self._lengths.cumsum(0, dtype=torch.int32), (1, 0)) if kernel.ends else None
+
+    @cached_property
+    def _gathered(self) -> GatheredAttention:
+        return GatheredAttention(self.paging)
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self.paging.keep(layer, key, value)
+
+    def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
+        if not self._kernel.takes(now, self.paging.page_tokens):
+            self._gathered.decode(layer, now, out)
+            return
+        tokens = self.paging.tokens
+        if tokens is None:
+            out.copy_(self._call(layer, now.query, now))
+        else:
+            out[tokens] = self._call(layer, now.query[tokens], now)
+
+    def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
+        if not self._kernel.takes(now, self.paging.page_tokens):
+            self._gathered.chunks(layer, now, out)
+
+    def _call(self, layer: int, query: Tensor, now: Tokens) -> Tensor:
+        view = self.paging.view(now.key)
+        window = now.how.window
+        return self._kernel.call(
+            query,
+            view.k,
+            view.v,
+            self._starts,
+            self._ends,
+            self._longest,
+            self._reach,
+            scale=now.how.scaling,
+            window_size=(-1 if window is None else window - 1, 0),  # tokens before one's own
+            enable_gqa=query.shape[1] != now.key.shape[1],
+            seqused_k=self._lengths,
+            block_table=self._tables[:, layer],
+        )
+
+
+def varlen_attention(kernel: Kernel) -> PagedMaker:
+    """How a device with such a kernel attends."""
+
+    def made(paging: Paging) -> Paged:
+        return VarlenAttention(kernel, paging)
+
+    return made
+
+
+def device_attention(device: torch.device) -> PagedMaker:
+    """How a device without kernels of ours attends."""
+    kernel = _kernel(device) if device.type == "cuda" else None
+    return GatheredAttention if kernel is None else varlen_attention(kernel)
+
+
+@cache
+def _kernel(device: torch.device) -> Kernel | None:
+    """What torch has for this device; None where it knows no pages (before 2.12)."""
+    try:
+        from torch.nn.attention import varlen
+    except ImportError:
+        return None
+    call = cast("VarlenCall", varlen.varlen_attn)  # one tensor, where no log-sum-exp is asked for
+    if "block_table" not in inspect.signature(call).parameters:
+        return None
+    if torch.cuda.get_device_capability(device)[0] == _FA3_MAJOR and _activates_fa3():
+        return Kernel(call, 1, ends=False)
+    return Kernel(call, _FA2_PAGE, ends=True)
+
+
+def _activates_fa3() -> bool:
+    """Have torch use Flash Attention 3, in the whole process, where its package is there and fits."""
+    if importlib.util.find_spec(_FA3_PACKAGE) is None:
+        return False
+    from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
+
+    try:
+        if current_flash_attention_impl() != "FA3":
+            activate_flash_attention_impl("FA3")
+    except (ImportError, RuntimeError, ValueError):
+        return False
+    return True
+
+
+def _starts(counts: list[int], device: torch.device) -> Tensor:
+    """Where each row's tokens begin, and where the last one's end: int32 [rows + 1]. Of decodes alone without a copy from the host."""
+    if max(counts) == 1:
+        return torch.arange(len(counts) + 1, dtype=torch.int32, device=device)
+    return F.pad(put(counts, device).cumsum(0, dtype=torch.int32), (1, 0))

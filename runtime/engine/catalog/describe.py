@@ -1,0 +1,101 @@
+"""From a stored model to what the scheduler of a cluster knows of it: its chain as blocks, cut fine enough to be spread over devices.
+
+The zoo's blocks are what models share (`surgery.partition`); a model that shares nothing is one block, however large. For placement a
+block is cut again, at layers, into pieces of at most so many bytes: no bytes move, and models that share the block share its pieces. A
+piece is named by its components without their adapters: a fine-tune by LoRA has its base's pieces, and runs in their batches.
+
+Reads manifests and configs; loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from runtime.config import EngineConfig
+from runtime.engine.models.load import spec_of
+from runtime.engine.models.registry import dtype_named
+from runtime.engine.models.servable import servable
+from runtime.engine.models.versions import pinned, version_of
+from runtime.kv.pool import PageSizes
+from runtime.stages import Block, BlockUse, Chain
+from zoo.manifest import ChainBlock, Component, ModelManifest, digest_of
+from zoo.store import Store
+
+#: Kinds that a piece may begin with: an FFN stays with the attention before it.
+_BEGINS = frozenset(["attention", "layer", "lm_head", "stitch"])
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedChain:
+    """A chain, and its blocks in order."""
+
+    chain: Chain
+    blocks: tuple[Block, ...]
+
+
+def describe_chain(
+    store: Store, name: str, config: EngineConfig, half_page: int, piece_bytes: int, serve_as: str | None = None
+) -> DescribedChain:
+    """One model as blocks of at most `piece_bytes` (single layers may be larger). Engines load just this version of it, or refuse.
+
+    Args:
+        half_page: bytes of K in a page, the same on all devices (`engine.models.registry.half_page`).
+        serve_as: the name under which it is asked for, if that is not its own: a new version of a model that is stored beside the old one.
+
+    Raises:
+        NotServable, NotFound, AmbiguousName, MalformedCheckpoint: as loading does.
+    """
+    with store.catalog.reading() as catalog:
+        name = catalog.resolve(name)
+        manifest, chain = catalog.model(name), tuple(catalog.chain(name))
+    dtype = None if config.dtype is None else dtype_named(config.dtype)
+    found = servable(store, manifest, dtype)
+    layers = sum(_attends(placed.component) for placed in manifest.components)
+    pages = PageSizes(config.kv_bytes, half_page)
+    spec = spec_of(store, manifest, chain, found, config, kv_layers=layers, page_tokens=found.page_tokens(pages))
+    sizes = Sizes(manifest)
+    uses, blocks = [], []
+    for lo, hi in _pieces(manifest, chain, sizes, piece_bytes):
+        components = [placed.component for placed in manifest.components[lo:hi]]
+        block = digest_of(["block of units", [component.base_digest for component in components]])
+        upstream = [placed.component.digest for placed in manifest.components[:hi]]
+        attends = sum(_attends(component) for component in components)
+        domain = digest_of(["kv", upstream, str(found.dtype)])
+        into = found.widths[lo] * found.dtype.itemsize if lo else 0
+        uses.append(BlockUse(block, lo, hi, attends, domain, sizes.adapters(components), into))
+        blocks.append(Block(block, sizes.weights(components), attends))
+    version = version_of(manifest, found.dtype)
+    spec = spec if serve_as is None else replace(spec, name=serve_as)
+    return DescribedChain(Chain(spec, version, tuple(uses), pinned(name, version)), tuple(blocks))
+
+
+class Sizes:
+    """Bytes of a model's components, each distinct tensor once."""
+
+    def __init__(self, manifest: ModelManifest) -> None:
+        self._bytes = {tensor.digest: tensor.nbytes for tensor in manifest.tensors}
+
+    def weights(self, components: Sequence[Component]) -> int:
+        return sum(self._bytes[digest] for digest in {digest for component in components for _, digest in component.tensors})
+
+    def adapters(self, components: Sequence[Component]) -> int:
+        own = [component.adapter for component in components if component.adapter is not None]
+        return sum(self._bytes[digest] for digest in {digest for adapter in own for _, digest in adapter.tensors})
+
+
+def _pieces(manifest: ModelManifest, chain: Sequence[ChainBlock], sizes: Sizes, piece_bytes: int) -> Iterator[tuple[int, int]]:
+    """The zoo's blocks, cut before layers wherever a piece would become larger than `piece_bytes`."""
+    components = [placed.component for placed in manifest.components]
+    for block in chain:
+        first = block.lo
+        for at in range(block.lo + 1, block.hi):
+            end = next((after for after in range(at + 1, block.hi) if components[after].kind in _BEGINS), block.hi)
+            if components[at].kind in _BEGINS and sizes.weights(components[first:end]) > piece_bytes:
+                yield first, at
+                first = at
+        yield first, block.hi
+
+
+def _attends(component: Component) -> bool:
+    return component.kind in ("attention", "layer")

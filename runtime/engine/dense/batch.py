@@ -1,0 +1,199 @@
+"""One model's dense batch: which sequence sits in which row of its slab, and what is kept of those that sit in none.
+
+Carries out what `policy.batching.dense` decides. Knows rows of plans and slabs; nothing of layers, of other models or of memory's limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from runtime.config import DenseConfig
+from runtime.engine.dense.context import Batch
+from runtime.engine.dense.kv_store import Kept, Slab
+from runtime.engine.dense.padding_stats import IdleCounts, RanRow, counted
+from runtime.engine.models.loaded import LoadedModel
+from runtime.engine.step.batch import Rows
+from runtime.engine.step.context import RowSpan
+from runtime.policy.batching.dense import LaneView, RowView
+from runtime.types import Row
+
+#: A store that is too small grows by a share of its columns, where there is memory to spare: growing copies all of it.
+_GROWTH = 4
+#: A store is made smaller once this share of it would do.
+_WASTE = 4
+
+
+class Lane:
+    """See the top of the file. `seats[row]`: the sequence in a row of the slab, None where it has ended and is computed on."""
+
+    def __init__(self, model: LoadedModel, device: torch.device, config: DenseConfig) -> None:
+        self.model = model
+        # Layers that attend by themselves want their rows as a rectangle.
+        self._skips = config.padding == "skipped" and not any(unit.masked for unit in model.units)
+        self.slab = Slab(model.spec.kv_layers, device)
+        self.seats: list[str | None] = []
+        self._kept: dict[str, Kept] = {}
+        self._prompts: Slab | None = None
+        self._device = device
+        self._slots = config.slots
+
+    @property
+    def pages(self) -> int:
+        """Pages that the slab, a batch of prompts and what is kept beside them take."""
+        slabs = [self.slab] if self._prompts is None else [self.slab, self._prompts]
+        return sum(self._pages(slab.stored_rows, slab.columns.capacity) for slab in slabs) + self._kept_pages(self._kept)
+
+    def view(self, rows: Sequence[Row], others: int, capacity: int, must: bool) -> LaneView:
+        """What the policy is to see. `rows`: of the plan; `others`: pages in use outside of this lane, see `LaneView`."""
+        named = {row.seq: row for row in rows}
+        seqs = [*named, *(seq for seq in self.seats if seq is not None and seq not in named)]
+        finished = tuple(self.slab.columns.span(at) for at, seq in enumerate(self.seats) if seq is None)
+        spec = self.model.spec
+        unplanned = self._kept_pages(seq for seq in self._kept if seq not in named)
+        views = tuple(self._row(seq, named.get(seq)) for seq in seqs)
+        return LaneView(views, finished, spec.kv_layers, spec.page_tokens, others + unplanned, capacity, must)
+
+    # -- coming and going ----------------------------------------------------------------------------------------------
+
+    def release(self, seq: str, *, stays: bool) -> None:
+        """A sequence has ended. `stays`: its row is computed on until the whole batch has ended."""
+        self._kept.pop(seq, None)
+        if seq in self.seats:
+            at = self.seats.index(seq)
+            if stays:
+                self.seats[at] = None
+            else:
+                self._leave(at)
+        if not any(self.seats):
+            self.clear()
+
+    def save(self, seq: str) -> None:
+        """Take a sequence out of its row, its K and V with it (BA-14)."""
+        at = self.seats.index(seq)
+        self._kept[seq] = self.slab.take(at)
+        self._leave(at)
+
+    def clear(self) -> None:
+        """Drop the rows whose sequences have ended."""
+        while None in self.seats:
+            self._leave(self.seats.index(None))
+
+    def park(self) -> None:
+        """Everybody out: memory is needed elsewhere."""
+        self.clear()
+        for seq in [seq for seq in self.seats if seq is not None]:
+            self.save(seq)
+        self.fit(0, 0, 0)
+
+    def fit(self, rows: int, columns: int, spare: int) -> None:
+        """Cut what is padding for all, then give the store room for this many rows and columns: exactly so many, or more of them while
+        they cost no more than `spare` pages, so that it need not grow in every step.
+        """
+        self.slab.columns.release()
+        held = self.slab.columns
+        width = self.model.spec.page_tokens
+        exact = -(-columns // width) * width
+        least = self._pages(rows, exact)
+        fits = self.slab.stored_rows >= rows and held.capacity >= columns
+        now = self._pages(self.slab.stored_rows, held.capacity)
+        if fits and now <= least + spare and now <= _WASTE * max(least, 1):
+            return
+        wide_rows, wide = min(self._slots, 1 << (rows - 1).bit_length()) if rows else 0, exact + -(-exact // (_GROWTH * width)) * width
+        if self._pages(wide_rows, wide) <= least + spare:
+            rows, exact = max(rows, wide_rows), wide
+        self.slab.shape(rows, exact)
+
+    # -- running -------------------------------------------------------------------------------------------------------
+
+    def window(self, rows: Iterable[Row], pages: int) -> Batch:
+        """Open a window for these rows of the plan; those that sit apart take a seat first (BA-09, BA-10).
+
+        `pages`: that the device has to spare beyond what this needs.
+        """
+        named = {row.seq: row for row in rows}
+        coming = [seq for seq in named if seq not in self.seats]
+        width = max(len(row.tokens) for row in named.values())
+        reach = max((self.slab.columns.needed, *(self._kept[seq].tokens for seq in coming if seq in self._kept)))
+        self.fit(len(self.seats) + len(coming), reach + width, pages)
+        for seq in coming:
+            self.slab.enter(self._kept.pop(seq, None))
+            self.seats.append(seq)
+        ordered = [None if seq is None else named.get(seq) for seq in self.seats]
+        return self._opened(self.slab, ordered)
+
+    def apart(self, rows: Sequence[Row]) -> Batch:
+        """Open a window for (chunks of) prompts in a slab of their own (BA-08)."""
+        self._prompts = slab = Slab(self.model.spec.kv_layers, self._device)
+        kept = [self._kept.pop(row.seq, None) for row in rows]
+        width = self.model.spec.page_tokens
+        columns = max(0 if one is None else one.tokens for one in kept) + max(len(row.tokens) for row in rows)
+        slab.shape(len(rows), -(-columns // width) * width)
+        for one in kept:
+            slab.enter(one)
+        return self._opened(slab, rows)
+
+    def keep(self, batch: Batch) -> None:
+        """A batch of prompts has run: what its sequences have is kept until they take a seat."""
+        for row, kept in zip(batch.rows.rows, batch.slab.drain(), strict=True):
+            self._kept[row.seq] = kept
+
+    def close_prompts(self) -> None:
+        """The batch of prompts is over, well or not."""
+        self._prompts = None
+
+    def counts(self, batch: Batch) -> IdleCounts:
+        """What a batch computed."""
+        window = batch.slab.window
+        alive = [True] * len(window.counts) if batch.slab is not self.slab else [seq is not None for seq in self.seats]
+        rows = [RanRow(count, at in window.fresh, alive[at]) for at, count in enumerate(window.counts)]
+        made = counted(rows, window.width)
+        return replace(made, skipped=made.shaped - batch.rows.tokens)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _row(self, seq: str, row: Row | None) -> RowView:
+        at = self.seats.index(seq) if seq in self.seats else None
+        span = 0 if at is None else self.slab.columns.span(at)
+        priority = self.model.sequences[seq].request.priority
+        if row is None:  # it has no turn: what it has is counted by its span
+            return RowView(seq, span, 0, span, priority)
+        prompt = len(row.tokens) > 1 or row.start == 0 or not row.sample
+        return RowView(seq, row.start, len(row.tokens), span, priority, prompt)
+
+    def _opened(self, slab: Slab, rows: Sequence[Row | None]) -> Batch:
+        """Open a window for the rows of a slab, in its order; None has nothing to run. Rows of the lane whose sequence has ended are
+        computed on, that is what their modes are.
+        """
+        counts = [0 if row is None else len(row.tokens) for row in rows]
+        ended = [at for at, seq in enumerate(self.seats) if seq is None] if slab is self.slab else []
+        window = slab.begin(counts, [0 if row is None else row.start for row in rows], ended if self._skips else None)
+        ids: list[int] = []
+        spans = []
+        for place, row in zip(window.places, rows, strict=True):
+            if row is not None:
+                spans.append(RowSpan(place.at, place.at + place.count, row.start))
+            own = () if row is None else row.tokens
+            ids.extend([*own, *[0] * place.empty] if place.at <= place.empty_at else [*[0] * place.empty, *own])
+        return Batch(Rows(self.model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids)), slab)
+
+    def _leave(self, at: int) -> None:
+        last = self.slab.leave(at)
+        self.seats[at] = self.seats[last]
+        del self.seats[last]
+
+    def _kept_pages(self, seqs: Iterable[str]) -> int:
+        return sum(self._pages(1, self._kept[seq].tokens) for seq in seqs)
+
+    def _pages(self, rows: int, columns: int) -> int:
+        return rows * -(-columns // self.model.spec.page_tokens) * self.model.spec.kv_layers
+
+
+def rows_by_model(rows: Iterable[Row]) -> Mapping[str, list[Row]]:
+    """A plan's rows by model, in the order in which models come first."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.model, []).append(row)
+    return found

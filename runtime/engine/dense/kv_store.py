@@ -1,0 +1,251 @@
+"""The tensors of a dense batch: K and V of all its rows, layer by layer, in one left-padded store that is a ring of columns.
+
+    k, v of a layer: [rows, columns, kv_heads, head_dim]        places: [rows, columns] -> position of the token there, -1: a placeholder
+
+Who may look where follows from positions alone (BA-02): a query at position p sees the cells of its row whose position is at most p. So
+columns need no order, rows no common start, and what lies at placeholders is never seen; it is zero, for masked NaN is still NaN (BA-04).
+Where columns lie is `kv.columns`'s affair. It does not know sequences, models, or who is to run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.engine.attention.interface import How, Tokens, softmax_attention
+from runtime.engine.dense.window import Window
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.dense_attention import NativeOnes, NativeWindow, takes
+from runtime.kv.columns import Columns
+
+
+@dataclass(slots=True)
+class Kept:
+    """K and V of one sequence outside of any batch: per layer [tokens, kv_heads, head_dim]."""
+
+    tokens: int
+    k: list[Tensor]
+    v: list[Tensor]
+
+
+class Slab:
+    """See the top of the file. One window runs at a time: `begin`, then every layer `write`s and attends."""
+
+    def __init__(self, layers: int, device: torch.device) -> None:
+        self.columns = Columns()
+        self._device = device
+        self._k: list[Tensor | None] = [None] * layers
+        self._v: list[Tensor | None] = [None] * layers
+        self._places = torch.empty((0, 0), dtype=torch.int64, device=device)
+        self._window: Window | None = None
+        self._keys: Tensor | None = None
+        self._native: NativeWindow | None = None
+        self._ones: NativeOnes | None = None
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows that there is room for."""
+        return int(self._places.shape[0])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in (*self._k, *self._v) if x is not None)
+
+    @property
+    def window(self) -> Window:
+        if self._window is None:
+            raise RuntimeError("no window runs")
+        return self._window
+
+    @property
+    def keys(self) -> Tensor:
+        """[rows, columns]: positions of what the store holds, the window included; the same tensor for all layers of a window."""
+        if self._keys is None:
+            self._keys = self._places[: self.columns.rows].clone()
+        return self._keys
+
+    # -- rows ----------------------------------------------------------------------------------------------------------
+
+    def shape(self, rows: int, columns: int) -> None:
+        """Make the store this large; what is in it moves to its beginning. One layer at a time is there twice."""
+        if (rows, columns) == (self.stored_rows, self.columns.capacity):
+            return
+        held, length = self.columns.rows, self.columns.length
+        old = torch.tensor(self.columns.physical(length), dtype=torch.int64, device=self._device)
+        for store in (self._k, self._v):
+            for layer, x in enumerate(store):
+                if x is not None:
+                    store[layer] = x.new_zeros((rows, columns, *x.shape[2:]))
+                    _given(store[layer])[:held, :length] = x[:held].index_select(1, old)
+        places = torch.full((rows, columns), -1, dtype=torch.int64, device=self._device)
+        places[:held, :length] = self._places[:held].index_select(1, old)
+        self._places = places
+        self.columns.move(columns)
+
+    def enter(self, kept: Kept | None) -> int:
+        """A row joins: with what it has, aligned to the end (BA-09), or empty. What it had is taken from `kept` layer by layer."""
+        row = self.columns.enter(0 if kept is None else kept.tokens)
+        if kept is not None and kept.tokens:
+            at = self._index(self.columns.physical(kept.tokens))
+            for layer in range(len(self._k)):
+                for store, given in ((self._k, kept.k), (self._v, kept.v)):
+                    self._of(store, layer, given[layer])[row, at] = given[layer].to(self._device)
+                    given[layer] = given[layer][:0]
+            self._places[row, at] = torch.arange(kept.tokens, device=self._device)
+        return row
+
+    def take(self, row: int) -> Kept:
+        """A copy of what a row has, without holes."""
+        at = torch.tensor(self.columns.physical(self.columns.span(row)), dtype=torch.int64, device=self._device)
+        at = at[self._places[row, at] >= 0]
+        k, v = ([_given(x)[row].index_select(0, at) for x in store] if at.numel() else [] for store in (self._k, self._v))
+        return Kept(int(at.numel()), k, v)
+
+    def drain(self) -> list[Kept]:
+        """What every row has, without holes; the slab is of no use then. One layer at a time is there twice."""
+        found = []
+        for row in range(self.columns.rows):
+            at = torch.tensor(self.columns.physical(self.columns.span(row)), dtype=torch.int64, device=self._device)
+            found.append(at[self._places[row, at] >= 0])
+        kept = [Kept(int(at.numel()), [], []) for at in found]
+        for layer in range(len(self._k)):
+            for row, at in enumerate(found):
+                kept[row].k.append(_given(self._k[layer])[row].index_select(0, at))
+                kept[row].v.append(_given(self._v[layer])[row].index_select(0, at))
+            self._k[layer] = self._v[layer] = None
+        return kept
+
+    def leave(self, row: int) -> int:
+        """A row goes, and the last takes its number; its cells are placeholders, zero, from now on. Returns the number the mover had."""
+        last = self.columns.leave(row)
+        for x in (*self._k, *self._v, self._places):
+            if x is not None:
+                if last != row:
+                    x[row] = x[last]
+                x[last] = -1 if x is self._places else 0
+        return last
+
+    # -- a window ------------------------------------------------------------------------------------------------------
+
+    def begin(self, counts: Sequence[int], starts: Sequence[int], filled: Iterable[int] | None = None) -> Window:
+        """Open a window: `counts[row]` tokens at positions `starts[row]`, …; 0 for rows that have nothing to run.
+
+        Args:
+            filled: of those, whose first place is computed, beside the tokens; None has every place of the window computed.
+
+        Raises:
+            NoRoom.
+        """
+        fresh = frozenset(row for row in range(self.columns.rows) if not self.columns.span(row))
+        width = self.columns.advance(counts)
+        at = self._index(self.columns.physical(width))
+        positions = [
+            [*([-1] * (width - count)), *range(start, start + count)]
+            if row in fresh
+            else [*range(start, start + count), *([-1] * (width - count))]
+            for row, (count, start) in enumerate(zip(counts, starts, strict=True))
+        ]
+        made = torch.tensor(positions, dtype=torch.int64, device=self._device)
+        padding = None if all(count == width for count in counts) else made < 0
+        self._places[: len(counts), at] = made
+        self._keys = None
+        filled = None if filled is None else frozenset(filled)
+        self._window = Window(at, made, tuple(counts), fresh, padding, tuple(starts), self.columns.capacity, filled)
+        self._native = self._ones = None
+        return self._window
+
+    def ones(self) -> NativeOnes | None:
+        """The window for the kernels to run whole layers over; None where it is wider than a place."""
+        if self.window.width != 1:
+            return None
+        if self._ones is None:
+            self._ones = NativeOnes(self.window, self._places[: self.columns.rows], self._stores)
+        return self._ones
+
+    def write(self, layer: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep K and V of the window [rows, kv_heads, width, head_dim]; returns all that the layer has, as [.., columns, ..]."""
+        window, rows = self.window, self.columns.rows
+        out = []
+        for store, given in ((self._k, key.transpose(1, 2)), (self._v, value.transpose(1, 2))):
+            if window.padding is not None:
+                given = given.masked_fill(window.padding[:, :, None, None], 0)
+            kept = self._of(store, layer, given)[:rows]
+            kept[:, window.columns] = given
+            out.append(kept.transpose(1, 2))
+        return out[0], out[1]
+
+    def mask(self, sliding: int | None, dtype: torch.dtype) -> Tensor:
+        """Additive [rows, 1, width, columns]: 0 where a token of the window may look, else minus infinity. Padding looks everywhere:
+        what comes of it is not read, and must not be NaN.
+        """
+        window = self.window
+        made = window._masks.get((sliding, dtype))
+        if made is None:
+            keys, mine = self.keys[:, None, :], window.positions[:, :, None]
+            hidden = (keys < 0) | (keys > mine)
+            if sliding is not None:
+                hidden |= keys <= mine - sliding
+            if window.padding is not None:
+                hidden &= ~window.padding[:, :, None]
+            made = torch.zeros(hidden.shape, dtype=dtype, device=self._device).masked_fill_(hidden, float("-inf"))[:, None]
+            window._masks[sliding, dtype] = made
+        return made
+
+    def attend(self, layer: int, now: Tokens, kernels: Kernels | None = None) -> Tensor:
+        """Keep K and V of the window's tokens, then attend with all that is computed of it, row by row: [computed, heads, head_dim] -> as
+        given. What comes of empty places is finite and means nothing.
+        """
+        k, v = self._stores(layer, now.key)
+        window, rows = self.window, self.columns.rows
+        if kernels is not None and takes(now):
+            if self._native is None:
+                self._native = NativeWindow(kernels, window.places, window.tokens, window.cells, self._places[:rows])
+            return self._native.attend(k, v, now)
+        for x, given in ((k, now.key), (v, now.value)):
+            x.view(-1, *given.shape[1:])[window.cells] = given if window.tokens is None else given[window.tokens]
+        query = now.query
+        if window.computed is not None:
+            query = query.new_zeros((rows * window.width, *query.shape[1:]))
+            query[window.computed] = now.query
+        k, v = (x[:rows].transpose(1, 2) for x in (k, v))
+        out = _grouped(query, k, v, self.mask(now.how.window, query.dtype), now.how)
+        return out if window.computed is None else out[window.computed]
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _stores(self, layer: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        return self._of(self._k, layer, like), self._of(self._v, layer, like)
+
+    def _of(self, store: list[Tensor | None], layer: int, like: Tensor) -> Tensor:
+        """A layer's K or V, made when first written: layers of one model may differ in heads. `like`: [.., kv_heads, head_dim]."""
+        if store[layer] is None:
+            shape = (self.stored_rows, self.columns.capacity, *like.shape[-2:])
+            store[layer] = torch.zeros(shape, dtype=like.dtype, device=self._device)
+        return _given(store[layer])
+
+    def _index(self, columns: list[int]) -> slice | Tensor:
+        """Columns as a slice where they lie in one piece."""
+        if columns and columns[-1] - columns[0] == len(columns) - 1:
+            return slice(columns[0], columns[-1] + 1)
+        return torch.tensor(columns, dtype=torch.int64, device=self._device)
+
+
+def _grouped(query: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: How) -> Tensor:
+    """Attention with the query heads that share a KV head standing as that head's queries: nothing is repeated."""
+    rows, kv_heads, columns, head_dim = k.shape
+    width = mask.shape[2]
+    heads = query.shape[1]
+    group = heads // kv_heads
+    q = query.view(rows, width, kv_heads, group, head_dim).permute(0, 2, 3, 1, 4).reshape(rows, kv_heads, group * width, head_dim)
+    seen = mask if group == 1 else mask[:, :, None].expand(-1, -1, group, -1, -1).reshape(rows, 1, group * width, columns)
+    out = softmax_attention(q, k, v, seen, how)
+    return out.view(rows, kv_heads, group, width, head_dim).permute(0, 3, 1, 2, 4).reshape(rows * width, heads, head_dim)
+
+
+def _given(x: Tensor | None) -> Tensor:
+    if x is None:
+        raise RuntimeError("this layer has kept nothing")
+    return x

@@ -1,0 +1,1 @@
+"""The executors over pages: whole models and stages of chains."""

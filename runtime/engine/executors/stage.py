@@ -1,0 +1,156 @@
+"""The paged executor for parts of chains: one device, one page pool, any number of stages; a step runs all their rows together.
+
+    inputs --joined by stage--> hidden states --segments, as for whole models--> tokens (with a head) | hidden states --> outputs
+
+Implements `runtime.stages.StageEngine`. A stage is a model whose chain is a part (`engine.models.load`): two that have a unit in common, of
+whichever models, hold it once and run it once. Decides nothing: which rows run, and on which pages, is in the plan.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from runtime.config import DirectConfig, EngineConfig
+from runtime.engine.executors.second_lane import Beside, Released
+from runtime.engine.executors.stage_step import stepped
+from runtime.engine.models.registry import Residents
+from runtime.engine.recording.graphs import graphs_for
+from runtime.engine.step.decode_reuse import Again
+from runtime.engine.tensors.convert import array_of, joined, likeness, staying
+from runtime.kv.pool import PagePool
+from runtime.stages import Array, Likeness, Stage, StageResult, StepRunner
+from runtime.types import EngineMemory, ModelSpec, StepPlan
+from zoo.store import Store
+
+if TYPE_CHECKING:
+    from runtime.engine.tensors.links import DirectLinks
+
+
+class StagedEngine:
+    """See the top of the file.
+
+    Args:
+        store: where the weights are.
+        config: device, pool size, dtype, and whether decodes are recorded. `page_tokens` and `async_scheduling` are not read: whoever
+            hands hidden states on must have them, and what is sampled goes to a scheduler first.
+        half_page: bytes of K (and of V) in a page, the same on all devices (`engine.models.registry.half_page`).
+        device: its name in paths; that of the hardware if there is none.
+    """
+
+    def __init__(self, store: Store, config: EngineConfig, half_page: int, device: str = "") -> None:
+        self._trace = config.trace_segments
+        self._device = device or config.device
+        self._residents = Residents(store, config, "paged")
+        self._pool = PagePool(config.kv_bytes, half_page, config.device)
+        self._graphs = None if self._trace else graphs_for(config.graphs, self._residents.units, self._pool)
+        self._again = Again(self._residents.units) if self._residents.units.kernels is not None and not self._trace else None
+        self._turn, self._released = threading.Lock(), Released(self._residents.models)
+        self._beside: Beside | None = None
+        self._stays = False
+
+    @property
+    def device(self) -> str:
+        return self._device
+
+    @property
+    def page_capacity(self) -> int:
+        return self._pool.pages
+
+    @property
+    def page_bytes(self) -> int:
+        return 2 * self._pool.half_bytes
+
+    def load(self, stage: Stage) -> ModelSpec:
+        """Make a stage ready; one that is loaded already costs nothing. Raises NotServable, NotFound, AmbiguousName, DamagedObject."""
+        with self._alone():
+            before = len(self._residents.models)
+            if self._again is not None:
+                self._again.forget()
+            spec = self._residents.load(stage.model, self._pool, stage).spec
+            if len(self._residents.models) > before:
+                self._forget()  # adapters came to units that recordings have in them
+            return spec
+
+    def unload(self, stage: Stage) -> None:
+        """Drop a stage; what no other one uses is freed. Raises NotFound."""
+        with self._alone():
+            self._forget()
+            self._residents.unload(stage.id)
+
+    @torch.inference_mode()
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        """Run one step. Raises ValueError for rows without what they start from, or with what does not fit them."""
+        residents = self._residents
+        if self._beside is None:
+            return stepped(residents.models, residents.units, self._pool, self._trace, plan, inputs, self._graphs, self._again, self._stays)
+        with self._turn:
+            self._beside.released.tell(plan.released)
+            self._released.tell(plan.released)
+            mine = replace(plan, released=self._released.take())
+            result = stepped(
+                residents.models, residents.units, self._pool, self._trace, mine, inputs, self._graphs, self._again, self._stays
+            )
+            self._finish()
+        return result
+
+    def beside(self) -> StepRunner:
+        units, models = self._residents.units, self._residents.models
+        if units.device.type == "cuda":
+            self._graphs = None  # while one thread records, another's work would break the recording
+        self._beside = Beside(units, models, self._pool, self._released, self._trace, self._stays)
+        return self._beside
+
+    def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:
+        """`runtime.direct.Connectable`: gloo between CPUs, NCCL between GPUs. Raises NotServable where torch has none."""
+        from runtime.engine.tensors.links import DirectLinks  # what there is of torch.distributed differs from build to build
+        from runtime.engine.tensors.process_groups import rail_for
+
+        links = DirectLinks(rail_for(self._residents.units.device, host), config)
+        self._stays = True
+        return links
+
+    def _forget(self) -> None:
+        if self._again is not None:
+            self._again.forget()
+        if self._graphs is not None:
+            self._graphs.forget()
+
+    def read_pages(self, pages: Sequence[int]) -> Array:
+        """Raises ValueError for pages that are not there."""
+        with self._alone():
+            return staying(self._pool.held(pages)) if self._stays else array_of(self._pool.read(pages))
+
+    def write_pages(self, pages: Sequence[int], data: Array) -> None:
+        given = joined([data], (len(pages), self.page_bytes), torch.uint8, self._residents.units.device)
+        with self._alone():
+            self._pool.write(pages, given)
+
+    def alike(self, a: Array, b: Array) -> Likeness:
+        return likeness(a, b)
+
+    def memory(self) -> EngineMemory:
+        return EngineMemory(self._residents.units.nbytes, self._residents.bytes_alone(), self._pool.nbytes)
+
+    # -- two lanes -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Between steps of both lanes; the one beside learns of stages that came or went."""
+        if self._beside is None:
+            yield
+            return
+        with self._turn, self._beside.turn:
+            yield
+            self._finish()
+            self._beside.follow(self._residents.units)
+
+    def _finish(self) -> None:
+        """What one lane has written is there when the other one reads it."""
+        if self._residents.units.device.type == "cuda":
+            torch.cuda.current_stream(self._residents.units.device).synchronize()

@@ -1,0 +1,1 @@
+"""Engines without tensors, for tests: their tokens depend on every bit of state."""

@@ -1,0 +1,316 @@
+"""A stage engine without tensors, whose every token depends on every bit of state: hidden states, K and V are integers. It trusts nobody.
+
+What its models are is in `engine.fakes.integer_model`. Where a component attends, it puts the value it is given into its layer's page, in K's half, and
+its square in V's, and reads what the pages of all tokens so far hold. So a page that is wrong, missing, stale, or another's changes every
+later token, unless all differences happen to cancel. Log-probabilities are the fake engine's (`engine.fakes.fake`).
+A step over n tokens takes `alpha + beta * n` nanoseconds; `pace` may spend them for real.
+
+Contract: `runtime.stages.StageEngine`. Raises PlanViolation, before a row has run, unless rows and inputs follow from what went before.
+What a new table's pages hold already (they were shared, or written by `write_pages`) is taken as it is. It knows no torch and no clock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import mul
+
+from runtime.engine.fakes.fake import FakeFault, require
+from runtime.engine.fakes.integer_lanes import CountingLanes
+from runtime.engine.fakes.integer_model import (
+    PRIME,
+    CountingModel,
+    Part,
+    kept,
+    prompt_logprobs_of,
+    sampled_of,
+)
+from runtime.kv.pages import Group
+from runtime.stages import Array, Likeness, Stacked, Stage, StageResult, StepRunner
+from runtime.types import EngineMemory, ModelSpec, Opened, PromptLogprobs, Row, Sampled, StepPlan, StepResult
+from zoo.errors import NotFound, NotServable
+
+#: Bytes of a value.
+_WORD = 8
+
+
+@dataclass(slots=True)
+class _Held:
+    """A sequence on a stage. `known`: its first tokens, as far as it was opened with them; `computed`: how many have run."""
+
+    opened: Opened
+    stage: Stage
+    spec: ModelSpec
+    known: tuple[int, ...]
+    groups: list[Group] = field(default_factory=list)
+    computed: int = 0
+
+
+class CountingEngine:
+    """See the top of the file.
+
+    Args:
+        models: those it can load stages of.
+        page_capacity, page_bytes: of the device; bytes of K and V together, a multiple of 16.
+        fail_at: steps that raise FakeFault, behind learning what was opened. rewrites: rows may write again what was tentative (BL-25).
+    """
+
+    def __init__(
+        self,
+        models: Iterable[CountingModel],
+        page_capacity: int,
+        *,
+        page_bytes: int = 64,
+        device: str = "counting",
+        alpha: int = 1_000_000,
+        beta: int = 10_000,
+        fail_at: Iterable[int] = (),
+        rewrites: bool = False,
+        pace: Callable[[int], None] | None = None,
+    ) -> None:
+        self._models = {model.spec.name: model for model in models}
+        self._device, self._capacity, self._page_bytes = device, page_capacity, page_bytes
+        self._alpha, self._beta, self._fail_at = alpha, beta, frozenset(fail_at)
+        self._rewrites = rewrites
+        self._pool = bytearray(page_capacity * page_bytes)
+        self._words = memoryview(self._pool).cast("q")
+        self._stages: dict[str, Stage] = {}
+        self._held: dict[str, _Held] = {}
+        self._tables: dict[int, set[str]] = {}  # page -> sequences in whose tables it is
+        self._lanes = CountingLanes(self, pace)
+        self._brought: set[int] = set()  # pages as `write_pages` left them
+        self._failed: set[str] = set()  # sequences of steps that failed, which are released in any case
+
+    @property
+    def device(self) -> str:
+        return self._device
+
+    @property
+    def page_capacity(self) -> int:
+        return self._capacity
+
+    @property
+    def page_bytes(self) -> int:
+        return self._page_bytes
+
+    @property
+    def sequences(self) -> int:
+        """Sequences it holds something of."""
+        return len(self._held)
+
+    def load(self, stage: Stage) -> ModelSpec:
+        model = self._models.get(stage.model)
+        if model is None:
+            raise NotFound(f"no model named {stage.model!r}")
+        if not 0 <= stage.lo < stage.hi <= len(model.parts):
+            raise NotServable(f"{stage.id}: {stage.model} has {len(model.parts)} components")
+        if model.spec.page_tokens * 2 * _WORD > self._page_bytes:
+            raise NotServable(f"{stage.id}: {model.spec.page_tokens} tokens do not fit a page of {self._page_bytes} bytes")
+        self._stages[stage.id] = stage
+        return self._spec(stage)
+
+    def unload(self, stage: Stage) -> None:
+        require(stage.id in self._stages, f"stage {stage.id} is not loaded")
+        require(all(held.stage != stage for held in self._held.values()), f"stage {stage.id} still has sequences")
+        del self._stages[stage.id]
+
+    def memory(self) -> EngineMemory:
+        """A component weighs its `nbytes`, once on the device."""
+        parts = [part for stage in self._stages.values() for part in self._parts(stage)]
+        return EngineMemory(sum(part.nbytes for part in set(parts)), sum(part.nbytes for part in parts), len(self._pool))
+
+    def alike(self, a: Array, b: Array) -> Likeness:
+        """All or nothing: these numbers have no directions."""
+        same = memoryview(a.data).cast("B") == memoryview(b.data).cast("B")
+        return Likeness(same, 1.0 if same else 0.0)
+
+    def read_pages(self, pages: Sequence[int]) -> Array:
+        size = self._page_bytes
+        return Array("uint8", (len(pages), size), b"".join(self._pool[page * size : (page + 1) * size] for page in self._in_range(pages)))
+
+    def write_pages(self, pages: Sequence[int], data: Array) -> None:
+        size, held = self._page_bytes, memoryview(data.data).cast("B")
+        if data.dtype != "uint8" or data.shape != (len(pages), size) or held.nbytes != len(pages) * size:
+            raise ValueError(f"{len(pages)} pages of {size} bytes are not {data.dtype} {data.shape} of {held.nbytes} bytes")
+        for at, page in enumerate(self._in_range(pages)):
+            self._pool[page * size : (page + 1) * size] = held[at * size : (at + 1) * size]
+        self._brought.update(pages)
+
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        """Run a step. Raises PlanViolation, or FakeFault where that was asked for."""
+        return self._lanes.run(plan, inputs)
+
+    def beside(self) -> StepRunner:
+        self._lanes.several = True
+        return self._lanes
+
+    def begin(self, plan: StepPlan, inputs: Mapping[str, Array]) -> int:
+        """The nanoseconds that a step takes, before which all but its rows is done. Raises as `run`."""
+        self._release(plan.released)
+        self._open(plan.opened)
+        if plan.step in self._fail_at:
+            self._failed.update([row.seq for row in plan.rows], [one.request.seq for one in plan.opened], plan.released)
+            raise FakeFault(f"step {plan.step} was to fail")
+        self._verify(plan.rows, inputs)
+        return self._alpha + self._beta * plan.tokens
+
+    def end(self, plan: StepPlan, inputs: Mapping[str, Array], busy: int) -> StageResult:
+        """The rest of it."""
+        sampled: list[Sampled] = []
+        prompts: list[PromptLogprobs] = []
+        behind: dict[str, array[int]] = {}
+        for row in plan.rows:
+            self._take(row)
+            values = self._values(row, inputs.get(row.seq))
+            held = self._held[row.seq]
+            if held.stage.hi < len(self._models[held.stage.model].parts):
+                behind[row.seq] = array("q", values)
+                continue
+            prompts += prompt_logprobs_of(held.spec, held.opened.request, row)
+            if row.sample:
+                sampled.append(sampled_of(held.spec, held.opened.request, row, values[-1]))
+        counts = [len(values) for values in behind.values()]
+        whole = Array("int64", (sum(counts), 1), b"".join(behind.values()))
+        outputs = Stacked([*behind], whole, counts) if behind else {}
+        return StageResult(StepResult(plan.step, tuple(sampled), tuple(prompts), (), busy), outputs)
+
+    # -- what a plan must be -------------------------------------------------------------------------------------------
+
+    def _release(self, released: Iterable[str]) -> None:
+        for seq in released:
+            held = self._held.pop(seq, None)
+            require(held is not None or seq in self._failed, f"released sequence {seq} is unknown")
+            for page in {page for group in held.groups for page in group} if held is not None else ():
+                self._tables[page].discard(seq)
+
+    def _open(self, opened: Iterable[Opened]) -> None:
+        for one in opened:
+            request = one.request
+            require(request.seq not in self._held, f"sequence {request.seq} is opened twice")
+            require(request.model in self._stages, f"stage {request.model} is not loaded")
+            stage = self._stages[request.model]
+            require(
+                request.seq.rpartition("@")[2].partition("#")[0] == str(stage.lo), f"sequence {request.seq} is not named for {stage.id}"
+            )
+            spec = self._spec(stage)
+            self._held[request.seq] = _Held(one, stage, spec, (*[0] * spec.virtual_tokens, *request.prompt, *one.output))
+
+    def _verify(self, rows: tuple[Row, ...], inputs: Mapping[str, Array]) -> None:
+        require(len({row.seq for row in rows}) == len(rows), "a sequence has two rows")
+        require(inputs.keys() <= {row.seq for row in rows}, "inputs for no row")
+        new: dict[int, set[str]] = {}
+        for row in rows:
+            require(row.seq in self._held, f"sequence {row.seq} is unknown")
+            for page in self._in_range([page for group in row.new_pages for page in group]):
+                require(row.seq not in self._tables.get(page, ()), f"{row.seq}: has page {page} already")
+                require(row.seq not in new.setdefault(page, set()), f"{row.seq}: page {page} is given twice")
+                new[page].add(row.seq)
+        for row in rows:
+            held = self._held[row.seq]
+            self._verify_row(row, held)
+            self._verify_input(row, held, inputs.get(row.seq))
+            for page in _written(row, held):
+                others = (self._tables.get(page, set()) | new.get(page, set())) - {row.seq}
+                require(not others, f"{row.seq}: writes page {page}, which is {', '.join(sorted(others))}'s, too")
+
+    def _verify_row(self, row: Row, held: _Held) -> None:
+        spec, end = held.spec, row.start + len(row.tokens)
+        groups = len(held.groups) + len(row.new_pages)
+        prompt = spec.virtual_tokens + len(held.opened.request.prompt)
+        require(row.model == held.stage.id, f"{row.seq} belongs to {held.stage.id}, not {row.model}")
+        require(bool(row.tokens), f"{row.seq}: no tokens to run")
+        require(all(len(group) == spec.kv_layers for group in row.new_pages), f"{row.seq}: a group is not one page per layer")
+        require(not spec.kv_layers or groups * spec.page_tokens >= end, f"{row.seq}: {groups} groups for {end} tokens")
+        require(self._follows(row, held), f"{row.seq}: starts at {row.start}, {held.computed} tokens have run")
+        require(end - spec.virtual_tokens <= spec.max_model_len, f"{row.seq}: {end} tokens are too many")
+        require(not row.sample or self._is_last(held.stage), f"{row.seq}: samples without a head")
+        require(not row.sample or end == prompt + row.generated, f"{row.seq}: {end} tokens are not its prompt and {row.generated}")
+
+    def _follows(self, row: Row, held: _Held) -> bool:
+        """Whether a row goes on where its sequence is: behind what has run, or behind what others have put into its pages since."""
+        if self._rewrites and row.start < held.computed:
+            return True
+        if row.start <= held.computed or not held.spec.kv_layers:
+            return row.start == held.computed or not held.spec.kv_layers
+        return all(page in self._brought for group in held.groups[held.computed // held.spec.page_tokens :] for page in group)
+
+    def _verify_input(self, row: Row, held: _Held, given: Array | None) -> None:
+        if held.stage.lo:
+            require(given is not None, f"{row.seq}: no hidden states to start from")
+            require(not any(row.tokens), f"{row.seq}: tokens where hidden states are to come from")
+            known = given is not None and (given.dtype, given.shape, memoryview(given.data).nbytes)
+            require(known == ("int64", (len(row.tokens), 1), _WORD * len(row.tokens)), f"{row.seq}: its hidden states are {known}")
+            return
+        require(given is None, f"{row.seq}: hidden states where it starts from tokens")
+        require(all(0 <= token < held.spec.vocab_size for token in row.tokens), f"{row.seq}: tokens beyond the vocabulary")
+        known_tokens = held.known[row.start : row.start + len(row.tokens)]
+        require(row.tokens[: len(known_tokens)] == known_tokens, f"{row.seq}: these are not its tokens")
+
+    # -- what a step does ----------------------------------------------------------------------------------------------
+
+    def _take(self, row: Row) -> None:
+        held = self._held[row.seq]
+        self._brought -= _written(row, held)
+        held.groups.extend(row.new_pages)
+        held.computed = row.start + len(row.tokens)
+        for page in (page for group in row.new_pages for page in group):
+            self._tables.setdefault(page, set()).add(row.seq)
+
+    def _values(self, row: Row, given: Array | None) -> list[int]:
+        """What a row's tokens have become behind its stage."""
+        held = self._held[row.seq]
+        values = list(row.tokens) if given is None else memoryview(given.data).cast("B").cast("q").tolist()
+        layer = 0
+        for part in self._parts(held.stage):
+            attended: Iterable[int] = [0] * len(values)
+            if part.attends:
+                attended = self._attend(held, layer, row.start, values)
+                layer += 1
+            values = [part.maps(x, row.start + at, total) for at, (x, total) in enumerate(zip(values, attended, strict=True))]
+        return values
+
+    def _attend(self, held: _Held, layer: int, start: int, values: Sequence[int]) -> Sequence[int]:
+        """Put values at positions `start, start + 1, …` into their pages; what each of them is given of all up to it."""
+        for position, x in enumerate(values, start):
+            index, offset = divmod(position, held.spec.page_tokens)
+            k, v = self._at(held.groups[index][layer])
+            self._words[k + offset], self._words[v + offset] = x, x * x % PRIME
+        before = self._past(held, layer, start)
+        return list(accumulate(((at + 1) * kept(x) for at, x in enumerate(values, start)), initial=before))[1:]
+
+    def _past(self, held: _Held, layer: int, upto: int) -> int:
+        """The sum over positions below `upto`, as the pages have them."""
+        total, width = 0, held.spec.page_tokens
+        for first in range(0, upto, width):
+            weights = range(first + 1, min(first + width, upto) + 1)
+            for at in self._at(held.groups[first // width][layer]):
+                total += sum(map(mul, weights, self._words[at : at + len(weights)]))
+        return total
+
+    def _at(self, page: int) -> tuple[int, int]:
+        """Where a page's K and V begin, in words."""
+        k = page * self._page_bytes // _WORD
+        return k, k + self._page_bytes // _WORD // 2
+
+    def _in_range(self, pages: Sequence[int]) -> Sequence[int]:
+        for page in pages:
+            require(0 <= page < self._capacity, f"page {page} is out of range")
+        return pages
+
+    def _parts(self, stage: Stage) -> tuple[Part, ...]:
+        return self._models[stage.model].parts[stage.lo : stage.hi]
+
+    def _is_last(self, stage: Stage) -> bool:
+        return stage.hi == len(self._models[stage.model].parts)
+
+    def _spec(self, stage: Stage) -> ModelSpec:
+        layers = sum(part.attends for part in self._parts(stage))
+        return replace(self._models[stage.model].spec, name=stage.id, kv_layers=layers)
+
+
+def _written(row: Row, held: _Held) -> set[int]:
+    """Pages that a row writes."""
+    groups, width = (*held.groups, *row.new_pages), held.spec.page_tokens
+    return {page for group in groups[row.start // width : -(-(row.start + len(row.tokens)) // width)] for page in group}

@@ -1,0 +1,49 @@
+"""Lanes of an engine that counts (BL-25): what its steps think is one after the other, the time that they take is not.
+
+Contract: steps begin in the order of their numbers, which are one row for both lanes, whichever lane's thread is first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from runtime.engine.fakes.fake import require
+from runtime.stages import Array, StageResult
+from runtime.types import StepPlan
+
+#: How long a step waits for those before it, in seconds.
+_PATIENCE = 10.0
+
+
+class Counting(Protocol):
+    """What a lane needs of the engine."""
+
+    def begin(self, plan: StepPlan, inputs: Mapping[str, Array]) -> int: ...
+
+    def end(self, plan: StepPlan, inputs: Mapping[str, Array], busy: int) -> StageResult: ...
+
+
+class CountingLanes:
+    """All lanes of one engine. Args: `pace`: spends a step's nanoseconds."""
+
+    def __init__(self, engine: Counting, pace: Callable[[int], None] | None) -> None:
+        self._engine, self._pace = engine, pace
+        self._turn = threading.Condition()
+        self._last = 0
+        self.several = False
+
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        """A step, on the calling thread."""
+        with self._turn:
+            if self.several:
+                self._turn.wait_for(lambda: self._last >= plan.step - 1, _PATIENCE)
+            require(plan.step > self._last, f"step {plan.step} comes after step {self._last}")
+            self._last = plan.step
+            self._turn.notify_all()
+            busy = self._engine.begin(plan, inputs)
+        if self._pace is not None:
+            self._pace(busy)
+        with self._turn:
+            return self._engine.end(plan, inputs, busy)

@@ -1,0 +1,21 @@
+"""The engine that counts with direct links, for tests and rehearsals: gloo carries its integers as it does tensors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from runtime.config import DirectConfig
+from runtime.engine.fakes.integer_engine import CountingEngine
+
+if TYPE_CHECKING:
+    from runtime.engine.tensors.links import DirectLinks
+
+
+class ConnectedCounting(CountingEngine):
+    """`runtime.direct.Connectable`. It needs torch from when it is asked for its links."""
+
+    def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:
+        from runtime.engine.tensors.links import DirectLinks
+        from runtime.engine.tensors.process_groups import Gloo
+
+        return DirectLinks(Gloo(host), config, as_bytes=True)

@@ -1,0 +1,128 @@
+"""Models whose components map integers: what the counting engine runs (`engine.fakes.integer_engine`), and what comes out without pages or stages.
+
+A component with seed s maps the value x of the token at position p (the first component's is the token itself) to
+
+    (2s + 3) x + 5s + 7 + (11s + 13) p + sum over q <= p of (q + 1) (k_q + v_q)          mod 2**31 - 1
+
+where the sum is there if it attends, with k_q = x_q, what it was given at q, and v_q = x_q² mod 2**31 - 1. The token is the last one's
+value mod vocab_size, moved on from ends that `min_tokens` forbids as the fake engine does (`engine.fakes.fake`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from runtime.engine.fakes.fake import allowed, alternatives, ends_of
+from runtime.stages import Block, BlockUse, Chain
+from runtime.types import Logprob, ModelSpec, PromptLogprobs, Row, Sampled, SamplingParams, SequenceRequest
+
+#: Values are below it.
+PRIME = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A component. Equal ones are shared, whichever models they are in. `misses`: it is a cheaper stand-in, wrong by one wherever its
+    value is a multiple of this; 0 for the others."""
+
+    seed: int
+    attends: bool = False
+    nbytes: int = 1000
+    misses: int = 0
+
+    def maps(self, x: int, position: int, attended: int) -> int:
+        """Its value for a token; `attended`: the sum over all up to it, 0 where it does not attend."""
+        s = self.seed
+        value = ((2 * s + 3) * x + 5 * s + 7 + (11 * s + 13) * position + attended) % PRIME
+        return value + 1 if self.misses and value % self.misses == 0 else value
+
+
+@dataclass(frozen=True, slots=True)
+class CountingModel:
+    """A model as data. `spec`: of all of it, `kv_layers` the number of parts that attend."""
+
+    spec: ModelSpec
+    parts: tuple[Part, ...]
+
+    def chain(self, *cuts: int) -> Chain:
+        """It as blocks, cut before the parts with these numbers. Equal blocks have equal ids."""
+        bounds = [0, *cuts, len(self.parts)]
+        uses = tuple(self._use(lo, hi) for lo, hi in pairwise(bounds))
+        return Chain(self.spec, _name(self.parts), uses)
+
+    def blocks(self, *cuts: int) -> tuple[Block, ...]:
+        """The blocks of `chain`, in order."""
+        return tuple(
+            Block(use.block, sum(part.nbytes for part in self.parts[use.lo : use.hi]), use.kv_layers) for use in self.chain(*cuts).uses
+        )
+
+    def _use(self, lo: int, hi: int) -> BlockUse:
+        layers = sum(part.attends for part in self.parts[lo:hi])
+        return BlockUse(_name(self.parts[lo:hi]), lo, hi, layers, f"{_name(self.parts[:lo])}|{_name(self.parts[lo:hi])}", 0, 8 if lo else 0)
+
+
+def counting_model(name: str, parts: str, *, page_tokens: int = 4, vocab_size: int = 97, **others: object) -> CountingModel:
+    """A model from words: `parts` are seeds, a star behind one that attends, as in "1 2* 3* 4"; `others` are fields of its ModelSpec."""
+    made = tuple(Part(int(word.rstrip("*")), word.endswith("*")) for word in parts.split())
+    values: dict[str, object] = dict(max_model_len=64, page_tokens=page_tokens, vocab_size=vocab_size)
+    spec = ModelSpec(name, kv_layers=sum(part.attends for part in made), **(values | others))  # type: ignore[arg-type]
+    return CountingModel(spec, made)
+
+
+def surrogate_of(model: CountingModel, name: str, part: int, misses: int) -> CountingModel:
+    """The model with a cheaper stand-in in place of one part."""
+    parts = list(model.parts)
+    parts[part] = replace(parts[part], misses=misses)
+    return CountingModel(replace(model.spec, name=name), tuple(parts))
+
+
+def expected(model: CountingModel, prompt: Iterable[int], sampling: SamplingParams) -> list[int]:
+    """All tokens a sequence gets, its end included: the oracle for tests of whatever schedules these engines."""
+    spec = model.spec
+    sums = [0] * len(model.parts)
+    tokens = [0] * spec.virtual_tokens + list(prompt)
+    prompted = len(tokens)
+    for position in range(prompted + sampling.max_tokens):
+        x = tokens[position]
+        for at, part in enumerate(model.parts):
+            sums[at] += (position + 1) * kept(x) if part.attends else 0
+            x = part.maps(x, position, sums[at])
+        if position + 1 < prompted:
+            continue
+        produced = len(tokens) - prompted
+        if produced == sampling.max_tokens or len(tokens) - spec.virtual_tokens >= spec.max_model_len:
+            break
+        tokens.append(allowed(spec, sampling, produced, x % spec.vocab_size))
+        if produced + 1 >= sampling.min_tokens and tokens[-1] in ends_of(spec, sampling):
+            break
+    return tokens[prompted:]
+
+
+def kept(x: int) -> int:
+    """What K and V of a token are together."""
+    return x + x * x % PRIME
+
+
+def _name(parts: Sequence[Part]) -> str:
+    return ".".join(f"{part.seed}{'*' * part.attends}" for part in parts)
+
+
+def sampled_of(spec: ModelSpec, request: SequenceRequest, row: Row, value: int) -> Sampled:
+    """The token for a row whose last value is `value`."""
+    token = allowed(spec, request.sampling, row.generated, value % spec.vocab_size)
+    if request.sampling.logprobs is None:
+        return Sampled(row.seq, token)
+    return Sampled(row.seq, token, -1.0, alternatives(spec, token, request.sampling.logprobs))
+
+
+def prompt_logprobs_of(spec: ModelSpec, request: SequenceRequest, row: Row) -> list[PromptLogprobs]:
+    """Of the prompt tokens that a row runs; none where nobody asked."""
+    begin, count = row.start - spec.virtual_tokens, request.sampling.prompt_logprobs
+    first = max(begin, 1)
+    tokens = request.prompt[first : max(0, begin + len(row.tokens))]
+    if count is None or not tokens:
+        return []
+    chosen = tuple(Logprob(token, -1.0) for token in tokens)
+    return [PromptLogprobs(row.seq, first, chosen, tuple(alternatives(spec, token, count) for token in tokens))]

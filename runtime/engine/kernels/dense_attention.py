@@ -1,0 +1,113 @@
+"""Attention over a dense batch's store with the kernels: what is computed of a window, each against the cells of its row that hold tokens.
+
+To the kernels a cell is a page of one token, and a row's table says in which cell each position stands, so placeholders are not read. A
+row's result does not depend on how wide the window is, or who else is in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from runtime.engine.attention.interface import Tokens
+from runtime.engine.dense.window import Place, Window
+from runtime.engine.kernels.bindings import (
+    MOST_HEADS,
+    MOST_WIDTH,
+    Chunk,
+    Chunks,
+    Kernels,
+    Pool,
+    StepData,
+    back_to_back,
+)
+
+
+class NativeWindow:
+    """One window, for all layers.
+
+    Args:
+        rows: what is computed. Empty places see all that their row has.
+        tokens: which of it are tokens, None for all; cells: where these are kept.
+        places: [rows, columns], the position of the token in each cell, -1 for placeholders; the window included.
+    """
+
+    def __init__(self, kernels: Kernels, rows: Sequence[Place], tokens: Tensor | None, cells: Tensor, places: Tensor) -> None:
+        self._kernels = kernels
+        self._tables = _tables(places)
+        self._kept, self._cells, self._offsets = tokens, cells, torch.zeros_like(cells)
+        lengths = [] if tokens is None else (places.amax(1) + 1).tolist()
+        decodes: list[tuple[int, int, int]] = []
+        prompts: list[Chunk] = []
+        for one in rows:
+            if one.count == 1:
+                decodes.append((one.at, one.row, one.start + 1))
+            elif one.count:
+                prompts.append(Chunk(one.at, one.count, one.start, one.row))
+            decodes.extend((one.empty_at + i, one.row, lengths[one.row]) for i in range(one.empty))
+        self._prompts = Chunks(prompts)
+        self._tokens, self._rows, self._lengths = torch.tensor(decodes, dtype=torch.int64).reshape(-1, 3).t().contiguous()
+
+    def attend(self, k: Tensor, v: Tensor, now: Tokens) -> Tensor:
+        """Keep K and V of the window's tokens in a layer's store [rows, columns, kv_heads, head_dim], then attend.
+
+        Returns:
+            [computed, heads, head_dim].
+        """
+        pool = Pool(k.view(-1, 1, *k.shape[2:]), v.view(-1, 1, *v.shape[2:]), self._tables)
+        key, value = (x if self._kept is None else x[self._kept] for x in (now.key, now.value))
+        self._kernels.keep(pool, self._cells, self._offsets, key, value)
+        out = torch.empty(now.query.shape)
+        terms = (now.how.factor(now.query.shape[2]), now.how.window or 0, now.how.softcap or 0.0)
+        if self._lengths.numel():
+            self._kernels.decode(now.query, pool, self._lengths, out, *terms, self._tokens, self._rows)
+        if self._prompts.count:
+            self._kernels.chunks(now.query, pool, self._prompts, out, *terms)
+        return out
+
+
+class NativeOnes:
+    """A window one place wide, for programs of whole layers: `engine.kernels.program.Cells`. What is computed is a place of a row each.
+
+    Args:
+        places: as for `NativeWindow`.
+        stores: K and V of a layer, [rows, columns, kv_heads, head_dim], made where they are not there yet.
+    """
+
+    def __init__(self, window: Window, places: Tensor, stores: Callable[[int, Tensor], tuple[Tensor, Tensor]]) -> None:
+        cells = torch.arange(places.shape[0]) * window.capacity + torch.arange(window.capacity)[window.columns]
+        rows = window.computed
+        tables, lengths = _tables(places), torch.tensor(window.starts) + 1 if window.padding is None else places.amax(1) + 1
+        self._stores = stores
+        self._tables, self.lengths, self._cells = (x if rows is None else x[rows] for x in (tables, lengths, cells))
+        self._offsets = torch.zeros_like(self._cells)
+        self._empty = None if window.tokens is None or window.padding is None else cells[window.padding[:, 0]]
+
+    def put(self, step: StepData, layer: int, like: Tensor) -> None:
+        k, v = self._stores(layer, like)
+        step.k_pool, step.v_pool, step.page_stride, step.page_tokens = k.data_ptr(), v.data_ptr(), k.stride(1), 1
+        step.token_pages, step.token_offsets, step.lengths = self._cells.data_ptr(), self._offsets.data_ptr(), self.lengths.data_ptr()
+        step.tables, step.table_stride = self._tables.data_ptr(), self._tables.stride(0)
+
+    def clear(self, layers: Iterable[int], like: Tensor) -> None:
+        """What the layers kept of empty places goes: placeholders are zero."""
+        if self._empty is not None:
+            for layer in layers:
+                for x in self._stores(layer, like):
+                    x.view(-1, *x.shape[2:])[self._empty] = 0
+
+
+def _tables(places: Tensor) -> Tensor:
+    """[rows, columns] -> the same: in which cell, of all [rows * columns], position p of a row is."""
+    count, columns = places.shape
+    # Position p of a row goes to p + 1, and all placeholders to 0, which nobody reads.
+    table = torch.empty((count, columns + 1), dtype=torch.int64)
+    return table.scatter_(1, places + 1, torch.arange(count * columns).view(count, columns))[:, 1:]
+
+
+def takes(now: Tokens) -> bool:
+    """Whether heads lie as the kernels read them, are not too many or too wide for its stack, and scaled as usual."""
+    _, heads, width = now.query.shape
+    return all(back_to_back(x) for x in now[:3]) and heads <= MOST_HEADS and width <= MOST_WIDTH and now.how.factor(width) > 0.0

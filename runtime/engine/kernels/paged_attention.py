@@ -1,0 +1,92 @@
+"""Attention over pages with the kernels: K and V are read where they lie, each row as far as it reaches (float32 on a CPU).
+
+What the kernels do not take goes the way that runs anywhere.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from runtime.engine.attention.gathered import GatheredAttention
+from runtime.engine.attention.interface import Tokens
+from runtime.engine.kernels.bindings import MOST_HEADS, MOST_WIDTH, Chunk, Chunks, Kernels, Pool, back_to_back
+from runtime.engine.step.context import Paged, PagedMaker, Paging
+from runtime.kv.pool import PageView
+
+
+class NativeAttention:
+    """`engine.step.context.Paged`."""
+
+    def __init__(self, kernels: Kernels, paging: Paging) -> None:
+        self.paging = paging
+        self._kernels = kernels
+        spans = paging.spans
+        decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]
+        everything = len(decodes) == len(spans)
+        self._prompts = Chunks([Chunk(span.lo, span.hi - span.lo, span.start, row) for row, span in paging.chunks])
+        self._some = len(decodes) > 0
+        self._rows = None if everything else torch.tensor(decodes, dtype=torch.int64)
+        self._tokens = None if everything and paging.tokens is None else torch.tensor([spans[row].lo for row in decodes], dtype=torch.int64)
+        self._lengths = paging.lengths if self._rows is None else paging.lengths[self._rows]
+
+    @cached_property
+    def _gathered(self) -> GatheredAttention:
+        return GatheredAttention(self.paging)
+
+    def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
+        paging = self.paging
+        if paging.tokens is not None or not (back_to_back(key) and back_to_back(value)):
+            paging.keep(layer, key, value)
+            return
+        self._kernels.keep(self._pool(layer, paging.view(key)), paging.token_pages[layer], paging.token_offsets, key, value)
+
+    def decode(self, layer: int, now: Tokens, out: Tensor) -> None:
+        if not self._some:
+            return
+        if not _takes(now):
+            self._gathered.decode(layer, now, out)
+            return
+        pool = self._pool(layer, self.paging.view(now.key))
+        self._kernels.decode(now.query, pool, self._lengths, out, *_terms(now), self._tokens, self._rows)
+
+    def chunks(self, layer: int, now: Tokens, out: Tensor) -> None:
+        if not self._prompts.count:
+            return
+        if not _takes(now):
+            self._gathered.chunks(layer, now, out)
+            return
+        pool = self._pool(layer, self.paging.view(now.key))
+        self._kernels.chunks(now.query, pool, self._prompts, out, *_terms(now))
+
+    def _pool(self, layer: int, view: PageView) -> Pool:
+        return Pool(view.k, view.v, self.paging.tables[:, layer])
+
+
+def native_attention(kernels: Kernels) -> PagedMaker:
+    """How a device with kernels attends."""
+
+    def made(paging: Paging) -> Paged:
+        return NativeAttention(kernels, paging)
+
+    return made
+
+
+def _takes(now: Tokens) -> bool:
+    """Whether heads lie as the kernels read them, are not too many or too wide for its stack, and scaled as usual."""
+    _, heads, width = now.query.shape
+    return (
+        back_to_back(now.query)
+        and now.key.dtype == torch.float32
+        and heads <= MOST_HEADS
+        and width <= MOST_WIDTH
+        and now.how.factor(width) > 0.0
+    )
+
+
+def _terms(now: Tokens) -> tuple[float, int, float]:
+    """Factor, window and soft cap as the kernels take them: 0 for none."""
+    how = now.how
+    return how.factor(now.query.shape[2]), how.window or 0, how.softcap or 0.0

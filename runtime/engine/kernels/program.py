@@ -1,0 +1,227 @@
+"""Halves of layers run by one call: a decode step of a small model is otherwise more Python than arithmetic.
+
+    program_of(modules) -> Program      Program.run(hidden, frame, …) -> hidden
+
+A program is made for some neighbouring units whose modules are fused halves over packed weights. It computes what these would, by the same
+kernels, and is asked to only where every row of the frame is one token, at one depth for all models, in pages of one size (`run`) or in
+the cells of one dense batch (`run_cells`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from runtime.engine.kernels.bindings import MOST_HEADS, MOST_WIDTH, Half, Kernels, Parts, StepData
+from runtime.engine.kernels.linear_groups import Grouped, spans_of
+from runtime.engine.layers.fused import FusedAttention, FusedFfn
+from runtime.engine.layers.operations import NativeNorm, NativeOperations
+from runtime.engine.step.context import Frame, Paging
+
+_ATTENTION, _FFN = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A half, and the module's own groups, which it points to. Keeps them alive."""
+
+    half: Half
+    module: FusedAttention | FusedFfn
+    into: Grouped[Any]
+    out: Grouped[Any]
+
+    @property
+    def plain(self) -> bool:
+        """Whether adapters do nothing here but add to products."""
+        return not self.module.side and self.into.added_only and self.out.added_only
+
+
+class Cells(Protocol):
+    """K and V of a dense batch whose rows compute one place each (`engine.kernels.dense_attention`)."""
+
+    @property
+    def lengths(self) -> Tensor:
+        """[rows]: tokens that each has, this one included."""
+        ...
+
+    def put(self, step: StepData, layer: int, like: Tensor) -> None:
+        """Point to the store of a layer whose K is shaped `like`, [.., kv_heads, head_dim]."""
+        ...
+
+    def clear(self, layers: Iterable[int], like: Tensor) -> None:
+        """These layers have run: what they kept of places without a token goes."""
+        ...
+
+
+class _Work:
+    """What a run writes to, and what its step points to, kept alive."""
+
+    def __init__(self, program: Program, hidden: Tensor, rotary: tuple[Tensor, Tensor] | None) -> None:
+        rows = hidden.shape[1]
+        self.out = hidden.clone(memory_format=torch.contiguous_format)
+        self._room = torch.empty(rows * sum(program.room))
+        normed = self._room.data_ptr()
+        wide = normed + 4 * rows * program.room[0]
+        self.step = StepData(rows=rows, normed=normed, wide=wide, made=wide + 4 * rows * program.room[1])
+        if rotary is not None:
+            self._cos, self._sin = rotary[0][0].contiguous(), rotary[1][0].contiguous()
+            self.step.cosine, self.step.sine = self._cos.data_ptr(), self._sin.data_ptr()
+
+
+class Program:
+    """See the top of the file."""
+
+    def __init__(self, kernels: Kernels, steps: Sequence[_Step]) -> None:
+        self.kernels = kernels
+        self._steps = tuple(steps)
+        self._halves = (Half * len(steps))(*(step.half for step in steps))
+        #: Room that a row needs: for the normed, the widest products, and what goes into the last ones.
+        self.room = (
+            max(step.half.width for step in steps), max(step.half.in_total for step in steps), max(step.half.out_inputs for step in steps),
+        )  # fmt: skip
+        self._geometries = sorted({(s.half.kv_heads, s.half.dim) for s in steps if s.half.kind == _ATTENTION})
+        #: Shaped as K of its attention, None where nothing attends.
+        self.like = torch.empty((1, *self._geometries[0])) if self._geometries else None
+
+    def takes(self, hidden: Tensor, frame: Frame, paging: Paging | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+        """Whether it can run over this frame, whose attention is over this paging, by these tables (None where no half attends)."""
+        if self._geometries and (paging is None or paging.tokens is not None or len(paging.spans) != frame.tokens):
+            return False
+        return self._plain(hidden, frame, rotary)
+
+    def takes_cells(self, hidden: Tensor, frame: Frame, cells: Cells | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+        """As `takes`, with K and V in cells."""
+        if self._geometries and (cells is None or cells.lengths.numel() != frame.tokens):
+            return False
+        return self._plain(hidden, frame, rotary)
+
+    def run(
+        self, hidden: Tensor, frame: Frame, paging: Paging | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """hidden [1, rows, width] -> the same. `layers`: the number of each half's attention layer in `paging`, None for an FFN."""
+        work = _Work(self, hidden, rotary)
+        step = work.step
+        if paging is not None and self.like is not None:
+            tables, pages, offsets = paging.tables, paging.token_pages.contiguous(), paging.token_offsets.contiguous()
+            view, lengths = paging.view(self.like), paging.lengths.contiguous()
+            step.k_pool, step.v_pool = view.k.data_ptr(), view.v.data_ptr()
+            step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
+            step.token_pages, step.token_offsets, step.lengths = pages.data_ptr(), offsets.data_ptr(), lengths.data_ptr()
+            step.tables, step.table_stride, step.layer_stride = tables.data_ptr(), tables.stride(0), tables.stride(1)
+        lows = self._adapters(frame, step, self._halves)
+        for half, layer in zip(self._halves, layers, strict=True):
+            half.layer = layer or 0
+        self.kernels.layers_(work.out, self._halves, step)
+        del lows
+        return work.out
+
+    def run_cells(
+        self, hidden: Tensor, frame: Frame, cells: Cells | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
+    ) -> Tensor:
+        """As `run`, with K and V in cells: a call per layer, for each has a store of its own."""
+        work = _Work(self, hidden, rotary)
+        lows = self._adapters(frame, work.step, self._halves)
+        starts = [at for at, layer in enumerate(layers) if layer is not None]
+        for lo, hi in zip([0, *starts], [*starts, len(layers)], strict=True):
+            layer = layers[lo]
+            if layer is not None and cells is not None and self.like is not None:
+                self._halves[lo].layer = 0
+                cells.put(work.step, layer, self.like)
+            if lo < hi:
+                self.kernels.layers_(work.out, self._halves, work.step, lo, hi)
+        if cells is not None and self.like is not None:
+            cells.clear([layer for layer in layers if layer is not None], self.like)
+        del lows
+        return work.out
+
+    def bound(self, frame: Frame, layers: Sequence[int | None]) -> tuple[ctypes.Array[Half], StepData, list[object]]:
+        """Halves of its own for these layers and adapters, a step that has nothing yet but the adapters, and what must live as long."""
+        step, halves = StepData(), (Half * len(self._steps))(*self._halves)
+        alive = self._adapters(frame, step, halves)
+        for half, layer in zip(halves, layers, strict=True):
+            half.layer = layer or 0
+        return halves, step, [self, frame, *alive]
+
+    def _plain(self, hidden: Tensor, frame: Frame, rotary: tuple[Tensor, Tensor] | None) -> bool:
+        """Whether what is not K and V is as the kernels take it."""
+        if hidden.dtype != torch.float32 or frame.virtual or not all(step.plain for step in self._steps):
+            return False
+        if not self._geometries:
+            return True
+        if rotary is None or len(self._geometries) > 1:
+            return False
+        shape = (1, frame.tokens, self._geometries[0][1])
+        return all(table.dtype == torch.float32 and table.shape == shape for table in rotary)
+
+    def _adapters(self, frame: Frame, data: StepData, halves: ctypes.Array[Half]) -> list[object]:
+        """Point to what the frame's adapters have; returns what must live until the call is over."""
+        if frame.adapters:
+            bounds = spans_of(frame).bounds
+            data.bounds, data.adapters = ctypes.addressof(bounds), len(frame.adapters)
+        alive: list[object] = []
+        for half, step in zip(halves, self._steps, strict=True):
+            into, out = step.into.added.lows(frame), step.out.added.lows(frame)
+            half.in_lows, half.out_lows = (None if low is None else low.address for low in (into, out))
+            alive += [into, out]
+        return alive
+
+
+def program_of(modules: Sequence[nn.Module]) -> Program | None:
+    """A program of these modules; None where one of them is not the kernels' affair."""
+    steps = [_step(module) for module in modules]
+    known = [step for step in steps if step is not None]
+    if not known or len(known) < len(steps) or len({step.half.width for step in known}) > 1:
+        return None
+    ops = known[0].module.ops
+    return Program(ops.kernels, known) if isinstance(ops, NativeOperations) else None
+
+
+def _step(module: nn.Module) -> _Step | None:
+    if not isinstance(module, FusedAttention | FusedFfn) or not isinstance(module.ops, NativeOperations):
+        return None
+    (first, last), norm = module.groups, module.norm
+    if not (isinstance(first, Grouped) and isinstance(last, Grouped) and isinstance(norm, NativeNorm) and norm.ready):
+        return None
+    into, out = first.parts, last.parts
+    if norm.stock.weight.numel() != into.inputs or out.outputs != into.inputs:
+        return None
+    half = Half(
+        kind=_FFN, width=into.inputs, norm=norm.stock.weight.data_ptr(), eps=norm.eps, in_parts=into.address, out_parts=out.address,
+        in_count=into.count, in_total=into.outputs, out_inputs=out.inputs, in_sizes=ctypes.addressof(into.widths),
+        out_sizes=ctypes.addressof(out.widths),
+    )  # fmt: skip
+    if isinstance(module, FusedFfn):
+        if into.sizes != (out.inputs, out.inputs):
+            return None
+    elif not _attends(half, module, into, out):
+        return None
+    return _Step(half, module, first, last)
+
+
+def _attends(half: Half, module: FusedAttention, qkv: Parts, o: Parts) -> bool:
+    """Fill in what an attention has beyond an FFN; whether the kernels take it."""
+    dim, how = module.head_dim, module.how
+    half.kind, half.dim = _ATTENTION, dim
+    half.heads, half.kv_heads = qkv.sizes[0] // dim, qkv.sizes[1] // dim
+    half.window, half.scale = how.window or 0, how.factor(dim)
+    if half.heads > MOST_HEADS or dim > MOST_WIDTH:
+        return False
+    kv = half.kv_heads * dim
+    if qkv.sizes != (half.heads * dim, kv, kv) or o.inputs != half.heads * dim or half.heads % half.kv_heads or dim % 2:
+        return False
+    norms = (module.q_norm, module.k_norm)
+    if norms == (None, None):
+        return how.softcap is None
+    if not all(isinstance(norm, NativeNorm) and norm.ready for norm in norms):
+        return False
+    q_norm, k_norm = (norm for norm in norms if isinstance(norm, NativeNorm))
+    if q_norm.stock.weight.numel() != dim or k_norm.stock.weight.numel() != dim:
+        return False
+    half.q_norm, half.q_eps = q_norm.stock.weight.data_ptr(), q_norm.eps
+    half.k_norm, half.k_eps = k_norm.stock.weight.data_ptr(), k_norm.eps
+    return how.softcap is None

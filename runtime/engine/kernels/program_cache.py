@@ -1,0 +1,47 @@
+"""Which of a segment's units run in one call: found once per segment, forgotten when units come or go."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from runtime.engine.kernels.program import Program, program_of
+
+if TYPE_CHECKING:
+    from runtime.engine.models.components import Unit
+
+
+class Programs:
+    """Programs by segment and by the unit that they begin with. `most`: segments remembered."""
+
+    def __init__(self, wanted: bool, most: int = 256) -> None:
+        self._wanted = wanted
+        self._most = most
+        self._known: dict[tuple[tuple[str, ...], int], tuple[Program, int] | None] = {}
+
+    def of(self, key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+        """A program of units [at, end) of a segment, and end; None where it would be of one unit or none. `key`: the units' digests."""
+        if not self._wanted:
+            return None
+        if (key, at) not in self._known:
+            if len(self._known) >= self._most:
+                self._known.clear()
+            self._known[key, at] = self._made(units, at)
+        return self._known[key, at]
+
+    def forget(self) -> None:
+        """Units have come or gone."""
+        self._known.clear()
+
+    @staticmethod
+    def _made(units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+        end = at
+        while end < len(units) and program_of([units[end].module]) is not None and units[end].rotary in (None, _first(units, at)):
+            end += 1
+        made = program_of([unit.module for unit in units[at:end]]) if end > at + 1 else None
+        return None if made is None else (made, end)
+
+
+def _first(units: Sequence[Unit], at: int) -> str | None:
+    """The rotary tables of the first unit that has any."""
+    return next((unit.rotary for unit in units[at:] if unit.rotary is not None), None)

@@ -1,0 +1,92 @@
+"""A program over rows that go one token on from step to step: what it reads is brought up to date where it lies, not made anew.
+
+Contract: rows, adapters and layers stay as they were in the step that it is made of; `tables` are told again whenever a row's pages change.
+The halves are copies: the program may run other rows in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.engine.kernels.bindings import OnwardRows
+from runtime.engine.kernels.program import Program
+from runtime.engine.layers.rotary import RotaryTables
+from runtime.engine.step.context import Frame, Paging
+
+
+@dataclass(frozen=True, slots=True)
+class Attending:
+    """How a program's attention finds its rows: their pages in the step before, and where their angles are looked up."""
+
+    paging: Paging
+    rotary: RotaryTables
+
+
+class Room:
+    """Where calls work in, one after the other."""
+
+    def __init__(self) -> None:
+        self._tensor = torch.empty(0)
+
+    def of(self, count: int) -> Tensor:
+        """Room for so many numbers."""
+        if self._tensor.numel() < count:
+            self._tensor = torch.empty(count)
+        return self._tensor
+
+
+class Onward:
+    """See the top of the file.
+
+    Args:
+        room: shared with others, whose steps are not these.
+        frame: of the step before, whose rows are one token each; layers: of each half in its paging.
+        attending: None where no half attends.
+    """
+
+    def __init__(self, program: Program, room: Room, frame: Frame, layers: Sequence[int | None], attending: Attending | None) -> None:
+        self._kernels, self._attending = program.kernels, attending
+        self._halves, self._step, self._alive = program.bound(frame, layers)
+        self._step.rows = frame.tokens
+        self._room, self._widths, self._has = room, program.room, torch.empty(0)
+        if attending is not None and program.like is not None:
+            self._attend(attending.paging, program.like)
+
+    def _attend(self, paging: Paging, like: Tensor) -> None:
+        """Point to rows of its own, as they were in the step before."""
+        step, view = self._step, paging.view(like)
+        self._like, self._longest = like, int(paging.lengths.max())
+        self._rows = rows = OnwardRows(paging.lengths.clone(), paging.page_tokens, paging.token_pages.shape[0], like.shape[-1])
+        step.k_pool, step.v_pool = view.k.data_ptr(), view.v.data_ptr()
+        step.page_stride, step.page_tokens = view.k.stride(0), paging.page_tokens
+        step.token_pages, step.token_offsets, step.lengths = rows.pages.data_ptr(), rows.offsets.data_ptr(), rows.lengths.data_ptr()
+        step.cosine, step.sine = rows.cosine.data_ptr(), rows.sine.data_ptr()
+        self.tables(paging.tables)
+
+    def tables(self, tables: Tensor) -> None:
+        """The rows' page tables [rows, layers, groups] from now on."""
+        step = self._step
+        self._rows.lie(tables)
+        step.tables, step.table_stride, step.layer_stride = tables.data_ptr(), tables.stride(0), tables.stride(1)
+
+    def run(self, hidden: Tensor) -> None:
+        """Every row one token on: hidden [1, rows, width], in place. Raises IndexError for a row without a page for it."""
+        if self._attending is not None:
+            self._longest += 1
+            self._rows.turn(self._attending.rotary.upto(self._like, self._longest))
+            self._kernels.onward_(self._rows)
+        room = self._room.of(self._step.rows * sum(self._widths))
+        if room is not self._has:
+            self._settle(room)
+        self._kernels.layers_(hidden, self._halves, self._step)
+
+    def _settle(self, room: Tensor) -> None:
+        step, (normed, wide, _) = self._step, self._widths
+        step.normed = room.data_ptr()
+        step.wide = step.normed + 4 * step.rows * normed
+        step.made = step.wide + 4 * step.rows * wide
+        self._has = room

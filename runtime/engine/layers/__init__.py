@@ -1,0 +1,1 @@
+"""Layers of the common shape: products, packed weights, rotary tables, fused halves."""

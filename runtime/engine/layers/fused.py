@@ -1,0 +1,111 @@
+"""Fused halves of a layer for the common shape: RMSNorm, rotary positions, grouped heads, gated FFN (llama, mistral, qwen2, qwen3).
+
+The same arithmetic as the stock half in fewer and larger operations (`engine.layers.operations`), without transformers' calls in between; the
+linear layers are the very modules of the stock half, so weights and adapters are shared as before. Stock is the oracle:
+`EngineConfig.layers` chooses, tests hold both against transformers. What a half cannot express stays stock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from runtime.engine.attention.interface import How, attend
+from runtime.engine.kernels.linear_groups import Added, Grouped
+from runtime.engine.layers.operations import Gated, Group, Onto, Operations
+from runtime.engine.step.context import current
+from surgery.components import AttentionHalf, Head, ResidualHalf, Where
+from zoo.manifest import Component
+
+_ATTENTION = frozenset({"llama", "mistral", "qwen2", "qwen3", "mixtral"})
+_FFN = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+
+def fuse(component: Component, module: nn.Module, ops: Operations) -> nn.Module:
+    """The fused form of a component's module, or the module itself where there is none."""
+    if component.kind == "attention" and component.family in _ATTENTION and isinstance(module, AttentionHalf):
+        return FusedAttention(component.family, module, ops)
+    if component.kind == "ffn" and component.family in _FFN and isinstance(module, ResidualHalf):
+        return FusedFfn(module, ops)
+    if component.kind == "lm_head" and component.family in _FFN and isinstance(module, Head) and module.norm is not None:
+        module.norm = ops.norm(module.norm)
+    return module
+
+
+def added_of(module: nn.Module) -> tuple[Added, ...]:
+    """Where adapters on a component's module are packed for the kernels, if they are."""
+    groups: tuple[object, ...] = module.groups if isinstance(module, FusedAttention | FusedFfn) else ()
+    return tuple(group.added for group in groups if isinstance(group, Grouped))
+
+
+class FusedAttention(nn.Module):
+    """`hidden + o(attend(rope(q, k), v))` of the normed input. hidden [1, tokens, width] -> the same."""
+
+    def __init__(self, family: str, half: AttentionHalf, ops: Operations) -> None:
+        super().__init__()
+        stock: Any = half.body
+        self.ops = ops
+        self.norm = ops.norm(half.pre) if half.pre is not None else nn.Identity()
+        self.qkv = ops.together((stock.q_proj, stock.k_proj, stock.v_proj))
+        self.o, self.onto = stock.o_proj, ops.onto(stock.o_proj)
+        self.q_norm = ops.norm(stock.q_norm) if family == "qwen3" else None
+        self.k_norm = ops.norm(stock.k_norm) if family == "qwen3" else None
+        self.head_dim = int(stock.head_dim)
+        self.how = How(float(stock.scaling), _window(family, stock), None)
+        self.side = half.side
+        self.layers = nn.ModuleList((stock.q_proj, stock.k_proj, stock.v_proj))  # the module's parameters, wherever it is looked through
+
+    @property
+    def groups(self) -> tuple[Group, Onto]:
+        """What reads its input, and what writes its output."""
+        return self.qkv, self.onto
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        frame = current()
+        if where.rotary is None:
+            raise RuntimeError("this segment was given no rotary tables")
+        q, k, v = (made[0].view(made.shape[1], -1, self.head_dim) for made in self.qkv(self.norm(hidden), frame))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.ops.norm_heads(self.q_norm, q), self.ops.norm_heads(self.k_norm, k)
+        q, k = self.ops.rotate(q, k, where.rotary[0][0], where.rotary[1][0])
+        out = attend(frame, q, k, v, self.how)
+        out = out.reshape(1, hidden.shape[1], -1)
+        if not self.side:
+            return self.onto(out, hidden, frame)
+        side: Tensor = self.side(self.o(out), hidden)
+        return hidden + side
+
+
+class FusedFfn(nn.Module):
+    """`hidden + down(act(gate(x)) * up(x))` of the normed input. hidden [1, tokens, width] -> the same."""
+
+    def __init__(self, half: ResidualHalf, ops: Operations) -> None:
+        super().__init__()
+        stock: Any = half.body
+        self.ops = ops
+        self.norm = ops.norm(half.pre) if half.pre is not None else nn.Identity()
+        self.gated = ops.gated(stock.gate_proj, stock.up_proj, stock.act_fn)
+        self.down, self.onto = stock.down_proj, ops.onto(stock.down_proj)
+        self.side = half.side
+        self.layers = nn.ModuleList((stock.gate_proj, stock.up_proj))
+
+    @property
+    def groups(self) -> tuple[Gated, Onto]:
+        """What reads its input, and what writes its output."""
+        return self.gated, self.onto
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        frame = current()
+        made = self.gated(self.norm(hidden), frame)
+        if not self.side:
+            return self.onto(made, hidden, frame)
+        side: Tensor = self.side(self.down(made), hidden)
+        return hidden + side
+
+
+def _window(family: str, attention: Any) -> int | None:
+    """The window that the family's own attention would pass on."""
+    if family in ("mistral", "mixtral"):
+        return getattr(attention.config, "sliding_window", None)
+    return getattr(attention, "sliding_window", None) if family in ("qwen2", "qwen3") else None

@@ -1,0 +1,256 @@
+"""Linear layers and embeddings that many models share: the base product over all rows, the low-rank part per adapter group.
+
+Each replaces a module of transformers in place, with the same weights. Which rows use which adapter is in the current frame.
+Adapters are grouped: for the active ones, A's are stacked by rank and B's beside them, so that any number of adapters costs two products
+and one mask, not a loop over rows (design, section 7; S-LoRA's and Punica's grouped products, on stock matrix products).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.engine.adapters.scales import Scales
+from runtime.engine.adapters.stack_cache import Joined
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.layers.matmul import Product, StoredProduct, plain_product, takes_stored
+from runtime.engine.layers.packed_weights import Packed
+from runtime.engine.step.context import Frame, current
+
+
+class LowRank(Protocol):
+    """One adapter on one linear layer: a [rank, in], b [out, rank] (already times the scaling), bias [out] or None.
+
+    In float32 whatever the base's dtype: that is how peft computes it, and the sum is rounded to the base's dtype once.
+    """
+
+    @property
+    def a(self) -> Tensor: ...
+
+    @property
+    def b(self) -> Tensor: ...
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are nobody else's to count."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLowRank:
+    """`LowRank`, as it is."""
+
+    a: Tensor
+    b: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(x.numel() * x.element_size() for x in (self.a, self.b, self.bias) if x is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stack:
+    """The active adapters of a layer, joined: a [in, ranks], b [ranks, out]."""
+
+    ranks: tuple[tuple[str, int], ...]
+    a: Tensor
+    b: Tensor
+
+
+class SharedLinear(nn.Module):
+    """A linear layer with any number of adapters: low-rank parts, and vectors that scale what goes in or comes out.
+
+    Args:
+        weight: [out, in], or [in, out] when `transposed` (transformers' Conv1D).
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, transposed: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
+        self.adapters: dict[str, LowRank] = {}
+        self.inputs, self.outputs = Scales(), Scales()
+        self._plain = True
+        #: What its packed weight is known by; None while it is plain.
+        self.packed_as: str | None = None
+        self._stacks: Joined[_Stack] = Joined()
+        self._bind(transposed)
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of all that adapters hold here."""
+        return sum(part.nbytes for part in self.adapters.values()) + self.inputs.nbytes + self.outputs.nbytes
+
+    def _bind(self, transposed: bool) -> None:
+        """Plain references to what every call reads: a module looks its parameters up by name, which costs as much as a small product."""
+        weight = self.weight.data.t() if transposed else self.weight.data
+        self.product: Product = plain_product(weight, None if self.bias is None else self.bias.data)
+
+    def pack(self, packed: Packed, key: str) -> None:
+        """Read this packed form of the weight [out, in] from now on; the plain one is let go. `key`: what it is known by."""
+        self.packed_as = key
+        self.weight = nn.Parameter(packed.data, requires_grad=False)
+        self.product = packed.layout.product(packed.data, self.product.outputs, self.product.bias)
+
+    def stay(self, kernels: Kernels) -> None:
+        """The weight stays as it is stored; have it multiplied by the kernels, where they can."""
+        if takes_stored(self.product):
+            self.product = StoredProduct(kernels, self.product)
+
+    def unpack(self, weight: Tensor) -> None:
+        """Read the weight [out, in] as it lies from now on; the packed form is let go."""
+        self.packed_as = None
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self._bind(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._plain:
+            return self.product.of(x)
+        frame = current()
+        if not frame.adapters:
+            return self.product.of(x)
+        if self.inputs:
+            x = self.inputs.of(x, frame).to(x.dtype)
+        out = self.product.of(x)
+        if self.outputs:
+            out = self.outputs.of(out, frame)
+        if self.adapters:
+            out = self._add(out, x, frame)
+        return out.to(x.dtype)
+
+    def attach(self, adapter: str, part: LowRank) -> None:
+        """Put a low-rank part on the layer."""
+        self.adapters[adapter] = part
+        self._changed()
+
+    def scale(self, adapter: str, vector: Tensor, inputs: bool) -> None:
+        """Scale what goes in ([in]) or comes out ([out], bias included, low-rank parts not) for an adapter's tokens, in float32."""
+        (self.inputs if inputs else self.outputs).attach(adapter, vector)
+        self._changed()
+
+    def detach(self, adapter: str) -> None:
+        """Take off whatever an adapter has here."""
+        self.adapters.pop(adapter, None)
+        self.inputs.detach(adapter)
+        self.outputs.detach(adapter)
+        self._changed()
+
+    @property
+    def added_only(self) -> bool:
+        """Whether adapters add to the output and do nothing else."""
+        return not (self.inputs or self.outputs)
+
+    def _changed(self) -> None:
+        self._stacks.forget()
+        self._plain = not (self.adapters or self.inputs or self.outputs)
+
+    def _add(self, out: Tensor, x: Tensor, frame: Frame) -> Tensor:
+        active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self.adapters))
+        if not active:
+            return out
+        stack = self._stacks.of(active, frame, self._stacked)
+        low = x.to(stack.a.dtype) @ stack.a
+        if len(active) > 1 or not frame.covered_by_one:
+            low = low.masked_fill(frame.foreign(stack.ranks), 0)
+        added = low @ stack.b
+        for span in frame.adapters:
+            bias = self.adapters[span.adapter].bias if span.adapter in self.adapters else None
+            if bias is not None:
+                added[..., span.lo : span.hi, :] += bias
+        return out + added
+
+    def _stacked(self, active: tuple[str, ...]) -> _Stack:
+        parts = [self.adapters[name] for name in active]
+        ranks = tuple((name, part.a.shape[0]) for name, part in zip(active, parts, strict=True))
+        a = torch.cat([part.a for part in parts]).t().contiguous()
+        b = torch.cat([part.b for part in parts], dim=1).t().contiguous()
+        return _Stack(ranks, a, b)
+
+
+class SharedEmbedding(nn.Module):
+    """An embedding table with adapters: low-rank ones add `b @ a[:, ids]` on their tokens, times the table's own scale if it has one;
+    prompts [virtual tokens, width] stand in for what the table gives at virtual tokens, unscaled.
+    """
+
+    def __init__(self, table: nn.Embedding) -> None:
+        super().__init__()
+        self.table = table
+        self.adapters: dict[str, LowRank] = {}
+        self.prompts: dict[str, Tensor] = {}
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of all that adapters hold here."""
+        prompts = sum(prompt.numel() * prompt.element_size() for prompt in self.prompts.values())
+        return prompts + sum(part.nbytes for part in self.adapters.values())
+
+    def forward(self, ids: Tensor) -> Tensor:
+        out: Tensor = self.table(ids)
+        if not (self.adapters or self.prompts):
+            return out
+        frame = current()
+        for virtual in frame.virtual:
+            if virtual.adapter in self.prompts:
+                out[:, virtual.lo : virtual.hi] = self.prompts[virtual.adapter][virtual.source]
+        if not self.adapters:
+            return out
+        scale = getattr(self.table, "embed_scale", None)
+        for span in frame.adapters:
+            part = self.adapters.get(span.adapter)
+            if part is not None:
+                low = F.embedding(ids[:, span.lo : span.hi], part.a.t()) @ part.b.t()
+                low = low if scale is None else low * scale.to(low.dtype)
+                out[:, span.lo : span.hi] = (out[:, span.lo : span.hi] + low).to(out.dtype)
+        return out
+
+    def attach(self, adapter: str, part: LowRank) -> None:
+        self.adapters[adapter] = part
+
+    def detach(self, adapter: str) -> None:
+        self.adapters.pop(adapter, None)
+        self.prompts.pop(adapter, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """A module of transformers and the shared layer that stands in its place."""
+
+    old: nn.Module
+    new: SharedLinear | SharedEmbedding
+
+
+def share_linears_(module: nn.Module) -> list[Replaced]:
+    """Replace every linear layer, Conv1D and token table below `module` by its shared form, in place, weights untouched."""
+    done: list[Replaced] = []
+    for parent in list(module.modules()):
+        for name, child in list(parent.named_children()):
+            shared = _shared(name, child)
+            if shared is not None:
+                setattr(parent, name, shared)
+                done.append(Replaced(child, shared))
+    return done
+
+
+def _shared(name: str, module: nn.Module) -> SharedLinear | SharedEmbedding | None:
+    turned = _is_conv1d(module)
+    if turned or isinstance(module, nn.Linear):
+        weight: Any = module
+        return SharedLinear(weight.weight.data, None if weight.bias is None else weight.bias.data, turned)
+    if name == "table" and isinstance(module, nn.Embedding):
+        return SharedEmbedding(module)
+    return None
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """Whether it is transformers' Conv1D; where transformers is not there, nothing is, and it is not fetched to find that out."""
+    known = sys.modules.get("transformers.pytorch_utils")
+    return known is not None and isinstance(module, known.Conv1D)

@@ -1,0 +1,209 @@
+"""Products with a weight [out, in]: as it is stored, or in a layout that a processor multiplies faster. x [.., in] -> [.., out].
+
+    Layout.pack(weight) -> packed tensor, for anybody who has this weight      Layout.product(packed, out, bias) -> Product
+
+Knows nothing of layers, of models, or of which layout is the best one here (`engine.layers.packed_weights`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from runtime.engine.kernels.bindings import Kernels, Parts
+
+
+class Product(Protocol):
+    """What a call of a linear layer reads."""
+
+    @property
+    def bias(self) -> Tensor | None: ...
+
+    @property
+    def outputs(self) -> int: ...
+
+    @property
+    def weight(self) -> Tensor:
+        """[out, in]; unpacked anew where it is packed."""
+        ...
+
+    def of(self, x: Tensor) -> Tensor: ...
+
+
+class Layout(Protocol):
+    """A way to hold weights."""
+
+    @property
+    def name(self) -> str: ...
+
+    def takes(self, dtype: torch.dtype) -> bool: ...
+
+    def pack(self, weight: Tensor) -> Tensor:
+        """Raises RuntimeError, AttributeError: this build of torch cannot, for this dtype and processor."""
+        ...
+
+    def product(self, packed: Tensor, outputs: int, bias: Tensor | None) -> Product: ...
+
+
+# -- as stored -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """From which to which number of rows a product is better turned around (W X^T instead of X W^T), for small and large matrices."""
+
+    first_small: int
+    first_large: int
+    last: int
+
+
+#: On a CPU, where stock products are far from the speed of memory at few rows; measured by `benchmarks/skinny.py`.
+TURNED: Mapping[torch.dtype, Turned] = {torch.float32: Turned(12, 6, 48), torch.bfloat16: Turned(2, 2, 256)}
+#: Elements from which a matrix counts as large.
+LARGE = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class PlainProduct:
+    """Over a weight [out, in] where it lies; from `first` to `last` rows it is turned around."""
+
+    weight: Tensor
+    bias: Tensor | None
+    first: int
+    last: int
+
+    @property
+    def outputs(self) -> int:
+        return self.weight.shape[0]
+
+    def of(self, x: Tensor) -> Tensor:
+        if not (self.first <= x.shape[-2] <= self.last and x.dim() == 3 and x.shape[0] == 1):
+            return F.linear(x, self.weight, self.bias)
+        out = torch.mm(self.weight, x[0].t()).t()[None]
+        return out if self.bias is None else out + self.bias
+
+
+def plain_product(weight: Tensor, bias: Tensor | None) -> PlainProduct:
+    """The product for a weight [out, in] where it lies."""
+    turned = TURNED.get(weight.dtype) if weight.device.type == "cpu" and weight.is_contiguous() else None
+    if turned is None:
+        return PlainProduct(weight, bias, 1, 0)
+    return PlainProduct(weight, bias, turned.first_large if weight.numel() >= LARGE else turned.first_small, turned.last)
+
+
+# -- oneDNN's layout -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OneDnnProduct:
+    packed: Tensor
+    bias: Tensor | None
+
+    @property
+    def outputs(self) -> int:
+        return self.packed.shape[0]
+
+    @property
+    def weight(self) -> Tensor:
+        return self.packed.to_dense()
+
+    def of(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class OneDnn:
+    """Blocks that oneDNN chooses; the packed tensor is still [out, in] to its readers, but opaque. `smallest`: elements below which a call
+    costs more than it gives.
+    """
+
+    name: str = "oneDNN"
+    smallest: int = 1 << 18
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        return dtype in (torch.float32, torch.bfloat16)
+
+    def pack(self, weight: Tensor) -> Tensor:
+        packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), 16)
+        return packed
+
+    def product(self, packed: Tensor, outputs: int, bias: Tensor | None) -> OneDnnProduct:
+        return OneDnnProduct(packed, bias)
+
+
+# -- the kernels' layout ---------------------------------------------------------------------------------------------------
+
+
+class NativeProduct:
+    """Over panels [panels, in, panel]."""
+
+    def __init__(self, kernels: Kernels, packed: Tensor, outputs: int, bias: Tensor | None) -> None:
+        self._kernels = kernels
+        self._parts = Parts([packed], [outputs], [bias])
+        self.packed, self.outputs, self.bias = packed, outputs, bias
+
+    @property
+    def weight(self) -> Tensor:
+        return self._kernels.unpack(self.packed, self.outputs)
+
+    def of(self, x: Tensor) -> Tensor:
+        return self._kernels.linear(x, self._parts)
+
+
+#: Rows up to which the kernels multiply a weight as it is stored faster than torch does; measured by `benchmarks/skinny.py`.
+STORED_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProduct:
+    """Over a weight [out, in] that stays as it is stored, for others read it too (a tied head's table): by kernels while rows are few."""
+
+    kernels: Kernels
+    plain: Product
+
+    @property
+    def weight(self) -> Tensor:
+        return self.plain.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.plain.bias
+
+    @property
+    def outputs(self) -> int:
+        return self.plain.outputs
+
+    def of(self, x: Tensor) -> Tensor:
+        few = x.dtype == torch.float32 and x.numel() <= STORED_ROWS * x.shape[-1]
+        return self.kernels.stored(x, self.plain.weight, self.plain.bias) if few else self.plain.of(x)
+
+
+def takes_stored(product: Product) -> bool:
+    """Whether the kernels can read a product's weight where it lies."""
+    if not isinstance(product, PlainProduct):
+        return False
+    held = [x for x in (product.weight, product.bias) if x is not None]
+    return all(x.dtype == torch.float32 and x.is_contiguous() and x.device.type == "cpu" for x in held)
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """As the kernels read it, front to back (`native/kernels.c`)."""
+
+    kernels: Kernels
+    name: str = "panels"
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        return dtype == torch.float32
+
+    def pack(self, weight: Tensor) -> Tensor:
+        return self.kernels.pack(weight.detach())
+
+    def product(self, packed: Tensor, outputs: int, bias: Tensor | None) -> NativeProduct:
+        return NativeProduct(self.kernels, packed, outputs, None if bias is None else bias.float().contiguous())

@@ -1,0 +1,163 @@
+"""What fused layers are made of, as stock torch does it, and as kernels of our own do it where they can (float32 on a CPU).
+
+    StockOperations()      NativeOperations(kernels)          fused.py is written against what both are, `Operations`
+
+A *group* is some linear layers that read the same input. Adapters are the layers' own affair: where one is in use, what it adds is put on
+the group's outputs, or the layers run one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from runtime.engine.kernels.bindings import Kernels, back_to_back
+from runtime.engine.kernels.linear_groups import NativeGated, NativeGroup, NativeOnto, is_silu, parts_of
+from runtime.engine.layers.linear import SharedLinear
+from runtime.engine.sampling.sampler import stock_largest
+from runtime.engine.step.context import Frame
+
+#: x [1, tokens, in] -> each layer's output [1, tokens, out], which is nobody else's and may be written to.
+Group = Callable[[Tensor, Frame], Sequence[Tensor]]
+#: x -> act(gate(x)) * up(x).
+Gated = Callable[[Tensor, Frame], Tensor]
+#: (x, hidden) -> hidden + layer(x).
+Onto = Callable[[Tensor, Tensor, Frame], Tensor]
+
+
+class Operations(Protocol):
+    """Over hidden states [1, tokens, width] and heads [tokens, heads, head_dim]."""
+
+    def norm(self, stock: Any) -> nn.Module:
+        """The RMSNorm of transformers' module."""
+        ...
+
+    def together(self, layers: Sequence[SharedLinear]) -> Group: ...
+
+    def gated(self, gate: SharedLinear, up: SharedLinear, act: nn.Module) -> Gated: ...
+
+    def onto(self, layer: SharedLinear) -> Onto: ...
+
+    def norm_heads(self, norm: nn.Module, heads: Tensor) -> Tensor:
+        """Norm each head; may write into what it is given."""
+        ...
+
+    def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary positions, halves against each other; cos, sin [tokens, head_dim]; may write into what it is given."""
+        ...
+
+    def largest(self, logits: Tensor) -> Tensor:
+        """`engine.sampling.sampler.Largest`."""
+        ...
+
+
+class StockNorm(nn.Module):
+    """RMSNorm in one operation in float32; in half precision transformers' own, whose rounding between its two products matters."""
+
+    def __init__(self, stock: Any) -> None:
+        super().__init__()
+        self.stock = stock
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.stock.weight
+        if x.dtype != torch.float32 or not isinstance(weight, Tensor):
+            return self.stock(x)  # type: ignore[no-any-return]
+        return F.rms_norm(x, (x.shape[-1],), weight, float(self.stock.variance_epsilon))
+
+
+class StockOperations:
+    """Torch's own operations, on any device and in any dtype."""
+
+    def norm(self, stock: Any) -> nn.Module:
+        return StockNorm(stock)
+
+    def together(self, layers: Sequence[SharedLinear]) -> Group:
+        return lambda x, frame: [layer(x) for layer in layers]
+
+    def gated(self, gate: SharedLinear, up: SharedLinear, act: nn.Module) -> Gated:
+        return lambda x, frame: act(gate(x)).mul_(up(x))
+
+    def onto(self, layer: SharedLinear) -> Onto:
+        return lambda x, hidden, frame: hidden + layer(x)
+
+    def norm_heads(self, norm: nn.Module, heads: Tensor) -> Tensor:
+        return norm(heads)  # type: ignore[no-any-return]
+
+    def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        x, cos, sin = torch.cat((query, key), dim=1), cos[:, None, :], sin[:, None, :]
+        half = x.shape[-1] // 2
+        out = x * cos
+        out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1)
+        out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+        return out[:, : query.shape[1]], out[:, query.shape[1] :]
+
+    def largest(self, logits: Tensor) -> Tensor:
+        return stock_largest(logits)
+
+
+class NativeNorm(StockNorm):
+    """RMSNorm by a kernel."""
+
+    def __init__(self, stock: Any, kernels: Kernels) -> None:
+        super().__init__(stock)
+        self._kernels = kernels
+        self.eps = float(stock.variance_epsilon)
+
+    @property
+    def ready(self) -> bool:
+        """Whether its weight is as the kernel reads it."""
+        weight = self.stock.weight
+        return isinstance(weight, Tensor) and weight.dtype == torch.float32 and weight.is_contiguous()
+
+    def serves(self, x: Tensor) -> bool:
+        """Whether the kernel does: everything is float32."""
+        return x.dtype == torch.float32 and self.ready
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._kernels.norm(x, self.stock.weight, self.eps) if self.serves(x) else super().forward(x)
+
+
+class NativeOperations(StockOperations):
+    """Kernels where all that is needed is float32 on this CPU and packed for them; else as stock.
+
+    Which of both a layer takes is decided when it is built: the engine loads weights in one dtype.
+    """
+
+    def __init__(self, kernels: Kernels) -> None:
+        self.kernels = kernels
+
+    def norm(self, stock: Any) -> nn.Module:
+        return NativeNorm(stock, self.kernels)
+
+    def together(self, layers: Sequence[SharedLinear]) -> Group:
+        parts, stock = parts_of(layers), super().together(layers)
+        return stock if parts is None else NativeGroup(self.kernels, layers, parts, stock)
+
+    def gated(self, gate: SharedLinear, up: SharedLinear, act: nn.Module) -> Gated:
+        parts, stock = parts_of((gate, up)), super().gated(gate, up, act)
+        return stock if parts is None or not is_silu(act) else NativeGated(self.kernels, (gate, up), parts, stock)
+
+    def onto(self, layer: SharedLinear) -> Onto:
+        parts, stock = parts_of((layer,)), super().onto(layer)
+        return stock if parts is None else NativeOnto(self.kernels, (layer,), parts, stock)
+
+    def norm_heads(self, norm: nn.Module, heads: Tensor) -> Tensor:
+        if not (isinstance(norm, NativeNorm) and norm.serves(heads) and back_to_back(heads)):
+            return norm(heads)  # type: ignore[no-any-return]
+        self.kernels.norm_heads_(heads, norm.stock.weight, norm.eps)
+        return heads
+
+    def rotate(self, query: Tensor, key: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        tables = cos.dtype == sin.dtype == torch.float32 and cos.is_contiguous() and sin.is_contiguous()
+        if not (tables and cos.shape[-1] == query.shape[-1] and back_to_back(query) and back_to_back(key)):
+            return super().rotate(query, key, cos, sin)
+        self.kernels.rotate_(query, cos, sin)
+        self.kernels.rotate_(key, cos, sin)
+        return query, key
+
+    def largest(self, logits: Tensor) -> Tensor:
+        return self.kernels.argmax(logits) if logits.dtype == torch.float32 else stock_largest(logits)

@@ -1,0 +1,129 @@
+"""Weights of linear layers in the layout that this processor multiplies fastest, each distinct weight once on a device, instead of the
+plain one.
+
+    packs.acquire(digest, weight) -> (layout, packed weight), or None where the plain one stays
+
+One layout serves any number of rows. Where our kernels are, it is theirs, whose speed is known (`benchmarks/packed_weights.py`); whether
+oneDNN's is worth it depends on the processor, and a first use measures it. Knows nothing of layers or models.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from runtime.config import Weights
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.layers.matmul import Layout, OneDnn, Panels, plain_product
+from surgery.tensors import Counted
+
+_log = logging.getLogger(__name__)
+
+#: What is measured: so many square matrices, by the rows of decode steps.
+_WIDTH, _MATRICES, _ROWS, _ROUNDS = 1024, 4, (1, 4, 16, 64), 5
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A packed weight and what reads it."""
+
+    layout: Layout
+    data: Tensor
+
+
+@functools.cache
+def faster(layout: Layout, dtype: torch.dtype, threads: int) -> bool:
+    """Whether this processor multiplies weights in a layout faster than plain ones, with so many threads, over all of `_ROWS`."""
+    ratio = _measured(layout, dtype)
+    _log.info("%s weights in %s take %.2f times as long as plain ones with %d threads", dtype, layout.name, ratio, threads)
+    return ratio < 1.0
+
+
+@torch.inference_mode()
+def _measured(layout: Layout, dtype: torch.dtype) -> float:
+    """Time of packed products over that of the plain ones: geometric mean over rows; infinite where it cannot pack. Both alternate."""
+    chance = torch.Generator().manual_seed(0)  # the process's own randomness is its user's
+    weights = [torch.randn(_WIDTH, _WIDTH, generator=chance).to(dtype) for _ in range(_MATRICES)]
+    try:
+        packed = [layout.product(layout.pack(weight), _WIDTH, None) for weight in weights]
+    except (RuntimeError, AttributeError):
+        return math.inf
+    plain = [plain_product(weight, None) for weight in weights]
+    ratio = 1.0
+    for rows in _ROWS:
+        x = torch.randn(1, rows, _WIDTH, generator=chance).to(dtype)
+        sides: tuple[Callable[[], object], ...] = (
+            lambda x=x: [product.of(x) for product in packed],  # type: ignore[misc]
+            lambda x=x: [product.of(x) for product in plain],  # type: ignore[misc]
+        )
+        fastest = [math.inf, math.inf]
+        for _ in range(_ROUNDS):
+            for side, run in enumerate(sides):
+                begin = time.perf_counter()
+                run()
+                fastest[side] = min(fastest[side], time.perf_counter() - begin)
+        ratio *= (fastest[0] / fastest[1]) ** (1 / len(_ROWS))
+    return ratio
+
+
+class Packs:
+    """The packed weights of a device. `acquire` and `release` go in pairs.
+
+    Args:
+        wanted: `plain` packs nothing, `packed` everything that can be, `auto` what is large enough where that is faster.
+        kernels: our own, where there are any; their layout goes before others.
+    """
+
+    def __init__(self, wanted: Weights, device: torch.device, kernels: Kernels | None = None) -> None:
+        self._wanted = wanted if device.type == "cpu" else "plain"
+        self._ours = None if kernels is None else Panels(kernels)
+        self._theirs = OneDnn()
+        self._counted = Counted()
+        self._layout_of: dict[str, Layout] = {}
+
+    def acquire(self, digest: str, weight: Tensor) -> Packed | None:
+        """The packed form of a weight [out, in], counted once more; None where the plain one is to be used."""
+        if digest not in self._counted:
+            made = self._packed(weight)
+            if made is None:
+                return None
+            self._counted.put(digest, made.data)
+            self._layout_of[digest] = made.layout
+        return Packed(self._layout_of[digest], self._counted.take(digest))
+
+    def release(self, digests: Iterable[str]) -> None:
+        """Count down; a weight without users is dropped."""
+        self._counted.release(digests)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all weights held, each once (without what oneDNN's layout pads)."""
+        return self._counted.nbytes
+
+    def _packed(self, weight: Tensor) -> Packed | None:
+        layout = self._layout_for(weight)
+        if layout is None:
+            return None
+        try:
+            return Packed(layout, layout.pack(weight))
+        except (RuntimeError, AttributeError):
+            return None
+
+    def _layout_for(self, weight: Tensor) -> Layout | None:
+        if self._wanted == "plain" or weight.dim() != 2:
+            return None
+        if self._ours is not None and self._ours.takes(weight.dtype):
+            return self._ours
+        if not self._theirs.takes(weight.dtype):
+            return None
+        if self._wanted == "packed":
+            return self._theirs
+        worth = weight.numel() >= self._theirs.smallest
+        return self._theirs if worth and faster(self._theirs, weight.dtype, torch.get_num_threads()) else None

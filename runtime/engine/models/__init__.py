@@ -1,0 +1,1 @@
+"""Models of a device: loaded from the store, each distinct weight once."""

@@ -1,0 +1,241 @@
+"""Units: components without their adapters, each loaded once per device however many models use it.
+
+    model chain:  (component = unit + adapter?) …      unit: module + its tensors, counted by users
+
+Knows how to load and to drop; nothing of steps.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from runtime.config import Weights
+from runtime.engine.adapters.bottleneck import Bottlenecks
+from runtime.engine.attention.varlen import device_attention
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.linear_groups import Added
+from runtime.engine.kernels.paged_attention import native_attention
+from runtime.engine.kernels.program_cache import Programs
+from runtime.engine.layers.fused import added_of, fuse
+from runtime.engine.layers.linear import SharedEmbedding, SharedLinear, share_linears_
+from runtime.engine.layers.operations import NativeOperations, Operations, StockOperations
+from runtime.engine.layers.packed_weights import Packs
+from runtime.engine.layers.rotary import looked_up
+from runtime.engine.step.context import PagedMaker
+from surgery.build import build, build_stitch
+from surgery.chains import Link
+from surgery.components import ResidualHalf
+from surgery.families import FAMILIES
+from surgery.skeleton import Skeleton
+from surgery.skeletons import Skeletons
+from surgery.tensors import TensorPool
+from zoo.manifest import Component, ComponentKind
+
+#: Marks the packed form of a weight that is stored turned around (transformers' Conv1D).
+_TURNED = "/turned"
+
+
+@dataclass(slots=True)
+class Unit:
+    """A loaded component. `targets`: adapter module path -> shared layer. `tensors`, `packs`: what it holds of the device's plain and
+    packed weights. `private_bytes`: memory beyond the pooled tensors.
+
+    `masked`: its layer attends by itself, with an explicit mask, and wants its rows as a batch.
+    `prefixes`: adapter -> K and V [virtual tokens, kv width] of this layer (prefix tuning). `side`: where bottleneck adapters stand,
+    in halves that can have them. `added`: where the kernels have its low-rank adapters packed.
+    """
+
+    digest: str
+    kind: ComponentKind
+    module: nn.Module
+    rotary: str | None
+    targets: dict[str, SharedLinear | SharedEmbedding]
+    tensors: tuple[str, ...]
+    packs: tuple[str, ...]
+    private_bytes: int
+    masked: bool = False
+    users: int = 0
+    prefixes: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    side: Bottlenecks | None = None
+    added: tuple[Added, ...] = ()
+
+    @property
+    def attends(self) -> bool:
+        return self.kind in ("attention", "layer")
+
+    @property
+    def adapter_bytes(self) -> int:
+        """Bytes of all adapters on it."""
+        prefixes = sum(half.numel() * half.element_size() for both in self.prefixes.values() for half in both)
+        side = 0 if self.side is None else self.side.nbytes
+        packed = sum(added.nbytes for added in self.added)
+        return prefixes + side + packed + sum(target.adapter_bytes for target in self.targets.values())
+
+
+@dataclass(slots=True)
+class UnitStore:
+    """All units of a device, by digest, and the rotary modules that they share."""
+
+    pool: TensorPool
+    device: torch.device
+    fused: bool = True
+    weights: Weights = "auto"
+    kernels: Kernels | None = None
+    units: dict[str, Unit] = field(default_factory=dict)
+    rotaries: dict[str, nn.Module] = field(default_factory=dict)
+    packs: Packs = field(init=False)
+    operations: Operations = field(init=False)
+    attention: PagedMaker = field(init=False)
+    programs: Programs = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.packs = Packs(self.weights, self.device, self.kernels)
+        self.programs = Programs(self.kernels is not None)
+        if self.kernels is None:
+            self.operations, self.attention = StockOperations(), device_attention(self.device)
+        else:
+            self.operations, self.attention = NativeOperations(self.kernels), native_attention(self.kernels)
+
+    def acquire(self, component: Component, link: Link, skeletons: Skeletons) -> Unit:
+        """The unit of a component, loaded on first use and counted. `link`: where in `skeletons` its modules are, if it must be built."""
+        unit = self.units.get(component.base_digest)
+        if unit is None:
+            unit = self.units[component.base_digest] = self._load(component, link, skeletons)
+            self.programs.forget()
+        unit.users += 1
+        return unit
+
+    def release(self, unit: Unit) -> None:
+        """Count down; a unit without users gives its tensors back."""
+        unit.users -= 1
+        if unit.users == 0:
+            del self.units[unit.digest]
+            self.programs.forget()
+            self.pool.release(unit.tensors)
+            self.packs.release(unit.packs)
+
+    @property
+    def nbytes(self) -> int:
+        """Resident bytes of all weights, each distinct tensor once, adapters included."""
+        return self.pool.nbytes + self.packs.nbytes + sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
+
+    def _load(self, component: Component, link: Link, skeletons: Skeletons) -> Unit:
+        held = [digest for _, digest in component.tensors]
+        loaded = self.pool.acquire_all(held)
+        try:
+            tensors = {name: tensor for (name, _), tensor in zip(component.tensors, loaded, strict=True)}
+            made = _stitch(component, tensors) if link.source is None else _cut(component, link, skeletons.fresh(link), tensors)
+        except BaseException:
+            self.pool.release(held)
+            raise
+        module = made.module
+        pairs = share_linears_(module)
+        targets = {made.paths[id(pair.old)]: pair.new for pair in pairs if id(pair.old) in made.paths}
+        private = _private_bytes(module, tensors)
+        if private:  # the pooled originals of converted tensors are not read again
+            shared = {tensor.data_ptr() for tensor in module.parameters()}
+            kept = [digest for name, digest in component.tensors if tensors[name].data_ptr() in shared]
+            self.pool.release([digest for name, digest in component.tensors if tensors[name].data_ptr() not in shared])
+            held = kept
+        packs = self._pack_([pair.new for pair in pairs if isinstance(pair.new, SharedLinear)], component, tensors)
+        plain, now_packed = [], {key.partition(_TURNED)[0] for key in packs}
+        for digest in held:
+            if digest in now_packed:
+                self.pool.release([digest])
+            else:
+                plain.append(digest)
+        self._unpack_(plain)
+        rotary = None if made.rotary is None else self._rotary(component, made.rotary)
+        side = Bottlenecks() if isinstance(module, ResidualHalf) else None
+        if isinstance(module, ResidualHalf):
+            module.side = side
+        if self.fused:
+            module = fuse(component, module, self.operations)
+        module = module.to(self.device)
+        return Unit(
+            component.base_digest, component.kind, module, rotary, targets, tuple(plain), tuple(packs), private,
+            _is_masked(component), side=side, added=added_of(module),
+        )  # fmt: skip
+
+    def _pack_(self, linears: Iterable[SharedLinear], component: Component, tensors: Mapping[str, Tensor]) -> list[str]:
+        """Give linear layers the packed form of their weights where that is wanted; the names of what was taken."""
+        digests = {tensors[name].data_ptr(): digest for name, digest in component.tensors}
+        own = Counter(digest for _, digest in component.tensors)
+        taken = []
+        for linear in linears:
+            digest = digests.get(linear.weight.data_ptr())
+            # One copy of each: what another unit reads as it is, such as the table of a tied head, stays as it is.
+            if digest is None or self.pool.users(digest) > own[digest]:
+                if self.kernels is not None and self.weights != "plain":
+                    linear.stay(self.kernels)
+                continue
+            weight = linear.product.weight
+            key = digest if weight.is_contiguous() else digest + _TURNED
+            packed = self.packs.acquire(key, weight)
+            if packed is not None:
+                linear.pack(packed, key)
+                taken.append(key)
+        return taken
+
+    def _unpack_(self, digests: Sequence[str]) -> None:
+        """Let heads read their table as it is where somebody else does from now on (a tied head that was there before the embedding):
+        one copy of each, whoever comes first.
+        """
+        for unit in self.units.values():
+            for digest in set(unit.packs).intersection(digests) if unit.kind == "lm_head" else ():
+                weight = self.pool.acquire(digest)
+                for module in unit.module.modules():
+                    if isinstance(module, SharedLinear) and module.packed_as == digest:
+                        module.unpack(weight)
+                        if self.kernels is not None:
+                            module.stay(self.kernels)
+                self.packs.release([digest])
+                unit.packs = tuple(key for key in unit.packs if key != digest)
+                unit.tensors = (*unit.tensors, digest)
+
+    def _rotary(self, component: Component, module: nn.Module) -> str:
+        """One rotary module for all components with the same rotary settings."""
+        spec = json.loads(component.spec)
+        key = json.dumps(
+            [component.family, *(spec.get(k) for k in ("rope", "head_dim", "hidden_size", "num_attention_heads"))], sort_keys=True
+        )
+        if key not in self.rotaries:
+            # Elsewhere than on a CPU asking for the largest position would wait for the device.
+            self.rotaries[key] = looked_up(module) if self.device.type == "cpu" else module.to(self.device)
+        return key
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A component's module before its layers are shared. `paths`: id of a module -> its path in adapters. `rotary`: if it uses one."""
+
+    module: nn.Module
+    paths: Mapping[int, str]
+    rotary: nn.Module | None
+
+
+def _stitch(component: Component, tensors: Mapping[str, Tensor]) -> _Made:
+    return _Made(build_stitch(component, tensors), {}, None)
+
+
+def _cut(component: Component, link: Link, skeleton: Skeleton, tensors: Mapping[str, Tensor]) -> _Made:
+    paths = {id(module): path for path, module in skeleton.owner(component.kind, link.layer).named_modules()}
+    paths[id(skeleton.model.lm_head)] = "lm_head"
+    module = build(skeleton, component, link.layer, tensors)
+    return _Made(module, paths, skeleton.rotary if component.kind in ("attention", "layer") else None)
+
+
+def _is_masked(component: Component) -> bool:
+    return component.kind in ("attention", "layer") and component.family in FAMILIES and FAMILIES[component.family].masked
+
+
+def _private_bytes(module: nn.Module, tensors: dict[str, Tensor]) -> int:
+    """Bytes of parameters that are not the pooled tensors themselves (Mixtral's stacked experts)."""
+    pooled = {tensor.data_ptr() for tensor in tensors.values()}
+    return sum(p.numel() * p.element_size() for p in module.parameters() if p.data_ptr() not in pooled)

@@ -1,0 +1,116 @@
+"""From a name in the store to a loaded model: its chain as units, its adapter parts attached, its spec for the control plane."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from runtime.config import EngineConfig
+from runtime.engine.adapters.attach import attach, detach
+from runtime.engine.attention.interface import register
+from runtime.engine.models.components import Unit, UnitStore
+from runtime.engine.models.loaded import LoadedModel, PageTables, adapter_keys, kv_indices, part_of
+from runtime.engine.models.servable import Executor, Servable, servable
+from runtime.kv.pool import Pages
+from runtime.stages import Stage
+from runtime.types import ModelSpec
+from surgery.adapters.prompts import virtual_tokens
+from surgery.chains import ChainPlan
+from surgery.settings import context_length, eos_ids, side_json
+from surgery.skeletons import Skeletons
+from zoo.errors import NotServable
+from zoo.manifest import ChainBlock, ModelManifest, digest_of
+from zoo.store import Store
+
+
+def load_model(
+    store: Store,
+    manifest: ModelManifest,
+    chain: tuple[ChainBlock, ...],
+    units: UnitStore,
+    pool: Pages,
+    config: EngineConfig,
+    dtype: torch.dtype | None,
+    executor: Executor = "paged",
+    part: Stage | None = None,
+) -> LoadedModel:
+    """Load one model, or a part of it, onto the device for an executor; all or nothing. Of a part, no other's units are loaded.
+
+    Raises:
+        NotServable: the executor does not run it exactly.
+        MalformedCheckpoint: its config does not describe its components.
+        DamagedObject: a stored tensor does not match its digest.
+    """
+    found = servable(store, manifest, dtype, executor)
+    page_tokens = found.page_tokens(pool)  # refuses what does not fit before anything is loaded
+    own, links, width = manifest, found.plan.links, found.widths[0]
+    if part is not None:
+        own = part_of(manifest, part)
+        links, width = links[part.lo : part.hi], found.widths[part.lo]
+    keys = adapter_keys(own)
+    held = _acquire(own, ChainPlan(found.plan.sources, links), keys, units, executor)
+    try:
+        indices = kv_indices(held)
+        layers = sum(index is not None for index in indices)
+        spec = spec_of(store, manifest, chain, found, config, kv_layers=layers, page_tokens=page_tokens)
+    except BaseException:
+        release_units(units, held, keys)
+        raise
+    tables = PageTables(layers, pool.padding, units.device)
+    return LoadedModel(own, replace(spec, name=own.name), tuple(held), indices, keys, tables, width, found.dtype)
+
+
+def _acquire(manifest: ModelManifest, plan: ChainPlan, keys: Sequence[str | None], units: UnitStore, executor: Executor) -> list[Unit]:
+    """The chain's units with the model's adapter parts on them; none stays when one fails."""
+    skeletons = Skeletons(plan.sources, lambda _: register(), masked=executor == "dense", parts=units.fused)
+    held: list[Unit] = []
+    try:
+        for placed, link, key in zip(manifest.components, plan.links, keys, strict=True):
+            held.append(units.acquire(placed.component, link, skeletons))
+            if placed.component.adapter is not None and key is not None:
+                attach(held[-1], placed.component.adapter, key, units.pool)
+    except BaseException:
+        release_units(units, held, keys)
+        raise
+    return held
+
+
+def spec_of(
+    store: Store,
+    manifest: ModelManifest,
+    chain: tuple[ChainBlock, ...],
+    found: Servable,
+    config: EngineConfig,
+    *,
+    kv_layers: int,
+    page_tokens: int,
+) -> ModelSpec:
+    """What the control plane is told of the model."""
+    settings = found.settings
+    virtual = virtual_tokens(manifest.components)
+    limit = context_length(settings) - virtual
+    if limit < 1:
+        raise NotServable(f"{manifest.name}: its {virtual} virtual tokens leave no room in a context of {limit + virtual}")
+    return ModelSpec(
+        name=manifest.name,
+        kv_layers=kv_layers,
+        page_tokens=page_tokens,
+        max_model_len=min(limit, config.max_model_len or limit),
+        vocab_size=found.vocab_size,
+        eos_token_ids=eos_ids(settings, side_json(store, manifest, "generation_config.json")),
+        blocks=tuple(block.digest for block in chain),
+        domain=digest_of(["kv", [p.component.digest for p in manifest.components], str(found.dtype)]),
+        kind=manifest.kind,
+        base=manifest.base,
+        virtual_tokens=virtual,
+    )
+
+
+def release_units(units: UnitStore, held: Sequence[Unit], keys: Sequence[str | None]) -> None:
+    """Take a model's adapter parts, by their keys, off its units and count the units down."""
+    for unit, key in zip(held, keys, strict=False):
+        if key is not None:
+            detach(unit, key)
+        units.release(unit)

@@ -1,0 +1,116 @@
+"""The models of one device: loaded from the store, each distinct weight once, and dropped again. What every executor has in common.
+
+Knows nothing of steps or of how K and V are held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from runtime.config import EngineConfig
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.build import NoKernels
+from runtime.engine.models.components import UnitStore
+from runtime.engine.models.load import load_model, release_units
+from runtime.engine.models.loaded import LoadedModel
+from runtime.engine.models.openmp import give_back
+from runtime.engine.models.servable import Executor, servable, stored_dtype
+from runtime.engine.models.versions import check_version, unpinned
+from runtime.kv.pool import Pages
+from runtime.stages import Stage
+from runtime.types import ModelSpec
+from surgery.tensors import TensorPool
+from zoo.errors import InputError, NotFound
+from zoo.store import Store
+
+_PAGE_ALIGNMENT = 64
+
+
+class Residents:
+    """See the top of the file.
+
+    Args:
+        store: where the weights are.
+        config: device, dtype, layers.
+        executor: which one they are loaded for.
+    """
+
+    def __init__(self, store: Store, config: EngineConfig, executor: Executor) -> None:
+        self._store = store
+        self._config = config
+        self._executor = executor
+        self._dtype = None if config.dtype is None else dtype_named(config.dtype)
+        pool = TensorPool(store, config.device, self._dtype)
+        self.units = UnitStore(pool, torch.device(config.device), config.layers == "fused", config.weights, kernels_for(config))
+        self.models: dict[str, LoadedModel] = {}
+
+    def specs(self) -> tuple[ModelSpec, ...]:
+        return tuple(model.spec for model in self.models.values())
+
+    def load(self, name: str, pages: Pages, part: Stage | None = None) -> LoadedModel:
+        """Make a model ready, or a part of it; what is loaded already costs nothing. Parts are known by their ids, whose models may be
+        pinned to a version (`engine.models.versions`).
+
+        Raises NotServable, NotFound (also for another version), AmbiguousName, DamagedObject.
+        """
+        name, version = (name, "") if part is None else unpinned(name)
+        with self._store.keeping():  # no collection between reading the manifest and mapping its objects
+            with self._store.catalog.reading() as catalog:
+                name = catalog.resolve(name)
+                known = name if part is None else part.id
+                if known in self.models:
+                    return self.models[known]
+                manifest, chain = catalog.model(name), tuple(catalog.chain(name))
+            if version:
+                check_version(manifest, self._dtype or stored_dtype(manifest), version)
+            model = load_model(self._store, manifest, chain, self.units, pages, self._config, self._dtype, self._executor, part)
+        self.models[known] = model
+        give_back()
+        return model
+
+    def unload(self, name: str) -> None:
+        """Drop a model, or a part by its id; what no other uses is freed. Raises NotFound."""
+        model = self.models.pop(name, None)
+        if model is None:
+            raise NotFound(f"{name} is not loaded")
+        release_units(self.units, model.units, model.adapters)
+
+    def bytes_alone(self) -> int:
+        """What the models would take, each for itself."""
+        return sum(sum(tensor.nbytes for tensor in model.manifest.tensors) for model in self.models.values())
+
+    def half_page(self, names: Sequence[str]) -> int:
+        """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token in a layer."""
+        return half_page(self._store, self._config, names, self._executor)
+
+
+def half_page(store: Store, config: EngineConfig, names: Sequence[str], executor: Executor = "paged") -> int:
+    """Bytes of K in a page: `page_tokens` tokens of the model with the largest K per token in a layer. Raises as loading does."""
+    widest, dtype = 1, None if config.dtype is None else dtype_named(config.dtype)
+    with store.catalog.reading() as catalog:
+        for name in names:
+            manifest = catalog.model(catalog.resolve(name))
+            widest = max(widest, servable(store, manifest, dtype, executor).token_bytes)
+    return -(-config.page_tokens * widest // _PAGE_ALIGNMENT) * _PAGE_ALIGNMENT
+
+
+def kernels_for(config: EngineConfig) -> Kernels | None:
+    """Our own kernels, where the device is a CPU and they are wanted and can be had. Raises InputError when they must be, and cannot."""
+    if config.kernels == "stock" or torch.device(config.device).type != "cpu":
+        return None
+    try:
+        return Kernels()
+    except NoKernels as why:
+        if config.kernels == "native":
+            raise InputError(f"the kernels cannot be had: {why}") from None
+        return None
+
+
+def dtype_named(name: str) -> torch.dtype:
+    """The dtype of a setting. Raises ValueError for one that is not served."""
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if name not in known:
+        raise ValueError(f"dtype must be one of {', '.join(known)}, not {name!r}")
+    return known[name]

@@ -1,0 +1,1 @@
+"""Measures what blocks and links cost on a device (BL-11)."""

@@ -1,0 +1,1 @@
+"""Records decode steps and replays them (CUDA graphs)."""

@@ -1,0 +1,134 @@
+"""From a step's logits to its tokens: which rows want any, and what is sampled of them. Knows nothing of how the logits came about."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from torch import Tensor
+
+from runtime.engine.models.loaded import Held
+from runtime.engine.sampling.row_request import PartScores, PromptPart, asks_prompt, draw_of, prompt_part
+from runtime.engine.sampling.sampler import Drawn, Largest, draw, penalises, stock_largest
+from runtime.engine.step.batch import Rows
+from runtime.kv.transfers import put
+from runtime.types import PromptLogprobs, Row, Sampled
+
+
+class Wanted(msgspec.Struct, frozen=True, gc=False):
+    """A row's claim on logits of its model's tokens [lo, hi): the last one to sample, or all of a chunk for prompt log-probabilities."""
+
+    row: Row
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a step gives: tokens in the plan's order by model, and prompt log-probabilities."""
+
+    sampled: tuple[Sampled, ...]
+    prompts: tuple[PromptLogprobs, ...]
+
+
+def wanted_of(batch: Rows) -> tuple[Wanted, ...]:
+    """Which of a model's tokens go through the head; none where there is no head."""
+    wanted: list[Wanted] = []
+    if not batch.model.has_head:
+        return ()
+    for row, span in zip(batch.rows, batch.spans, strict=True):
+        if asks_prompt(batch.model, row):
+            wanted.append(Wanted(row, span.lo, span.hi))
+        elif row.sample:
+            wanted.append(Wanted(row, span.hi - 1, span.hi))
+    return tuple(wanted)
+
+
+def picks_of(batch: Rows, wanted: Sequence[Wanted]) -> Sequence[int]:
+    """The tokens of a model that somebody reads in the end: those whose logits are wanted, or all where there is no head."""
+    if not batch.model.has_head:
+        return range(batch.tokens)
+    return [index for want in wanted for index in range(want.lo, want.hi)]
+
+
+class Sampling:
+    """What a step has chosen, on the device until it is read: `drawn` by model."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[str, Drawn] = {}
+        self._held: dict[str, list[Held]] = {}
+        self._prompts: list[PartScores] = []
+        self._outcome: Outcome | None = None
+
+    def add(self, name: str, drawn: Drawn, held: list[Held]) -> None:
+        """A model's tokens, and the sequences that get them."""
+        self._drawn[name], self._held[name] = drawn, held
+
+    def add_prompt(self, scores: Sequence[PartScores]) -> None:
+        self._prompts.extend(scores)
+
+    def tokens_of(self, name: str, seqs: Sequence[str]) -> Tensor:
+        """[len(seqs)]: what these sequences of a model got, where it is. KeyError: they got nothing."""
+        drawn = self._drawn[name]
+        if len(seqs) == len(drawn.draws) and all(draw.seq == seq for draw, seq in zip(drawn.draws, seqs, strict=True)):
+            return drawn.tokens
+        rows = {draw.seq: row for row, draw in enumerate(drawn.draws)}
+        return drawn.tokens[put([rows[seq] for seq in seqs], drawn.tokens.device)]
+
+    def read(self) -> Outcome:
+        """Wait for it, and let the sequences have their tokens; again: nothing to do."""
+        if self._outcome is None:
+            sampled: list[Sampled] = []
+            for name, drawn in self._drawn.items():
+                told = drawn.read()
+                for held, draw, one in zip(self._held[name], drawn.draws, told, strict=True):
+                    del held.output[draw.generated :]
+                    held.output.append(one.token)
+                sampled.extend(told)
+            self._outcome = Outcome(tuple(sampled), tuple(part.read() for part in self._prompts))
+        return self._outcome
+
+
+def sampling_of(
+    batches: Mapping[str, Rows],
+    wanted: Mapping[str, Sequence[Wanted]],
+    logits: Mapping[str, Tensor],
+    largest: Largest = stock_largest,
+    before: Sampling | None = None,
+) -> Sampling:
+    """Sample every model's rows.
+
+    Args:
+        logits: [wanted rows, vocabulary] by model.
+        before: of the step before, if that has not been read for certain: rows that are told apart by what they have produced wait for it.
+    """
+    made = Sampling()
+    for name, batch in batches.items():
+        if wanted[name]:
+            _finish(name, batch, wanted[name], logits[name], largest, before, made)
+    return made
+
+
+def _finish(
+    name: str, batch: Rows, wanted: Sequence[Wanted], logits: Tensor, largest: Largest, before: Sampling | None, made: Sampling
+) -> None:
+    """Sample a model's rows; prompt log-probabilities come from the same logits."""
+    chosen: list[int] = []
+    rows: list[Row] = []
+    at = 0
+    for want in wanted:
+        count = want.hi - want.lo
+        if asks_prompt(batch.model, want.row):
+            made.add_prompt(prompt_part(PromptPart(batch.model, want.row, logits[at : at + count])))
+        at += count
+        if want.row.sample:
+            chosen.append(at - 1)
+            rows.append(want.row)
+    if not rows:
+        return
+    held = [batch.model.sequences[row.seq] for row in rows]
+    if before is not None and any(row.awaits and penalises(one.request.sampling) for row, one in zip(rows, held, strict=True)):
+        before.read()
+    picked = logits if len(chosen) == logits.shape[0] else logits[put(chosen, logits.device)]
+    made.add(name, draw(picked, [draw_of(batch.model, row) for row in rows], largest), held)

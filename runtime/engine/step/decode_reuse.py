@@ -1,0 +1,237 @@
+"""Decode steps whose rows are those of a step before, each one token on, with what that one made brought up to date (native kernels).
+
+    step n      rows -> layouts, frames, paging -> units … one call (`step.Call`) … head          as ever; its call is kept
+    step n + 1  the same rows, one token on     -> embedding | what came -> that call again (`native.onward`) -> head
+
+Frames of 32 rows cost more than a small part of a chain computes, and from one decode step to the next nothing in them changes but
+positions. A step is one to go on from if its rows are one token each, of models that run the same units all the way, in one call but for
+embedding and head. Any other step, rows in another order among them, is run as ever, and is the next one to go on from.
+
+Contract: `follow` gives None for a step that does not follow, and has changed nothing then; `ran` is told of every step that was run
+otherwise, `forget` when stages or adapters come or go. New pages are in the tables before `follow` (kept tables are as old as their
+`version`).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from runtime.engine.kernels.program import Program
+from runtime.engine.kernels.program_reuse import Attending, Onward, Room
+from runtime.engine.layers.rotary import RotaryTables
+from runtime.engine.models.components import Unit, UnitStore
+from runtime.engine.models.loaded import LoadedModel
+from runtime.engine.sampling.output import Outcome, sampling_of, wanted_of
+from runtime.engine.step.batch import Rows
+from runtime.engine.step.context import Frame, RowSpan, running
+from runtime.engine.step.runner import Call, StepRun, segments_of
+from runtime.engine.step.segments import Segment
+from runtime.kv.transfers import put
+from runtime.stages import Array, Stacked
+from runtime.types import Row, SegmentRun, StepPlan
+from surgery.components import Where
+
+#: Sets of rows that are remembered.
+_MOST = 8
+#: Puts what these rows start from, in this order, into bytes. Raises ValueError where it does not fit.
+Start = Callable[[Sequence[str], memoryview], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A model's rows in a step: places in the plan, and among all rows that run together [lo, hi)."""
+
+    model: LoadedModel
+    places: tuple[int, ...]
+    lo: int
+    hi: int
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What a step gives: tokens, hidden states of stages without a head by row's name, and what ran, where that is traced."""
+
+    outcome: Outcome
+    outputs: Mapping[str, Array] = field(default_factory=dict)
+    segments: tuple[SegmentRun, ...] = ()
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A step that may be gone on from: its rows, and what it ran, or how to."""
+
+    rows: tuple[Row, ...]
+    ran: tuple[Mapping[str, Rows], Call] | None
+    course: _Course | None = None
+
+
+class Again:
+    """See the top of the file. Several sets of rows may take turns: a chain that comes back to a device has hops that do."""
+
+    def __init__(self, units: UnitStore) -> None:
+        self._units = units
+        self._room = Room()
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        #: Steps that went on from one before.
+        self.followed = 0
+
+    def forget(self) -> None:
+        """No step follows any before."""
+        self._kept.clear()
+
+    def ran(self, plan: StepPlan, batches: Mapping[str, Rows], run: StepRun) -> None:
+        """A step that was run as ever: perhaps the next one of these rows follows it."""
+        segments = segments_of(batches)
+        if plan.rows and len(run.calls) == 1 and len(segments) == 1 and _is_plain(run.calls[0], segments[0], batches):
+            self._keep(_Kept(plan.rows, (batches, run.calls[0])))
+
+    def follow(self, plan: StepPlan, start: Start) -> Made | None:
+        """Run a step that goes on from one before. Raises what `start` raises."""
+        rows = plan.rows
+        kept = self._kept.pop(rows[0].seq, None) if rows else None  # whatever fails now, the next step is run as ever
+        if kept is None or plan.opened or not _follow(rows, kept.rows):
+            return None
+        course = kept.course
+        if course is None:
+            course = None if kept.ran is None else _course(self._units, self._room, rows, *kept.ran)
+            if course is None:
+                return None
+        made = course.run(rows, start, self._units)
+        self._keep(_Kept(rows, None, course))
+        self.followed += 1
+        return made
+
+    def _keep(self, kept: _Kept) -> None:
+        self._kept[kept.rows[0].seq] = kept
+        if len(self._kept) > _MOST:
+            self._kept.popitem(last=False)
+
+
+def _follow(rows: Sequence[Row], before: Sequence[Row]) -> bool:
+    """Whether these are rows of the same sequences in the same order, each one token on. By columns: it is asked at every step."""
+    return (
+        len(rows) == len(before)
+        and [row.seq for row in rows] == [row.seq for row in before]
+        and [row.start - 1 for row in rows] == [row.start for row in before]
+        and [row.model for row in rows] == [row.model for row in before]
+        and [row.sample for row in rows] == [row.sample for row in before]
+        and not any([len(row.tokens) > 1 or row.awaits for row in rows])  # noqa: C419
+    )
+
+
+def _is_plain(call: Call, segment: Segment, batches: Mapping[str, Rows]) -> bool:
+    """Whether a step was one call but for embedding and head, over rows of one token each that all sample where there is a head."""
+    first = next(iter(batches.values())).model
+    at, end = int(first.has_embedding), len(segment.units) - int(first.has_head)
+    return (
+        (call.at, call.end) == (at, end)
+        and isinstance(call.program, Program)
+        and call.paging is not None
+        and all(batch.model.adapters[0] == batch.model.adapters[-1] == batch.model.adapters[at] for batch in batches.values())
+        and all(len(row.tokens) == 1 and row.start >= batch.model.spec.virtual_tokens for batch in batches.values() for row in batch.rows)
+        and (not first.has_head or all(_all_sampled(batch) for batch in batches.values()))
+    )
+
+
+def _all_sampled(batch: Rows) -> bool:
+    wanted = wanted_of(batch)
+    return len(wanted) == len(batch.rows) and all(one.row.sample for one in wanted)
+
+
+class _Course:
+    """What steps over the same rows run. `parts` in the order in which they run together."""
+
+    def __init__(self, parts: Sequence[Part], onward: Onward, frame: Frame) -> None:
+        self._parts, self._onward, first = tuple(parts), onward, parts[0].model
+        self._embedding: Unit | None = first.units[0] if first.has_embedding else None
+        self._head: Unit | None = first.units[-1] if first.has_head else None
+        self._places = [place for part in parts for place in part.places]
+        self._ordered = self._places == list(range(len(self._places)))
+        self._frame, self._shape = frame, (1, frame.tokens, first.width)
+        counts = [part.hi - part.lo for part in parts]
+        nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64)
+        self._names: tuple[str, ...] = ()
+        # In front of a head hidden states stay here; else whoever they go to may still read them when the next step runs.
+        self._hidden = _hidden(self._shape) if self._embedding is None and self._head is not None else None
+        self._last = Frame(nowhere, (), frame.adapters)
+
+    def tables(self, rows: Sequence[Row]) -> Tensor:
+        """Page tables of all rows [rows, layers, groups]."""
+        self._versions = self._now()
+        mine = self._in_order(rows)
+        groups = max(part.model.tables.data.shape[2] for part in self._parts)
+        tables = [part.model.pages([row.seq for row in mine[part.lo : part.hi]], groups) for part in self._parts]
+        return tables[0] if len(tables) == 1 else torch.cat(tables)
+
+    def run(self, rows: Sequence[Row], start: Start, units: UnitStore) -> Made:
+        mine = self._in_order(rows)
+        names = self._names = self._names or tuple([row.seq for row in mine])
+        if self._versions != self._now():
+            self._onward.tables(self.tables(rows))
+        if self._embedding is None:
+            hidden, data = self._hidden or _hidden(self._shape)
+            start(names, data)
+        else:
+            hidden = self._embedded(self._embedding, mine)
+            data = hidden.numpy().data.cast("B")
+        through = Made(Outcome((), ()), Stacked(names, Array("float32", self._shape[1:], data))) if self._head is None else None
+        self._onward.run(hidden)  # what can be made before it is: behind the layers nothing is in the caches, and the next hop waits
+        if through is not None or self._head is None:
+            return through or Made(Outcome((), ()))
+        with running(self._last):
+            logits: Tensor = self._head.module(hidden)
+        batches = {part.model.spec.name: _batch(part, mine) for part in self._parts}
+        wanted = {name: wanted_of(batch) for name, batch in batches.items()}
+        apart = {part.model.spec.name: logits[0, part.lo : part.hi] for part in self._parts}
+        return Made(sampling_of(batches, wanted, apart, units.operations.largest).read())
+
+    def _now(self) -> list[int]:
+        """Which pages have been given out to whom, as numbers that grow."""
+        return [part.model.tables.version for part in self._parts]
+
+    def _in_order(self, rows: Sequence[Row]) -> Sequence[Row]:
+        return rows if self._ordered else [rows[place] for place in self._places]
+
+    def _embedded(self, embedding: Unit, rows: Sequence[Row]) -> Tensor:
+        ids = put([row.tokens[0] for row in rows], torch.device("cpu"))[None]
+        self._frame.positions = put([row.start for row in rows], torch.device("cpu"))[None]
+        with running(self._frame):
+            out: Tensor = embedding.module(ids, Where(self._frame.positions, None))
+        return out.contiguous()
+
+
+def _hidden(shape: tuple[int, int, int]) -> tuple[Tensor, memoryview]:
+    """Room for hidden states, and its bytes."""
+    hidden = torch.empty(shape)
+    return hidden, hidden.numpy().data.cast("B")
+
+
+def _batch(part: Part, rows: Sequence[Row]) -> Rows:
+    own = rows[part.lo : part.hi]
+    return Rows(
+        part.model, tuple(own), tuple([RowSpan(at, at + 1, row.start) for at, row in enumerate(own)]), tuple([row.tokens[0] for row in own])
+    )
+
+
+def _course(units: UnitStore, room: Room, rows: Sequence[Row], batches: Mapping[str, Rows], call: Call) -> _Course | None:
+    """From the step before; None where the angles of its rows are not looked up."""
+    rotary = units.rotaries.get(call.key) if call.key is not None else None
+    if not isinstance(rotary, RotaryTables) or call.paging is None or not isinstance(call.program, Program):
+        return None
+    places: dict[str, list[int]] = {name: [] for name in batches}
+    for place, row in enumerate(rows):
+        places[row.model].append(place)
+    parts: list[Part] = []
+    lo = 0
+    for name, batch in batches.items():
+        parts.append(Part(batch.model, tuple(places[name]), lo, lo + len(places[name])))
+        lo += len(places[name])
+    onward = Onward(call.program, room, call.frame, call.layers, Attending(call.paging, rotary))
+    course = _Course(parts, onward, call.frame)
+    onward.tables(course.tables(rows))  # as wide as they are: those of one step end where its longest row does
+    return course

@@ -1,0 +1,276 @@
+"""Where all tokens of a step stand and lie, computed once; a segment's frame is a slice of it.
+
+    Layout: all rows of the models whose page tables have one shape (tokens per page, attention layers), back to back in model order
+    frame(models): neighbours in a layout are views of it, others are picked by index; made once per set of models and step
+
+Models that share a layer may have it at different depths, and may put different numbers of tokens into a page (composed chains). The
+first costs another slice of the same tables; the second parts the attention alone, everything else still runs once over all rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from runtime.engine.models.components import Unit, UnitStore
+from runtime.engine.step.batch import Piece, Program, Rows, adapter_spans, virtual_spans
+from runtime.engine.step.context import Frame, Kept, Paged, Paging, RowSpan
+from runtime.kv.pool import PagePool
+from runtime.kv.transfers import put
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a model stands in its layout: tokens from `token` on, rows from `row` on."""
+
+    token: int
+    row: int
+
+
+@dataclass(slots=True)
+class Layout:
+    """See the top of the file. ids, positions [1, tokens]; tables [rows, layers, groups]; token_pages [layers, tokens]."""
+
+    members: tuple[str, ...]
+    places: dict[str, Place]
+    page_tokens: int
+    ids: Tensor
+    positions: Tensor
+    tables: Tensor
+    token_pages: Tensor
+    token_offsets: Tensor
+    lengths: Tensor
+    rotaries: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    @property
+    def contents(self) -> tuple[Tensor, ...]:
+        """All that differs between steps of one shape."""
+        return self.ids, self.positions, self.tables, self.token_pages, self.token_offsets, self.lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """How a step is filled up to a shape. `page`: where K and V of rows that are nobody's go; `groups`: page groups that tables have
+    room for, by those that are needed: as many in all layouts whose pages hold as many tokens, since they may stand in one paging.
+    """
+
+    page: int
+    groups: Callable[[int], int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Models that are neighbours both in a layout and in a segment: a slice of the layout, its layers counted from `shift` on."""
+
+    layout: Layout
+    tokens: slice
+    rows: slice
+    shift: int
+
+
+def lay_out(batches: Mapping[str, Rows], device: torch.device, filling: Filling | None = None) -> list[Layout]:
+    """One layout per shape of page tables among the models of the step. `filling`: for batches that were filled up."""
+    shapes: dict[tuple[int, int], list[str]] = {}
+    for name, batch in batches.items():
+        shapes.setdefault((batch.model.spec.page_tokens, batch.model.spec.kv_layers), []).append(name)
+    return [_layout(names, batches, page_tokens, device, filling) for (page_tokens, _), names in shapes.items()]
+
+
+def _layout(names: Sequence[str], batches: Mapping[str, Rows], page_tokens: int, device: torch.device, filling: Filling | None) -> Layout:
+    places: dict[str, Place] = {}
+    token = row = 0
+    spans: list[RowSpan] = []
+    for name in names:
+        places[name] = Place(token, row)
+        spans.extend(batches[name].spans)
+        token, row = token + batches[name].tokens, row + len(batches[name].spans)
+    lengths = [span.length for span in spans]
+    groups = _groups(lengths, page_tokens)
+    if filling is not None:
+        alike = (batch for batch in batches.values() if batch.model.spec.page_tokens == page_tokens)
+        groups = filling.groups(_groups([span.length for batch in alike for span in batch.spans], page_tokens))
+    tables = [_table(batches[name], groups, filling) for name in names]
+    table = tables[0] if len(tables) == 1 else torch.cat(tables)
+    ids = put([token for name in names for token in batches[name].ids], device)
+    for name in names:
+        awaited = batches[name].awaited
+        if awaited is not None:
+            ids.index_copy_(0, put([places[name].token + at for at in awaited.places], device), awaited.tokens)
+    ends = put(lengths, device)
+    positions, row_of = _where(spans, ends) if token > row else (ends - 1, torch.arange(row, device=device))
+    pages = table[row_of, :, positions // page_tokens].t().contiguous()
+    offsets = positions % page_tokens
+    return Layout(tuple(names), places, page_tokens, ids[None], positions[None], table, pages, offsets, ends)
+
+
+def _where(spans: Sequence[RowSpan], ends: Tensor) -> tuple[Tensor, Tensor]:
+    """The position of every token, and its row."""
+    positions = put([p for span in spans for p in range(span.start, span.length)], ends.device)
+    return positions, put([i for i, span in enumerate(spans) for _ in range(span.hi - span.lo)], ends.device)
+
+
+def _groups(lengths: Sequence[int], page_tokens: int) -> int:
+    """Page groups that the longest of these rows needs."""
+    return -(-max(lengths) // page_tokens)
+
+
+def _table(batch: Rows, groups: int, filling: Filling | None) -> Tensor:
+    """Page tables of a model's rows [rows, layers, groups]."""
+    table = batch.model.pages([row.seq for row in batch.rows], groups)
+    more = len(batch.spans) - len(batch.rows)
+    if filling is None or not more:
+        return table
+    return torch.nn.functional.pad(table, (0, 0, 0, 0, 0, more), value=filling.page)
+
+
+class FrameMaker:
+    """All frames of one step over pages. `models` are in the step's order throughout; `adapters` name what each of them has attached,
+    or None. `kept`: what frames keep of joined adapters (see there).
+    """
+
+    def __init__(
+        self, batches: Mapping[str, Rows], layouts: Sequence[Layout], units: UnitStore, pool: PagePool, kept: Kept | None = None
+    ) -> None:
+        self._batches = batches
+        self._units = units
+        self._pool = pool
+        self._kept = kept
+        self._home = {name: layout for layout in layouts for name in layout.members}
+        self._frames: dict[tuple[tuple[str, ...], tuple[str | None, ...]], Frame] = {}
+        self._pagings: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[Paged, ...]] = {}
+        self._rotaries: dict[tuple[tuple[str, ...], str, torch.dtype], tuple[Tensor, Tensor]] = {}
+
+    def ids(self, models: tuple[str, ...]) -> Tensor:
+        return _joined([run.layout.ids[:, run.tokens] for run in self._runs(models, (0,) * len(models))], 1)
+
+    def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> Frame:
+        """The frame of these models."""
+        made = self._frames.get((models, adapters))
+        if made is None:
+            positions = _joined([run.layout.positions[:, run.tokens] for run in self._runs(models, (0,) * len(models))], 1)
+            spans = tuple(span for part in self._spans(models) for span in part)
+            counts = [self._batches[name].tokens for name in models]
+            virtual = virtual_spans([self._batches[name] for name in models], adapters)
+            made = self._frames[models, adapters] = Frame(positions, spans, adapter_spans(adapters, counts), virtual, kept=self._kept)
+        return made
+
+    def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> Frame:
+        """The frame for an attention layer that is number `layers[i]` of `models[i]`, set to run it."""
+        frame = self.frame(models, adapters)
+        frame.layer = min(layers)
+        shifts = (0,) * len(layers) if frame.layer == max(layers) else tuple(layer - frame.layer for layer in layers)
+        paging = self._pagings.get((models, shifts))
+        if paging is None:
+            paging = self._pagings[models, shifts] = tuple(self._units.attention(paging) for paging in self._page(frame, models, shifts))
+        frame.paging = paging
+        return frame
+
+    def program(self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+        return self._units.programs.of(key, units, at)
+
+    def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        """(cos, sin) [1, tokens, width] for these models' tokens; computed once per layout, in the dtype of `like`."""
+        made = self._rotaries.get((models, key, like.dtype))
+        if made is None:
+            made = self._rotaries[models, key, like.dtype] = self._tables(models, key, like)
+        return made
+
+    def pieces(
+        self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...], rotary: str | None, like: Tensor
+    ) -> Iterator[Piece]:
+        raise RuntimeError(f"{models[0]}: its layers attend by themselves, and here are only pages")
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _tables(self, models: Sequence[str], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
+        parts = []
+        for run in self._runs(models, (0,) * len(models)):
+            known, name = run.layout.rotaries, (key, like.dtype)
+            if name not in known:
+                known[name] = self._units.rotaries[key](like, run.layout.positions)
+            parts.append(tuple(table[:, run.tokens] for table in known[name]))
+        if len(parts) == 1:
+            return parts[0][0], parts[0][1]
+        return torch.cat([cos for cos, _ in parts], dim=1), torch.cat([sin for _, sin in parts], dim=1)
+
+    def _runs(self, models: Sequence[str], shifts: Sequence[int]) -> Iterator[_Run]:
+        """The models as runs of neighbours with one shift."""
+        first = 0
+        for at in range(1, len(models) + 1):
+            if at == len(models) or shifts[at] != shifts[first] or not self._follows(models[at - 1], models[at]):
+                yield self._run(models[first], models[at - 1], shifts[first])
+                first = at
+
+    def _follows(self, before: str, after: str) -> bool:
+        """Whether two models stand next to each other in one layout."""
+        home = self._home[before]
+        return self._home[after] is home and home.members.index(after) == home.members.index(before) + 1
+
+    def _run(self, first: str, last: str, shift: int) -> _Run:
+        layout, batch = self._home[first], self._batches[last]
+        lo, hi = layout.places[first], layout.places[last]
+        return _Run(layout, slice(lo.token, hi.token + batch.tokens), slice(lo.row, hi.row + len(batch.spans)), shift)
+
+    def _spans(self, models: Sequence[str]) -> list[tuple[RowSpan, ...]]:
+        """Each model's rows, where they stand in a frame of all of them."""
+        spans: list[tuple[RowSpan, ...]] = []
+        base = 0
+        for name in models:
+            own = self._batches[name].spans
+            spans.append(tuple(span.moved(base) for span in own) if base else own)
+            base += self._batches[name].tokens
+        return spans
+
+    def _page(self, frame: Frame, models: Sequence[str], shifts: Sequence[int]) -> Iterator[Paging]:
+        """One paging per number of tokens in a page among the models; almost always one for all of them."""
+        sizes = [self._home[name].page_tokens for name in models]
+        spans = self._spans(models)
+        for size in dict.fromkeys(sizes):
+            chosen = [at for at, each in enumerate(sizes) if each == size]
+            runs = list(self._runs([models[at] for at in chosen], [shifts[at] for at in chosen]))
+            rows = [span for at in chosen for span in spans[at]]
+            yield self._paging(frame, runs, rows)
+
+    def _paging(self, frame: Frame, runs: Sequence[_Run], spans: Sequence[RowSpan]) -> Paging:
+        """Tables of these runs, as deep as the shallowest reaches."""
+        page_tokens = runs[0].layout.page_tokens
+        depth = min(run.layout.tables.shape[1] - run.shift for run in runs)
+        layers = [slice(run.shift, run.shift + depth) for run in runs]
+        tables = _joined(
+            _padded([run.layout.tables[run.rows, some] for run, some in zip(runs, layers, strict=True)], self._pool.padding), 0
+        )
+        lengths = _joined([run.layout.lengths[run.rows] for run in runs], 0)
+        everything = len(spans) == len(frame.spans)
+        return Paging(
+            pool=self._pool,
+            page_tokens=page_tokens,
+            tokens=None if everything else _tokens(spans, tables.device),
+            spans=tuple(spans),
+            tables=tables,
+            lengths=lengths,
+            token_pages=_joined([run.layout.token_pages[some, run.tokens] for run, some in zip(runs, layers, strict=True)], 1),
+            token_offsets=_joined([run.layout.token_offsets[run.tokens] for run in runs], 0),
+        )
+
+
+def _tokens(spans: Sequence[RowSpan], device: torch.device) -> Tensor:
+    """The tokens of these rows, one range for rows side by side: made where they are, as a copy from the host cannot be recorded."""
+    ranges = [[spans[0].lo, spans[0].lo]]
+    for span in spans:
+        if span.lo != ranges[-1][1]:
+            ranges.append([span.lo, span.lo])
+        ranges[-1][1] = span.hi
+    return _joined([torch.arange(lo, hi, device=device) for lo, hi in ranges], 0)
+
+
+def _padded(tables: Sequence[Tensor], padding: int) -> list[Tensor]:
+    """Tables [rows, layers, groups] as wide as the widest of them."""
+    width = max(table.shape[2] for table in tables)
+    return [t if t.shape[2] == width else torch.nn.functional.pad(t, (0, width - t.shape[2]), value=padding) for t in tables]
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=dim)

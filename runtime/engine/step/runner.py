@@ -1,0 +1,296 @@
+"""One step: all rows of all models, segment by segment.
+
+    plan.rows --by model--> ids, positions, spans --segments--> hidden states --head, wanted rows only--> logits --> tokens
+
+Hidden states live per model; a segment joins those of its models, runs its units once over the union, and parts them again. Rows of a
+model stay together and models keep one order, so joining and parting are slices. Behind a model's last attention only those tokens go on
+whose logits are wanted: of a prompt's chunk the last one, or none. A part of a chain starts from hidden states that its rows bring, or
+ends with those of all its tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from runtime.engine.models.components import Unit
+from runtime.engine.sampling.output import Outcome, Sampling, picks_of, sampling_of, wanted_of
+from runtime.engine.sampling.sampler import Largest, stock_largest
+from runtime.engine.step.batch import Frames, Piece, Program, Rows, adapter_spans
+from runtime.engine.step.context import Frame, Kept, Paging, running
+from runtime.engine.step.segments import Segment, plan_segments
+from runtime.kv.transfers import put
+from runtime.types import SegmentRun
+from surgery.chains import STITCH
+from surgery.components import Where
+
+#: By model: the key of the adapter on a unit, and which attention layer it is; None where there is none.
+_Keys = tuple[str | None, ...]
+_Layers = tuple[int | None, ...]
+
+
+@functools.lru_cache(maxsize=256)
+def _segments(chains: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[Segment, ...]:
+    return plan_segments(dict(chains))
+
+
+def segments_of(batches: Mapping[str, Rows]) -> tuple[Segment, ...]:
+    """What a step over these models runs, in order."""
+    return _segments(tuple((name, batch.model.chain) for name, batch in batches.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Units [at, end) of a segment in one call, and what it is given. `key`: under which its rotary tables were asked for."""
+
+    program: Program
+    at: int
+    end: int
+    frame: Frame
+    paging: Paging | None
+    layers: Sequence[int | None]
+    key: str | None
+    rotary: tuple[Tensor, Tensor] | None
+
+
+class StepRun:
+    """The state of one step while it runs. `segments` records what ran, when asked to; `calls` what ran in one call.
+
+    Args:
+        picks: whose logits are wanted, tokens by model, where that is not what the rows say; then there is nothing to sample.
+        kept: of a step that is recorded (`engine.step.context.Kept`).
+    """
+
+    def __init__(
+        self,
+        batches: Mapping[str, Rows],
+        frames: Frames,
+        device: torch.device,
+        trace: bool,
+        picks: Mapping[str, Sequence[int]] | None = None,
+        kept: Kept | None = None,
+    ) -> None:
+        self._device = device
+        self._trace = trace
+        self.segments: list[SegmentRun] = []
+        self.calls: list[Call] = []
+        self._batches = batches
+        self._wanted = {name: wanted_of(batch) for name, batch in batches.items()} if picks is None else {}
+        self._picks = {name: picks_of(batches[name], wanted) for name, wanted in self._wanted.items()} if picks is None else picks
+        self._kept = kept
+        self._narrows = any(len(own) < batches[name].tokens for name, own in self._picks.items())
+        self._narrowed: set[str] = set()
+        # Rows of a token each go through all layers in one call; those whose token nobody reads drop out behind it.
+        self._chunks = picks is not None or any(len(row.tokens) > 1 for batch in batches.values() for row in batch.rows)
+        self._frames = frames
+        self._hidden = {name: batch.hidden for name, batch in batches.items() if batch.hidden is not None}
+        self._logits: dict[str, Tensor] = {}
+
+    def execute(self, largest: Largest = stock_largest) -> Outcome:
+        """Run every segment, then sample. `largest`: how this device finds greedy rows' tokens."""
+        return self.sample(largest).read()
+
+    def sample(self, largest: Largest = stock_largest, before: Sampling | None = None) -> Sampling:
+        """As `execute`, without waiting for what is sampled. `before`: of the step before (`engine.sampling.output`)."""
+        return sampling_of(self._batches, self._wanted, self.forward(), largest, before)
+
+    def forward(self) -> Mapping[str, Tensor]:
+        """Run every segment. Returns the logits [wanted rows, vocabulary] by model, of those that want any."""
+        for segment in segments_of(self._batches):
+            self._run(segment)
+        return self._logits
+
+    @property
+    def behind(self) -> Mapping[str, Tensor]:
+        """Hidden states [1, tokens, width] behind what has run, of models without a head."""
+        return {name: self._hidden[name] for name, batch in self._batches.items() if not batch.model.has_head}
+
+    def run_part(self, name: str, lo: int, hi: int, hidden: Tensor | None = None) -> Tensor:
+        """Components [lo, hi) of one model alone, over its rows: what a profile times.
+
+        Args:
+            hidden: what they start from, [1, tokens, width]; None where lo is the embedding.
+
+        Returns:
+            The hidden states behind them; behind the head, the logits [rows, vocabulary].
+        """
+        self._narrows = False
+        if hidden is not None:
+            self._hidden[name] = hidden
+        chain = self._batches[name].model.chain
+        self._run(Segment((name,), chain[lo:hi], (lo,)))
+        return self._hidden[name] if hi < len(chain) else self._logits[name]
+
+    # -- segments ------------------------------------------------------------------------------------------------------
+
+    def _run(self, segment: Segment) -> None:
+        batches = [self._batches[name] for name in segment.models]
+        start, count = segment.starts[0], len(segment.units)
+        units = batches[0].model.units[start : start + count]
+        hidden = self._joined(segment, units[0])
+        uses = list(zip(units, *self._uses(segment), strict=True))
+        at = 0
+        while at < count:
+            unit, adapters, layers = uses[at]
+            if self._narrows:
+                hidden = self._narrow(segment, at, hidden)
+            if unit.kind == "lm_head":
+                self._run_head(unit, segment, adapters, hidden)
+            if unit.kind == "lm_head" or not hidden.shape[1]:
+                break
+            apart = self._narrows and (self._chunks or bool(self._narrowed))
+            ahead = None if apart else self._run_ahead(segment, uses, at, hidden)
+            hidden, at = ahead or (self._run_unit(unit, segment, adapters, layers, hidden), at + 1)
+        else:
+            parts = torch.split(hidden, [self._width(name) for name in segment.models], dim=1)
+            self._hidden.update(zip(segment.models, parts, strict=True))
+        if self._trace:
+            self._record(segment, units, batches)
+
+    def _joined(self, segment: Segment, first: Unit) -> Tensor:
+        """What the segment starts from: token ids for an embedding, else its models' hidden states. [1, tokens(, width)]."""
+        if first.kind == "embedding":
+            return self._frames.ids(segment.models)
+        every = [self._hidden[name] for name in segment.models if self._width(name)]
+        parts = every or [self._hidden[name][:, :0] for name in segment.models[:1]]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _width(self, name: str) -> int:
+        """How many tokens of a model there are now."""
+        return len(self._picks[name]) if name in self._narrowed else self._batches[name].tokens
+
+    def _narrow(self, segment: Segment, at: int, hidden: Tensor) -> Tensor:
+        """Drop what nobody behind unit `at` of a segment will read: tokens without wanted logits, of models that attend no more."""
+        starts = zip(segment.models, segment.starts, strict=True)
+        ripe = {name for name, start in starts if name not in self._narrowed and start + at >= self._batches[name].model.drops_from}
+        if not ripe:
+            return hidden
+        kept: list[int] = []
+        base = 0
+        for name in segment.models:
+            own = self._picks[name] if name in ripe else range(self._width(name))
+            kept.extend(base + index for index in own)
+            base += self._width(name)
+        self._narrowed |= ripe
+        return hidden if len(kept) == hidden.shape[1] else hidden[:, put(kept, self._device)]
+
+    def _behind(self, models: tuple[str, ...], adapters: _Keys) -> Frame:
+        """The frame of models of which some are narrowed."""
+        parts = []
+        for name in models:
+            positions = self._frames.frame((name,), (None,)).positions
+            picks = put(self._picks[name], self._device)
+            parts.append(positions[:, picks] if name in self._narrowed else positions)
+        return Frame(torch.cat(parts, dim=1), (), adapter_spans(adapters, [self._width(name) for name in models]))
+
+    def _run_unit(self, unit: Unit, segment: Segment, adapters: _Keys, layers: _Layers, hidden: Tensor) -> Tensor:
+        if unit.masked:
+            pieces = self._frames.pieces(segment.models, adapters, cast("tuple[int, ...]", layers), unit.rotary, hidden)
+            return self._run_masked(unit, pieces, hidden)
+        if unit.attends:
+            frame = self._frames.for_layers(segment.models, adapters, cast("tuple[int, ...]", layers))
+            frame.prefixes = unit.prefixes
+        elif self._narrowed.isdisjoint(segment.models):
+            frame = self._frames.frame(segment.models, adapters)
+        else:
+            frame = self._behind(segment.models, adapters)
+        rotary = None if unit.rotary is None else self._frames.rotary(segment.models, unit.rotary, hidden)
+        with running(frame):
+            out: Tensor = unit.module(hidden, Where(frame.positions, rotary))
+        return out
+
+    def _run_ahead(
+        self, segment: Segment, uses: Sequence[tuple[Unit, _Keys, _Layers]], at: int, hidden: Tensor
+    ) -> tuple[Tensor, int] | None:
+        """Several units in one call, where the device can: what is behind them, and the number of the next one."""
+        call = self._call(segment, uses, at, hidden)
+        if call is None:
+            return None
+        self.calls.append(call)
+        return call.program.run(hidden, call.frame, call.paging, call.layers, call.rotary), call.end
+
+    def _call(self, segment: Segment, uses: Sequence[tuple[Unit, _Keys, _Layers]], at: int, hidden: Tensor) -> Call | None:
+        found = self._frames.program(segment.models, segment.units, [unit for unit, _, _ in uses], at)
+        if found is None:
+            return None
+        program, end = found
+        ran = uses[at:end]
+        layers = [depths[0] for _, _, depths in ran]
+        if any(keys != ran[0][1] for _, keys, _ in ran) or any(depth != depths[0] for _, _, depths in ran for depth in depths):
+            return None
+        frame, paging, key, rotary = self._frames.frame(segment.models, ran[0][1]), None, None, None
+        for unit, keys, depths in ran:
+            if unit.attends:
+                paged = self._frames.for_layers(segment.models, keys, cast("tuple[int, ...]", depths)).paging
+                paging, key = paged[0].paging if len(paged) == 1 else None, unit.rotary
+                rotary = None if key is None else self._frames.rotary(segment.models, key, hidden)
+                break
+        if not program.takes(hidden, frame, paging, rotary):
+            return None
+        return Call(program, at, end, frame, paging, layers, key, rotary)
+
+    @staticmethod
+    def _run_masked(unit: Unit, pieces: Iterable[Piece], hidden: Tensor) -> Tensor:
+        """A layer that attends by itself runs over one model's rows at a time, as a batch of rows."""
+        parts = []
+        for piece in pieces:
+            with running(piece.frame):
+                out = unit.module(hidden[0, piece.lo : piece.hi].view(piece.rows, -1, hidden.shape[-1]), piece.where)
+            parts.append(out.reshape(1, -1, out.shape[-1]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _uses(self, segment: Segment) -> tuple[Iterable[_Keys], Iterable[_Layers]]:
+        """For every unit of a segment: the adapter on it and the number of its attention layer, for each of the models."""
+        count = len(segment.units)
+        models = [(self._batches[name].model, start) for name, start in zip(segment.models, segment.starts, strict=True)]
+        adapters = zip(*(model.adapters[start : start + count] for model, start in models), strict=True)
+        return adapters, zip(*(model.kv_index[start : start + count] for model, start in models), strict=True)
+
+    def _run_head(self, unit: Unit, segment: Segment, adapters: _Keys, hidden: Tensor) -> None:
+        """The head runs over the rows that need logits, not over every token."""
+        counts = [len(self._picks[name]) for name in segment.models]
+        if not sum(counts):
+            return
+        if hidden.shape[1] != sum(counts):  # a part of a chain that is run for itself
+            edges = itertools.accumulate((self._batches[name].tokens for name in segment.models), initial=0)
+            picks = [base + index for name, base in zip(segment.models, edges, strict=False) for index in self._picks[name]]
+            hidden = hidden[:, put(picks, self._device)]
+        nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64, device=self._device)
+        with running(Frame(nowhere, (), adapter_spans(adapters, counts), kept=self._kept)):
+            logits: Tensor = unit.module(hidden)
+        self._logits.update(zip(segment.models, torch.split(logits[0], counts), strict=True))
+
+    def _record(self, segment: Segment, units: Sequence[Unit], batches: Sequence[Rows]) -> None:
+        """Note what ran; a stitch is told apart from the units around it."""
+        start = segment.starts[0]
+        layers = [placed.layer for placed in batches[0].model.manifest.components[start : start + len(units)]]
+        for lo, hi in _told_apart(units):
+            self.segments.append(
+                SegmentRun(
+                    components=segment.units[lo:hi],
+                    kind=units[lo].kind if hi - lo == 1 else "segment",
+                    layers=tuple(layers[lo:hi]),
+                    models=segment.models,
+                    seqs=sum(len(batch.rows) for batch in batches),
+                    tokens=sum(batch.tokens for batch in batches),
+                )
+            )
+
+
+def _told_apart(units: Sequence[Unit]) -> Iterator[tuple[int, int]]:
+    """Ranges of a segment's units: each stitch alone, what lies between together."""
+    lo = 0
+    for at, unit in enumerate(units):
+        if unit.kind == STITCH:
+            if lo < at:
+                yield lo, at
+            yield at, at + 1
+            lo = at + 1
+    if lo < len(units):
+        yield lo, len(units)

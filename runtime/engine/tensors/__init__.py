@@ -1,0 +1,1 @@
+"""Tensors between devices and processes: conversion, checksums, direct links (BL-33)."""

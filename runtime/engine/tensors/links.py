@@ -1,0 +1,205 @@
+"""Tensors between agents' devices without the host's memory (BL-33): `runtime.direct.Direct` over a rail, an end for each way.
+
+    send       arrays -> one flat tensor of bytes on the device (a view of it, where it is one array) -> Outgoing
+    came       Incoming -> one flat tensor -> arrays, views of it
+
+Contract: of the protocol: one thread calls, and nothing waits but what says so. Arrays are whatever the engine makes: bytes of the host, or
+flat tensors of uint8 (`engine.tensors.convert`); those that come are tensors, or, for an engine that knows none, bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from runtime.config import DirectConfig
+from runtime.direct import CHECKSUM, Came, Said
+from runtime.engine.tensors.checksum import checksum
+from runtime.engine.tensors.convert import bytes_of, flat_of, is_tensor
+from runtime.engine.tensors.endpoints import Incoming, Outgoing
+from runtime.engine.tensors.process_groups import Rail
+from runtime.stages import Array
+
+_log = logging.getLogger(__name__)
+
+#: How long the threads of links are waited for at the end, in seconds.
+_PATIENCE = 2.0
+
+warnings.filterwarnings("ignore", message="The given buffer is not writable")  # what goes out is only read
+
+
+class DirectLinks:
+    """See the top of the file. `as_bytes`: arrays come as bytes of the host's memory, which on a CPU costs nothing."""
+
+    def __init__(self, rail: Rail, config: DirectConfig, as_bytes: bool = False) -> None:
+        self._rail, self._config = rail, config
+        self._shape: Callable[[Tensor], Any] = bytes_of if as_bytes else lambda data: data
+        self._wake: Callable[[], None] = lambda: None
+        self._outgoing: dict[str, Outgoing] = {}
+        self._incoming: dict[str, Incoming] = {}
+        self._announced: dict[tuple[str, int], tuple[Array, ...]] = {}
+        self._said: SimpleQueue[tuple[object, Said]] = SimpleQueue()
+        self._came: SimpleQueue[tuple[Incoming, str, int, Tensor | None, str]] = SimpleQueue()
+
+    @property
+    def rail(self) -> str:
+        return self._rail.name
+
+    def begin(self, wake: Callable[[], None]) -> None:
+        self._wake = wake
+
+    # -- links -----------------------------------------------------------------------------------------------------------
+
+    def offer(self, peer: str) -> None:
+        if peer in self._outgoing:
+            return
+        end: Outgoing
+        end = Outgoing(
+            self._rail, self._config, lambda *told: self._tell(end, peer, True, *told), lambda why: self._ended(end, peer, why), peer
+        )
+        self._outgoing[peer] = end
+        end.begin()
+
+    def met(self, peer: str, outgoing: bool, key: str, value: bytes) -> None:
+        if not outgoing and peer not in self._incoming:
+            self._accept(peer)
+        end = (self._outgoing if outgoing else self._incoming).get(peer)
+        if end is not None:
+            end.met(key, value)
+
+    def over(self, peer: str, outgoing: bool, reason: str) -> None:
+        end = (self._outgoing if outgoing else self._incoming).get(peer)
+        if end is not None:
+            end.end(f"the other end: {reason}")
+
+    def said(self) -> list[Said]:
+        out: list[Said] = []
+        while not self._said.empty():
+            end, said = self._said.get()
+            if self._is_now(end, said.peer, said.outgoing):
+                out.append(said)
+        return out
+
+    def state(self) -> Mapping[str, str]:
+        return {peer: end.state for peer, end in self._outgoing.items()}
+
+    def forget(self, peer: str) -> None:
+        for end in (self._outgoing.pop(peer, None), self._incoming.pop(peer, None)):
+            if end is not None:
+                end.end("that life of it is over")
+        for each in [each for each in self._announced if each[0] == peer]:
+            del self._announced[each]
+
+    def close(self) -> None:
+        """Waits a moment for what is under way."""
+        ends = [*self._outgoing.values(), *self._incoming.values()]
+        self._outgoing, self._incoming = {}, {}
+        for end in ends:
+            end.end("this agent ends")
+        for end in ends:
+            end.join(_PATIENCE / len(ends))
+
+    # -- arrays on their way ---------------------------------------------------------------------------------------------
+
+    def carries(self, peer: str, nbytes: int) -> bool:
+        end = self._outgoing.get(peer)
+        return end is not None and end.carries(nbytes)
+
+    def send(self, peer: str, ticket: int, arrays: Sequence[Array]) -> None:
+        end = self._outgoing.get(peer)
+        if end is None:
+            return
+        try:
+            parts = [self._on_device(array) for array in arrays]
+            whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        except Exception as error:  # no room on the device, say
+            end.end(f"it could not be sent: {type(error).__name__}")
+            return
+        end.send(whole, ticket)
+
+    def expects(self, peer: str) -> bool:
+        return peer in self._incoming
+
+    def expect(self, peer: str, ticket: int, arrays: Sequence[Array]) -> None:
+        self._announced[peer, ticket] = tuple(arrays)
+        self._incoming[peer].expect(ticket, sum(map(_nbytes, arrays)))
+
+    def came(self) -> list[Came]:
+        out: list[Came] = []
+        while not self._came.empty():
+            end, peer, ticket, whole, error = self._came.get()
+            if self._incoming.get(peer) is not end:
+                continue
+            kinds = self._announced.pop((peer, ticket))
+            out.append(Came(peer, ticket, () if whole is None else self._cut(whole, kinds), error))
+        return out
+
+    # -- arrays wherever they lie ----------------------------------------------------------------------------------------
+
+    def hosted(self, array: Array) -> Array:
+        return Array(array.dtype, array.shape, bytes_of(array.data.cpu())) if is_tensor(array) else array
+
+    def joined(self, pieces: Sequence[tuple[Array, int, int]]) -> Array:
+        like = pieces[0][0]
+        parts = []
+        for array, first, last in pieces:
+            data, row = self._on_device(array), _nbytes(array) // array.shape[0]
+            parts.append(data[first * row : last * row])
+        whole = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return Array(like.dtype, (sum(last - first for _, first, last in pieces), *like.shape[1:]), self._shape(whole))
+
+    def digest(self, array: Array) -> str:
+        return CHECKSUM + checksum(flat_of(array))
+
+    # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _accept(self, peer: str) -> None:
+        end: Incoming
+        end = Incoming(
+            self._rail, self._config, lambda *told: self._tell(end, peer, False, *told), lambda why: self._ended(end, peer, why, False),
+            lambda *what: self._arrived(end, peer, *what), peer,
+        )  # fmt: skip
+        self._incoming[peer] = end
+        end.begin()
+
+    def _tell(self, end: object, peer: str, outgoing: bool, key: str, value: bytes) -> None:
+        self._said.put((end, Said(peer, outgoing, key, value)))
+        self._wake()
+
+    def _ended(self, end: object, peer: str, reason: str, outgoing: bool = True) -> None:
+        if self._is_now(end, peer, outgoing):
+            way = "to" if outgoing else "from"
+            _log.warning("the direct link %s %s is over, tensors go by the host's memory: %s", way, peer, reason)
+        self._said.put((end, Said(peer, outgoing, "", b"", reason)))
+        self._wake()
+
+    def _arrived(self, end: Incoming, peer: str, ticket: int, whole: Tensor | None, error: str) -> None:
+        self._came.put((end, peer, ticket, whole, error))
+        self._wake()
+
+    def _is_now(self, end: object, peer: str, outgoing: bool) -> bool:
+        """Whether it is of a life that counts."""
+        return (self._outgoing if outgoing else self._incoming).get(peer) is end
+
+    def _on_device(self, array: Array) -> Tensor:
+        return flat_of(array).to(self._rail.device)
+
+    def _cut(self, whole: Tensor, kinds: Sequence[Array]) -> tuple[Array, ...]:
+        out: list[Array] = []
+        at = 0
+        for kind in kinds:
+            end = at + _nbytes(kind)
+            out.append(Array(kind.dtype, kind.shape, self._shape(whole[at:end])))
+            at = end
+        return tuple(out)
+
+
+def _nbytes(array: Array) -> int:
+    return prod(array.shape) * getattr(torch, array.dtype).itemsize  # type: ignore[no-any-return]

@@ -1,0 +1,142 @@
+"""Attention by one call over all rows, with plain torch as the kernel: the same as gathering, and transformers' tokens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.config import BatchingConfig
+from runtime.engine.attention.gathered import GatheredAttention
+from runtime.engine.attention.interface import How, Tokens
+from runtime.engine.attention.varlen import device_attention, varlen_attention
+from runtime.engine.step.context import Paging, RowSpan
+from runtime.kv.pool import PagePool
+from tests.runtime.engine.chain_family import COUNT as CHAIN_COUNT
+from tests.runtime.engine.chain_family import add_family, agreeing
+from tests.runtime.engine.drive import drive
+from tests.runtime.engine.kernels import PlainVarlen
+from tests.runtime.engine.oracle import greedy, reference, same_tokens
+from tests.runtime.engine.test_equality import COUNT, ask, engine, prompts
+
+HEADS, LAYERS = 4, 3
+
+
+def paging(rows: list[tuple[int, int]], page_tokens: int, head_dim: int, kv_heads: int, strangers: bool) -> Paging:
+    """`rows`: tokens before this step, and in it. `strangers`: every second token of the frame belongs to no row."""
+    half = -(-page_tokens * kv_heads * head_dim * 4 // 64) * 64 + 64  # pages hold more than is used of them
+    groups = [-(-(start + count) // page_tokens) for start, count in rows]
+    pool = PagePool(2 * half * LAYERS * sum(groups), half)
+    pool.clear(range(pool.pages))
+    ids = random.Random(0).sample(range(pool.pages), LAYERS * sum(groups))
+    tables = torch.full((len(rows), LAYERS, max(groups)), pool.padding)
+    spans, at = [], 0
+    for row, (start, count) in enumerate(rows):
+        tables[row, :, : groups[row]] = torch.tensor([ids.pop() for _ in range(LAYERS * groups[row])]).view(LAYERS, -1)
+        spans.append(RowSpan(at, at + count, start))
+        at += count + strangers
+    positions = torch.tensor([p for span in spans for p in range(span.start, span.length)])
+    row_of = torch.tensor([i for i, span in enumerate(spans) for _ in range(span.hi - span.lo)])
+    made = Paging(
+        pool=pool,
+        page_tokens=page_tokens,
+        tokens=torch.tensor([t for span in spans for t in range(span.lo, span.hi)]) if strangers else None,
+        spans=tuple(spans),
+        tables=tables,
+        lengths=torch.tensor([span.length for span in spans]),
+        token_pages=tables[row_of, :, positions // page_tokens].t().contiguous(),
+        token_offsets=positions % page_tokens,
+    )
+    like = torch.empty(0, kv_heads, head_dim)
+    for layer in range(LAYERS):
+        for row, (start, _) in enumerate(rows):
+            before = torch.arange(start)
+            view = made.view(like)
+            view.write(tables[row, layer, before // page_tokens], before % page_tokens, *torch.randn(2, start, kv_heads, head_dim))
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 21), st.sampled_from([1, 1, 1, 2, 7])), min_size=1, max_size=6),
+    page_tokens=st.sampled_from([1, 3, 4, 16]),
+    kv_heads=st.sampled_from([1, 2, 4]),
+    head_dim=st.sampled_from([8, 16]),
+    how=st.builds(How, st.sampled_from([None, 1.0]), st.sampled_from([None, 1, 5, 64])),
+    strangers=st.booleans(),
+    ends=st.booleans(),
+)
+def test_the_same_as_gathering(rows, page_tokens, kv_heads, head_dim, how, strangers, ends):
+    torch.manual_seed(0)
+    pages, plain = paging(rows, page_tokens, head_dim, kv_heads, strangers), PlainVarlen(ends=ends)
+    tokens = pages.spans[-1].hi
+    for layer in range(LAYERS):
+        query, (key, value) = torch.randn(tokens, HEADS, head_dim), torch.randn(2, tokens, kv_heads, head_dim)
+        outs = []
+        for maker in (GatheredAttention, varlen_attention(plain.kernel)):
+            made = maker(pages)
+            made.keep(layer, key, value)
+            outs.append(torch.zeros(tokens, HEADS, head_dim))
+            made.decode(layer, Tokens(query, key, value, how), outs[-1])
+            made.chunks(layer, Tokens(query, key, value, how), outs[-1])
+        torch.testing.assert_close(outs[1], outs[0], rtol=1e-5, atol=2e-6)
+    assert plain.rows == [len(rows)] * LAYERS, "one call for all rows of a layer"
+
+
+@pytest.mark.parametrize(
+    ("page_tokens", "head_dim", "how", "multiple"),
+    [(4, 8, How(softcap=2.0), 1), (4, 12, How(), 1), (4, 264, How(), 1), (4, 8, How(), 256)],
+)
+def test_what_the_kernel_does_not_take_is_gathered(page_tokens, head_dim, how, multiple):
+    torch.manual_seed(0)
+    pages, plain = paging([(9, 1), (2, 5)], page_tokens, head_dim, 2, False), PlainVarlen(multiple)
+    query, (key, value) = torch.randn(6, HEADS, head_dim), torch.randn(2, 6, 2, head_dim)
+    outs = []
+    for maker in (GatheredAttention, varlen_attention(plain.kernel)):
+        made = maker(pages)
+        made.keep(1, key, value)
+        outs.append(torch.zeros(6, HEADS, head_dim))
+        made.decode(1, Tokens(query, key, value, how), outs[-1])
+        made.chunks(1, Tokens(query, key, value, how), outs[-1])
+    assert torch.equal(*outs)
+    assert plain.calls == 0
+
+
+def with_kernel(made, plain: PlainVarlen):
+    made._residents.units.attention = varlen_attention(plain.kernel)
+    return made
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen3", "gemma2", "gpt_neox", "opt"])
+def test_tokens_of_mixed_batches(bench, family):
+    """A pool too small for all, chunks of at most six tokens, arrivals in mid-flight; Gemma 2's soft caps are gathered."""
+    name = bench.family(family, seed=3)
+    model, plain = reference(bench.folders[name]), PlainVarlen(ends=True)
+    wanted = prompts(2, (9, 2, 21, 13, 1, 17))
+    made = with_kernel(engine(bench, name, pages=3 * 15), plain)
+    out = drive(made, {3 * i: [ask(name, p, f"{i}")] for i, p in enumerate(wanted)}, BatchingConfig(token_budget=6, max_sequences=6))
+    for i, prompt in enumerate(wanted):
+        assert same_tokens(model, prompt, greedy(model, prompt, COUNT), out.tokens(f"{i}")) == len(out.tokens(f"{i}"))
+    assert (plain.calls > 0) == (family != "gemma2")
+
+
+def test_tokens_of_layers_at_other_depths_and_pages_of_other_sizes(bench):
+    add_family(bench)
+    names = ["narrow", "lora", "stitched", "pruned", "shifted", "repeated and stitched"]
+    plain = PlainVarlen()
+    made = with_kernel(engine(bench, *names), plain)
+    assert len({spec.page_tokens for spec in made.models()}) > 1
+    wanted = {name: [(f"{name}.{i}", p) for i, p in enumerate(prompts(n, (4, 11)))] for n, name in enumerate(names)}
+    requests = [ask(name, p, seq, ignore_eos=True) for i in range(2) for name in names for seq, p in [wanted[name][i]]]
+    out = drive(made, {i // 3: requests[i : i + 3] for i in range(0, len(requests), 3)}, BatchingConfig(24, max_sequences=14))
+    for name in names:
+        out.events.update({seq: out.events[seq][:CHAIN_COUNT] for seq, _ in wanted[name]})
+        assert agreeing(bench, name, wanted[name], out, torch.float32) == 2 * CHAIN_COUNT, name
+    assert plain.calls > 0
+
+
+def test_no_kernel_without_a_gpu():
+    assert device_attention(torch.device("cpu")) is GatheredAttention

@@ -1,0 +1,104 @@
+"""Attention over a dense batch's store: the kernels' is torch's over the padded rectangle, whatever rows and columns do."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from runtime.engine.attention.interface import How, Tokens
+from runtime.engine.dense.kv_store import Slab
+from runtime.engine.kernels.bindings import Kernels
+from runtime.engine.kernels.build import NoKernels
+
+HEADS, KV_HEADS, DIM = 4, 2, 24
+
+
+def kernels() -> Kernels:
+    try:
+        return Kernels()
+    except NoKernels as why:
+        pytest.skip(str(why))
+
+
+def tokens(count: int, chance: torch.Generator, how: How) -> Tokens:
+    query, key, value = (torch.randn(count, heads, DIM, generator=chance) for heads in (HEADS, KV_HEADS, KV_HEADS))
+    return Tokens(query, key, value, how)
+
+
+def computed(slab: Slab, now: Tokens) -> Tokens:
+    """A window's tokens among all that is computed of it; what stands beside them must not matter."""
+    window = slab.window
+    count = sum(place.count + place.empty for place in window.places)
+    at = slice(None) if window.tokens is None else window.tokens
+    out = []
+    for x in now[:3]:
+        wide = torch.full((count, *x.shape[1:]), 1e3)
+        wide[at] = x
+        out.append(wide)
+    return Tokens(*out, now.how)
+
+
+def attended(slab: Slab, now: Tokens, by: Kernels | None) -> torch.Tensor:
+    out = slab.attend(0, computed(slab, now), by)
+    assert torch.isfinite(out).all()
+    return out if slab.window.tokens is None else out[slab.window.tokens]
+
+
+@pytest.mark.parametrize("how", [How(), How(scaling=0.3), How(window=5), How(softcap=2.0)])
+def test_as_over_the_rectangle(how):
+    """Four stores of one content live through the same random windows, rows that come and go, and growth: all of a window is computed, or
+    its tokens and some empty rows, with the kernels and without.
+    """
+    chance, rng = torch.Generator().manual_seed(0), random.Random(0)
+    slabs = [Slab(1, torch.device("cpu")) for _ in range(4)]
+    lengths: list[int] = []
+    for turn in range(40):
+        for slab in slabs:
+            slab.columns.release()
+            slab.shape(max(slab.stored_rows, len(lengths) + 1), max(slab.columns.capacity, slab.columns.needed + 12))
+        if len(lengths) > 3 or (lengths and rng.random() < 0.2):
+            row = rng.randrange(len(lengths))
+            for slab in slabs:
+                slab.leave(row)
+            lengths[row] = lengths[-1]
+            lengths.pop()
+        if not lengths or rng.random() < 0.4:
+            for slab in slabs:
+                slab.enter(None)
+            lengths.append(0)
+        counts = [rng.choice((0, 1, 1, 1, 3)) if length else rng.randint(1, 9) for length in lengths]
+        counts[rng.randrange(len(counts))] = 2
+        filled = [row for row, count in enumerate(counts) if not count][:2]
+        for number, slab in enumerate(slabs):
+            slab.begin(counts, lengths, filled if number % 2 else None)
+        lengths = [length + count for length, count in zip(lengths, counts, strict=True)]
+        now = tokens(sum(counts), chance, how)
+        whole, *others = (attended(slab, now, kernels() if number > 1 else None) for number, slab in enumerate(slabs))
+        for other in others:
+            torch.testing.assert_close(other, whole, atol=2e-5, rtol=2e-5, msg=lambda text, turn=turn: f"turn {turn}: {text}")
+    for first, *rest in zip(*(slab.drain() for slab in slabs), strict=True):
+        for other in rest:
+            assert other.tokens == first.tokens and all(torch.equal(a, b) for a, b in zip(first.k, other.k, strict=True))
+
+
+def test_a_rows_result_does_not_depend_on_the_window():
+    """Bit for bit: alone, or beside rows that are longer, wider, or not there any more."""
+    alone, beside = Slab(1, torch.device("cpu")), Slab(1, torch.device("cpu"))
+    own, foreign = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
+    for slab in (alone, beside):
+        slab.shape(3, 40)
+        slab.enter(None)
+    beside.enter(None)
+    length = reached = 0
+    for count, other in ((4, 9), (1, 3), (1, 1), (1, 6)):
+        mine = tokens(count, own, How())
+        alone.begin([count], [length], ())
+        beside.begin([count, other], [length, reached], ())
+        reached += other
+        theirs = tokens(other, foreign, How())
+        both = Tokens(*(torch.cat((a, b)) for a, b in zip(mine[:3], theirs[:3], strict=True)), How())
+        expected = alone.attend(0, mine, kernels())
+        assert torch.equal(beside.attend(0, both, kernels())[:count], expected)
+        length += count

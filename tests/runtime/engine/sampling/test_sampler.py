@@ -1,0 +1,139 @@
+"""Sampling: greedy and truncation rules against plain arithmetic, draws that depend on seed and index only."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.engine.layers.operations import NativeOperations
+from runtime.engine.sampling.sampler import Draw, sample, uniform
+from runtime.types import SamplingParams
+from tests.runtime.engine.compiled import needs_kernels
+
+VOCAB = 12
+
+
+def draw(seq="s", generated=0, prompt=(), output=(), stops=(), **params) -> Draw:
+    return Draw(seq, SamplingParams(max_tokens=8, **params), generated, prompt, output, stops)
+
+
+def logits(seed=0, rows=1):
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed))
+
+
+def support(row, count=400, **params) -> set[int]:
+    draws = [draw(generated=i, temperature=1.0, seed=3, **params) for i in range(count)]
+    return {s.token for s in sample(row.expand(count, -1), draws)}
+
+
+def test_greedy_takes_the_largest():
+    rows = logits(rows=5)
+    assert [s.token for s in sample(rows, [draw() for _ in range(5)])] == rows.argmax(-1).tolist()
+
+
+@needs_kernels
+def test_a_device_with_kernels_takes_the_same_tokens():
+    """Ties, infinities, rows that hold NaN, biases, rows that draw beside greedy ones, logits in half precision and out of order."""
+    from runtime.engine.kernels.bindings import Kernels
+
+    rows = logits(rows=40).round(decimals=1)
+    rows[1], rows[2], rows[3, -1], rows[4, 5], rows[5, [3, 9]] = 0.5, -math.inf, math.nan, math.inf, 99.0
+    draws = [draw(temperature=1.0 if at % 4 == 3 else 0.0, seed=at, logit_bias=((at % 7, 4.0),) if at % 5 == 0 else ()) for at in range(40)]
+    for each in (rows, rows.bfloat16(), rows.t().contiguous().t(), rows[:, :7]):
+        assert sample(each, draws, NativeOperations(Kernels()).largest) == sample(each, draws)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.integers(1, VOCAB))
+def test_top_k_keeps_exactly_the_k_best(seed, k):
+    row = logits(seed)
+    best = set(torch.topk(row[0], k).indices.tolist())
+    assert support(row * 0.2, top_k=k) <= best
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 1000), st.floats(0.05, 0.95))
+def test_top_p_keeps_the_smallest_set_that_reaches_p(seed, p):
+    row = logits(seed)
+    probabilities = sorted(enumerate(torch.softmax(row[0], -1).tolist()), key=lambda pair: -pair[1])
+    kept, total = set(), 0.0
+    for token, probability in probabilities:
+        if total >= p:
+            break
+        kept.add(token)
+        total += probability
+    assert support(row, top_p=p) <= kept
+
+
+def test_min_p_drops_what_is_far_below_the_best():
+    row = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    assert support(row, min_p=0.25) == {0, 1, 2}
+
+
+def test_draws_follow_the_distribution():
+    row = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
+    count = 20_000
+    tokens = Counter(s.token for s in sample(row.expand(count, -1), [draw(generated=i, temperature=1.0, seed=1) for i in range(count)]))
+    for token, probability in enumerate((0.5, 0.3, 0.15, 0.05)):
+        assert abs(tokens[token] / count - probability) < 4 * math.sqrt(probability * (1 - probability) / count)
+
+
+def test_a_draw_depends_on_seed_and_index_not_on_the_batch():
+    rows = logits(rows=6)
+    draws = [draw(generated=i, temperature=0.8, seed=i, top_p=0.9) for i in range(6)]
+    together = [s.token for s in sample(rows, draws)]
+    alone = [sample(rows[i : i + 1], [draws[i]])[0].token for i in range(6)]
+    backwards = [s.token for s in sample(rows.flip(0), draws[::-1])][::-1]
+    assert together == alone == backwards
+    assert uniform(1, 2) != uniform(2, 1) and 0 <= uniform(5, 5) < 1
+
+
+def test_penalties_are_openais_and_transformers_arithmetic():
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    row = logits(4)
+    output, prompt = [3, 3, 5], [1, 5]
+    expected = row.clone()
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([prompt + output]), expected)
+    expected[0, 3] -= 2 * 0.6 + 0.4
+    expected[0, 5] -= 0.6 + 0.4
+    got = sample(row, [draw(prompt=prompt, output=output, repetition_penalty=1.7, frequency_penalty=0.6, presence_penalty=0.4)])
+    assert got[0].token == expected.argmax().item()
+    assert torch.equal(row, logits(4)), "the input is not modified"
+
+
+def test_minimum_length_masks_every_stop_until_it_is_reached():
+    row = torch.zeros(1, VOCAB)
+    row[0, 2], row[0, 7] = 9.0, 8.0
+    assert sample(row, [draw(min_tokens=3, generated=2, stops=(2, 7))])[0].token not in (2, 7)
+    assert sample(row, [draw(min_tokens=3, generated=3, stops=(2, 7))])[0].token == 2
+
+
+def test_bias_moves_the_choice_but_not_the_logprob():
+    row = logits(2)
+    worst = int(row.argmin())
+    got = sample(row, [draw(logit_bias=((worst, 100.0),), logprobs=2)])[0]
+    raw = torch.log_softmax(row[0], -1)
+    assert got.token == worst
+    assert got.logprob == pytest.approx(raw[worst].item(), abs=1e-6)
+    assert [t.token for t in got.top] == torch.topk(raw, 2).indices.tolist()
+
+
+def test_only_rows_that_ask_get_logprobs():
+    rows = logits(rows=2)
+    plain, asked = sample(rows, [draw("a"), draw("b", logprobs=0)])
+    assert plain.logprob is None and plain.top == ()
+    assert asked.logprob == pytest.approx(torch.log_softmax(rows[1], -1).max().item(), abs=1e-6) and asked.top == ()
+
+
+def test_a_row_that_is_no_number_gets_some_token_and_leaves_the_others_theirs():
+    rows = torch.cat([logits(4), torch.full((1, VOCAB), math.nan), logits(5)])
+    draws = [draw(temperature=1.0, seed=seed, top_k=3, top_p=0.9) for seed in range(3)]
+    got = [each.token for each in sample(rows, draws)]
+    assert 0 <= got[1] < VOCAB
+    assert [got[0], got[2]] == [sample(rows[at : at + 1], [draws[at]])[0].token for at in (0, 2)]

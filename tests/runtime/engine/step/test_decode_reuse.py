@@ -1,0 +1,173 @@
+"""Decode steps that go on from the one before give the very bits of steps that are made anew, whoever comes, goes, moves or turns back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runtime.types import SamplingParams
+from tests.runtime.engine.carry import Carrier
+from tests.runtime.engine.compiled import needs_kernels
+from tests.runtime.engine.executors.test_stage import add, engines, length
+from tests.runtime.engine.test_equality import prompts
+
+pytestmark = needs_kernels
+
+SAMPLING = SamplingParams(14, ignore_eos=True, logprobs=2)
+
+
+@pytest.fixture(scope="module")
+def family(bench):
+    add(bench, "float32")
+    return bench
+
+
+def carriers(family, count: int) -> tuple[Carrier, Carrier]:
+    """One whose engines go on from step to step, and one whose engines make every step anew."""
+    made = Carrier(*engines(family, count, kernels="native")), Carrier(*engines(family, count, kernels="native"))
+    for place in made[1].places:
+        place.engine._again = None
+    return made
+
+
+def followed(carrier: Carrier) -> list[int]:
+    return [place.engine._again.followed for place in carrier.places]
+
+
+def sampled(carrier: Carrier):
+    return {seq: one.sampled for seq, one in carrier.seqs.items()}
+
+
+def test_rows_that_go_on_over_pages_and_over_devices(family):
+    """Pages of four tokens: rows get new ones at different steps. The chain comes back to the first device, whose steps take turns."""
+    mine, anew = carriers(family, 2)
+    end = length(family, "llama")
+    for carrier in (mine, anew):
+        for number, prompt in enumerate(prompts(1, (3, 9, 6, 4))):
+            carrier.add(f"s{number}", "llama", prompt, SAMPLING, [(0, 0, 3), (1, 3, 5), (0, 5, end)])
+        carrier.run()
+    assert sampled(mine) == sampled(anew)
+    assert followed(mine) == [2 * (SAMPLING.max_tokens - 2), SAMPLING.max_tokens - 2], "all but the prompts' step and the first decode"
+
+
+def test_models_that_run_the_same_units(family):
+    """A base and an adapter of it in one call; a third model beside them parts the step, and it is made anew."""
+    mine, anew = carriers(family, 1)
+    for carrier in (mine, anew):
+        first, second, third = prompts(2, (5, 7, 6))
+        carrier.add("plain", "llama", first, SAMPLING, [(0, 0, length(family, "llama"))])
+        carrier.add("lora", "lora", second, SAMPLING, [(0, 0, length(family, "lora"))])
+        carrier.add("again", "llama", third, SAMPLING, [(0, 0, length(family, "llama"))])
+        for _ in range(6):
+            carrier.step()
+        if carrier is mine:
+            together = followed(mine)
+        carrier.add("other", "stitched", first, replace(SAMPLING, max_tokens=3), [(0, 0, length(family, "stitched"))])
+        for _ in range(3):
+            carrier.step()
+        if carrier is mine:
+            assert followed(mine) == together == [4]
+        carrier.run()
+    assert sampled(mine) == sampled(anew) and followed(mine) > together
+
+
+def test_sequences_that_come_and_go(family):
+    mine, anew = carriers(family, 2)
+    texts = prompts(3, (4, 6, 11, 5))
+    hops = [(0, 0, 4), (1, 4, length(family, "llama"))]
+    for carrier in (mine, anew):
+        for number in (0, 1):
+            carrier.add(f"s{number}", "llama", texts[number], SAMPLING, hops)
+        for step in range(12):
+            if step == 4:
+                carrier.add("s2", "llama", texts[2], SAMPLING, hops)
+            if step == 7:
+                carrier.drop("s0")
+            if step == 9:
+                carrier.add("s0", "llama", texts[3], SAMPLING, hops)  # the same name, another sequence
+            carrier.step(6)
+        carrier.run()
+    assert sampled(mine) == sampled(anew) and min(followed(mine)) > 8
+
+
+def test_a_row_that_turns_back(family):
+    """What was computed last is forgotten and run again, as behind a wrong prediction; pages that came meanwhile are known."""
+    mine, anew = carriers(family, 1)
+    for carrier in (mine, anew):
+        one = carrier.add("a", "llama", prompts(4, (6,))[0], SAMPLING, [(0, 0, length(family, "llama"))])
+        for step in range(10):
+            if step in (4, 5, 8):
+                one.computed -= 1
+                one.tokens.pop()
+                one.sampled.pop()
+                carrier.places[0].book.rewind("a@0", one.computed)
+            carrier.step()
+    assert sampled(mine) == sampled(anew)
+
+
+def test_prompts_of_one_token_at_a_time_beside_answers(family):
+    """Rows of one token each that sample nothing yet, before one that does: what is sampled is the right row's."""
+    mine, anew = carriers(family, 1)
+    for carrier in (mine, anew):
+        for number, prompt in enumerate(prompts(7, (9, 2, 5))):
+            carrier.add(f"s{number}", "llama", prompt, SAMPLING, [(0, 0, length(family, "llama"))])
+        carrier.run(1)
+    assert sampled(mine) == sampled(anew) and followed(mine)[0] > 0
+
+
+def test_a_piece_of_a_prompt_behind_one_of_a_single_token(family):
+    """It begins one token on, too, and is longer; in a part without a head nothing else tells the two apart."""
+    mine, anew = carriers(family, 2)
+    for carrier in (mine, anew):
+        carrier.add("a", "llama", prompts(8, (9,))[0], SAMPLING, [(0, 0, 3), (1, 3, length(family, "llama"))])
+        for chunk in (1, 4, 1, 1):
+            carrier.step(chunk)
+        carrier.run()
+    assert sampled(mine) == sampled(anew) and min(followed(mine)) > 0
+
+
+@pytest.mark.filterwarnings("ignore:Setting .save_embedding_layers")
+def test_an_adapter_on_embedding_and_head_beside_its_base(family):
+    """They run outside of the call, by a frame of their own."""
+    if "everywhere" not in family.folders:
+        family.lora("llama", "everywhere", seed=8, target_modules=["q_proj", "embed_tokens", "lm_head"])
+    mine, anew = carriers(family, 1)
+    for carrier in (mine, anew):
+        for name, prompt in zip(("llama", "everywhere"), prompts(9, (5, 7)), strict=True):
+            carrier.add(name, name, prompt, SAMPLING, [(0, 0, length(family, name))])
+        carrier.run()
+    assert sampled(mine) == sampled(anew) and followed(mine) == [SAMPLING.max_tokens - 2]
+
+
+def test_stages_that_come_and_go_between_steps(family):
+    mine, anew = carriers(family, 1)
+    for carrier in (mine, anew):
+        carrier.add("a", "llama", prompts(5, (6,))[0], SAMPLING, [(0, 0, length(family, "llama"))])
+        for step in range(8):
+            if step == 4:
+                carrier.add("b", "lora", prompts(5, (3,))[0], SAMPLING, [(0, 0, length(family, "lora"))])
+                carrier.step()
+                carrier.drop("b")
+            carrier.step()
+    assert sampled(mine) == sampled(anew)
+
+
+def test_a_failed_step_is_not_gone_on_from(family):
+    """Hidden states that do not fit fail a step that would have gone on; the next one is made anew."""
+    mine, anew = carriers(family, 2)
+    for carrier in (mine, anew):
+        carrier.add("a", "llama", prompts(6, (6,))[0], SAMPLING, [(0, 0, 3), (1, 3, length(family, "llama"))])
+        for _ in range(4):
+            carrier.step()
+        engine = carrier.places[1].engine
+        run, engine.run = engine.run, lambda plan, inputs, run=engine.run: (_refused(run, plan), run(plan, inputs))[1]
+        carrier.step()
+        engine.run = run
+        carrier.run()
+    assert sampled(mine) == sampled(anew)
+
+
+def _refused(run, plan):
+    with pytest.raises(ValueError):
+        run(plan, {})
