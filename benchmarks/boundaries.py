@@ -20,7 +20,7 @@ from benchmarks.reports import deliver
 from runtime.agent.commands import Move, Pause, Resume
 from runtime.agent.relay import Relay
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig
-from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.scheduler import Scheduler
 from runtime.sim.clock import EventClass
 from runtime.sim.driver import Simulation
 from runtime.sim.engine import Host, SimEngine

@@ -22,7 +22,7 @@ from runtime.agent.relay import Relay
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import PROTOCOL, Done, Go, Load, Loaded, Open, Ready
-from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.scheduler import Scheduler
 from runtime.stages import Array, StageResult
 from runtime.types import Sampled, SamplingParams, SequenceRequest, StepResult
 

@@ -16,7 +16,7 @@ from cli.wiring import check_device, within_memory
 from runtime.agent.commands import Serve
 from runtime.cluster.driver import ClusterDriver
 from runtime.policy.profiles import DeviceProfile
-from runtime.scheduler.adaptive import Adaptation
+from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.trace import TraceSink
 from zoo.errors import NotServable
 

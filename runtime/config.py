@@ -191,7 +191,7 @@ class ClusterConfig:
     BL-22); 0: as many as a step takes. `dispatch`, `offered`: see there. `control`: what happens by the clock. `speculation`: hops that
     are predicted. `deaths`: devices that may die in a row with a sequence's row, before its next token; then it ends. From the second on
     it runs beside no other such sequence, so that it is known who kills devices. `row_seconds`: how long all devices of a sequence's path
-    may say that they have nothing to do while a row of it is under way; then it runs again (`scheduler.overdue`), and ends after as many
+    may say that they have nothing to do while a row of it is under way; then it runs again (`scheduler.decode.stall_detector`), and ends after as many
     in a row. 0: however long.
     """
 

@@ -69,8 +69,8 @@ def simulate(
 def _replay(log: Path, as_json: bool) -> None:
     """Exit code 1 where the answers differ."""
     from cli.output import print_json, say_error
-    from runtime.scheduler.record import Diverged
-    from runtime.scheduler.record import replay as played
+    from runtime.scheduler.observe.replay_log import Diverged
+    from runtime.scheduler.observe.replay_log import replay as played
 
     try:
         events, differs = played(log), None

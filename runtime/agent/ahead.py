@@ -14,7 +14,7 @@ scheduler counts as computed, and only what it counts is shared, lent or moved (
 through, so that behind D rows come in order: p tentative, p real (unless it stood), p + 1 tentative …
 The stand-in attends, so it has a table of its own here, which every row of the sequence fills, predicted or not.
 Exact: a prediction stands if it has the same bits. The token that came of another is only a guess: by it the scheduler sends row p + 1 on
-its way (`scheduler.tries`), so that the hops before D and D itself need not wait for those behind. If the token proves to be another,
+its way (`scheduler.speculation.in_flight`), so that the hops before D and D itself need not wait for those behind. If the token proves to be another,
 row p + 1 is sent again under a new turn, and supersedes what began at its start wherever it comes. Close, death and preemption end an
 epoch as ever: tentative rows have nothing of their own that could be left. A moved sequence goes on without.
 

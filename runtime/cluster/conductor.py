@@ -40,8 +40,8 @@ from runtime.cluster.errors import public
 from runtime.cluster.routes import Routes
 from runtime.cluster.stranded import Hopeless, Strandings, ending, whys
 from runtime.messages import Message
-from runtime.scheduler.cluster import Scheduler
-from runtime.scheduler.record import Handler
+from runtime.scheduler.observe.replay_log import Handler
+from runtime.scheduler.scheduler import Scheduler
 from runtime.types import SequenceRequest
 
 _log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class Conductor:
     Args:
         changed: the lock, notified after whatever has happened. routes: who hears of which sequence, behind it.
         died: told once why it ended, by its thread, without the lock.
-        handler: what stands in the scheduler's place when something has happened (`scheduler.record`).
+        handler: what stands in the scheduler's place when something has happened (`scheduler.observe.replay_log`).
     """
 
     def __init__(

@@ -34,9 +34,9 @@ from runtime.cluster.sight import Sight
 from runtime.cluster.streams import Sink
 from runtime.cluster.version import own_version
 from runtime.config import ClusterConfig
-from runtime.scheduler.adaptive import Adaptation
-from runtime.scheduler.cluster import Scheduler
-from runtime.scheduler.record import Recorder, head_of
+from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.scheduler.observe.replay_log import Recorder, head_of
+from runtime.scheduler.scheduler import Scheduler
 from runtime.stages import Block, Chain, Surrogate
 from runtime.trace import TraceSink
 from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
@@ -60,7 +60,7 @@ class ClusterDriver(Reception):
         config, lives: of the scheduler; of the agents' restarts.
         adaptation: what adaptive requests may get. describe: how models that are asked for later are served; None: there are none.
         surrogates: by model, cheaper stand-ins of parts of it (BL-25).
-        log: takes lines of the scheduler's log (`scheduler.record`), on its thread.
+        log: takes lines of the scheduler's log (`scheduler.observe.replay_log`), on its thread.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class ClusterDriver(Reception):
         return self.sight.state()
 
     def picture(self) -> Mapping[str, Any]:
-        """Devices, instances, chains, moves (`scheduler.picture`)."""
+        """Devices, instances, chains, moves (`scheduler.observe.snapshot`)."""
         return self.sight.picture()
 
     def agents(self) -> tuple[AgentFacts, ...]:

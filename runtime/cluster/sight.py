@@ -12,11 +12,11 @@ from runtime.cluster.crew import Crew
 from runtime.cluster.lives import AgentFacts
 from runtime.cluster.stranded import Strandings
 from runtime.messages import Report
-from runtime.scheduler.cluster import Scheduler
-from runtime.scheduler.devices import Device
-from runtime.scheduler.moving import HandoverCounts
-from runtime.scheduler.picture import picture_of
-from runtime.scheduler.speculation import SpeculationCounts
+from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.migration.migration import HandoverCounts
+from runtime.scheduler.observe.snapshot import picture_of
+from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.speculation.speculation import SpeculationCounts
 from runtime.stages import Chain
 from runtime.types import EngineMemory, ModelSpec
 
@@ -55,7 +55,7 @@ class Sight:
             return {stage: refusal.why for device in self._scheduler.devices for stage, refusal in device.refusals.items()}
 
     def picture(self) -> Mapping[str, Any]:
-        """Devices, instances, chains, moves (`scheduler.picture`)."""
+        """Devices, instances, chains, moves (`scheduler.observe.snapshot`)."""
         with self._changed:
             picture = picture_of(self._scheduler)
         return picture.document()  # which takes longer: the scheduler need not wait for it

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from runtime.agent.commands import Emit, Moving, Replace, SchedulerCommand, Send, Updated
 from runtime.messages import Close, Drop, Go, Load, Message, Open
-from runtime.scheduler.members import Member
-from runtime.scheduler.tries import Try
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.speculation.in_flight import Try
 from runtime.stages import Path, RunAhead, Stage
 from runtime.types import SequenceRequest, TokenEvent
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from runtime.agent.narrator import Narrator
 from runtime.agent.state import Tally
 from runtime.config import ClusterConfig
-from runtime.scheduler.devices import Devices
-from runtime.scheduler.ledger import Ledger
-from runtime.scheduler.members import Member
+from runtime.scheduler.admission.waiting_queue import WaitingRoom
+from runtime.scheduler.devices.devices import Devices
+from runtime.scheduler.kv.page_accounting import Ledger
+from runtime.scheduler.kv.prefix_index import Prefixes
 from runtime.scheduler.outbox import Outbox
-from runtime.scheduler.prefixes import Prefixes
-from runtime.scheduler.provision import Provision
-from runtime.scheduler.waiting import WaitingRoom
+from runtime.scheduler.placement.provision import Provision
+from runtime.scheduler.sequences.sequence import Member
 from runtime.stages import Chain, Stage, Variant
 
 

@@ -40,7 +40,7 @@ from runtime.agent.commands import (
 )
 from runtime.agent.queue import Lane
 from runtime.messages import PROTOCOL, Message, Ready
-from runtime.scheduler.record import Handler
+from runtime.scheduler.observe.replay_log import Handler
 from runtime.sim.clock import EventClass, VirtualClock
 from runtime.sim.engine import hollow_rows
 from runtime.sim.ledger import Ledger, Sample

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.policy.routing.variants import DispatchLimits
-from runtime.scheduler.adaptive import Adaptation
+from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.sim.costs import Work, table_cost
 from runtime.sim.families import Family, Part
 from runtime.sim.hardware import Gpu

@@ -16,9 +16,9 @@ from typing import TextIO
 from runtime.agent.queue import Lane
 from runtime.agent.relay import Relay
 from runtime.policy.routing.variants import DispatchLimits
-from runtime.scheduler.adaptive import Adaptation
-from runtime.scheduler.cluster import Scheduler
-from runtime.scheduler.record import Handler, Recorder, head_of
+from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.scheduler.observe.replay_log import Handler, Recorder, head_of
+from runtime.scheduler.scheduler import Scheduler
 from runtime.sim.demand import Demand
 from runtime.sim.driver import Simulation
 from runtime.sim.engine import Host, SimEngine
@@ -80,7 +80,7 @@ def play(
     faults: Sequence[tuple[int, str]] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Played:
-    """One policy of a scenario on a demand. `log`: of the scheduler, for `scheduler.record.replay`.
+    """One policy of a scenario on a demand. `log`: of the scheduler, for `scheduler.observe.replay_log.replay`.
 
     Raises InputError: no such policy, a file that cannot be written.
     """

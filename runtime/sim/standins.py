@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from runtime.scheduler.variants import ScoredPair, variants_of
 from runtime.sim.families import Family, Part
+from runtime.sim.models.variants import ScoredPair, variants_of
 from runtime.stages import Block, BlockUse, Chain, Surrogate, Variant
 from zoo.errors import InputError
 

@@ -16,7 +16,7 @@ from cli.output import plain_console, print_table
 from cli.top import look, picture
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.scheduler.picture import picture_of
+from runtime.scheduler.observe.snapshot import picture_of
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 from zoo.errors import InputError

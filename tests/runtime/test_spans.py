@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.spans import Spans
-from tests.runtime.scheduler.test_cluster import CUTS, M, N, some
+from tests.runtime.scheduler.test_scheduler import CUTS, M, N, some
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 
 pytest.importorskip("opentelemetry.sdk", reason="the extra otel is not installed")

@@ -28,7 +28,7 @@ from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.catalog.surrogates import surrogates_of
 from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.models.registry import half_page
-from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.scheduler import Scheduler
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.chains import put_chain, put_stitch
 from tests.runtime.engine.conftest import Bench

@@ -1,6 +1,6 @@
 """`kill -9` of an agent's process in each phase of its work, in which it is held until it is dead (`benchmarks.phases`).
 
-The same, event by event, under the virtual clock: `tests/runtime/scheduler/test_deaths.py`.
+The same, event by event, under the virtual clock: `tests/runtime/scheduler/devices/test_deaths.py`.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from cli.clusters import start_cluster
 from cli.serve_options import gather
 from runtime.cluster.driver import ClusterDriver
 from runtime.config import ClusterConfig, ControlConfig, SpeculationConfig
-from runtime.scheduler.cluster import Scheduler
-from runtime.scheduler.orders import Drain, Wish
+from runtime.scheduler.controllers.actions import Drain, Wish
+from runtime.scheduler.scheduler import Scheduler
 from runtime.stages import devices_of
 from tests.runtime.cluster.clusters import eventually
 from tests.runtime.cluster.real import MODELS, Load, Question, answers_of, asked, cluster, on_scheduler, put_family, tokens

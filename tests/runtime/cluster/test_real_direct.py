@@ -12,7 +12,7 @@ import pytest
 from cli.clusters import start_cluster
 from cli.serve_options import gather
 from runtime.config import ClusterConfig, DirectConfig, SpeculationConfig
-from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.scheduler import Scheduler
 from runtime.stages import devices_of
 from tests.runtime.cluster.clusters import eventually
 from tests.runtime.cluster.real import MODELS, Load, Question, answers_of, asked, cluster, on_scheduler, put_family

@@ -43,8 +43,8 @@ from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, expected
 from runtime.messages import PROTOCOL, Pages, Ready
-from runtime.scheduler.adaptive import Adaptation
-from runtime.scheduler.cluster import Scheduler
+from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.scheduler.scheduler import Scheduler
 from runtime.stages import Array, Block, Chain, Likeness, StageEngine, Surrogate, devices_of
 from runtime.types import SequenceRequest, StepPlan, TokenEvent
 from tests.runtime.virtual import ListTrace, Told

@@ -15,9 +15,9 @@ from runtime.config import ClusterConfig, ServerConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.frontend.tokenizer import Tokenizer
-from runtime.scheduler.adaptive import Adaptation
+from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.types import SamplingParams
-from tests.runtime.scheduler.test_adaptive import variant_of
+from tests.runtime.scheduler.admission.test_variant_choice import variant_of
 from tests.runtime.server.harness import FakeSource, serving
 
 OWN = counting_model("org/base", "1 2* 3 4* 5* 6", max_model_len=256, vocab_size=320)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime.scheduler.record import digest_of
+from runtime.scheduler.observe.replay_log import digest_of
 from runtime.sim.play import assemble
 from runtime.sim.scenario import Scenario, scenario_of
 

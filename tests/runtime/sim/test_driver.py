@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from runtime.scheduler.record import Diverged, replay
+from runtime.scheduler.observe.replay_log import Diverged, replay
 from runtime.sim.driver import Stalled
 from runtime.sim.play import Played, assemble, play
 from runtime.sim.report import document_of

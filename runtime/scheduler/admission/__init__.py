@@ -1,0 +1,1 @@
+"""Sequences that wait, which of them are admitted, and which variant of a model they get."""

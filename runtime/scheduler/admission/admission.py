@@ -1,0 +1,218 @@
+"""Who is let in, and where: a path whose stages are there, and pages for all the context that a sequence has.
+
+Contract: chains are looked at by the rank of their first sequence. One that does not fit holds back its chain, and whoever wants a device
+of its path: nobody overtakes on the way to the same pages. A sequence goes where its beginning lies, if that has room. What can never run
+ends with the reason.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+from runtime.agent.admission import refusal
+from runtime.agent.sequences import Rank
+from runtime.kv.pages import groups_for
+from runtime.policy.routing.latency import Latency
+from runtime.policy.routing.paths import path_cost
+from runtime.scheduler.admission.variant_choice import Adaptive
+from runtime.scheduler.controllers.actions import holders
+from runtime.scheduler.kv.prefix_index import Match
+from runtime.scheduler.routing.route_cache import Route
+from runtime.scheduler.sequences.lifecycle import Seating
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.state import ClusterState
+from runtime.stages import Chain, Stage, devices_of
+from runtime.types import SequenceRequest
+
+#: How long after idle copies of a chain were looked for, in ns, it is not done again: loading one takes far longer.
+_LOOKED = 50_000_000
+
+
+class Admission:
+    def __init__(self, state: ClusterState, seating: Seating, adaptive: Adaptive) -> None:
+        self._state = state
+        self._seating = seating
+        self._adaptive = adaptive
+        self._arrivals = 0
+        #: By chain: when idle copies of it were looked for, lately.
+        self._looked: dict[str, int] = {}
+
+    def arrive(self, request: SequenceRequest, now: int) -> None:
+        """Take a sequence, or refuse it. Raises ValueError for a name that is alive."""
+        state = self._state
+        if request.seq in state.members or request.seq in self._seating.donors:
+            raise ValueError(f"sequence {request.seq} exists already")
+        state.tell.arrive(now, request)
+        chain = state.chains.get(request.model)
+        if chain is None:
+            self._seating.refuse(request, f"model {request.model!r} is not loaded", now)
+            return
+        variant = self._adaptive.choose(request, chain, now)
+        if variant is not None:
+            chain = variant.chain
+            state.tally.adapted += 1
+        why = refusal(request, chain.spec) or state.provision.why_not(chain)
+        if why is not None:
+            self._seating.refuse(request, why, now)
+            return
+        self._arrivals += 1
+        member = Member(request, chain.spec, Rank(request.priority, request.arrival, self._arrivals), chain=chain, variant=variant)
+        state.members[request.seq] = member
+        state.users[chain.loaded_as] += 1
+        state.waiting.add(member)
+        state.changed = True
+
+    def admit(self, now: int) -> None:
+        """Let in whoever fits."""
+        state = self._state
+        if not state.placed:
+            return
+        provision = state.provision
+        provision.on_table = partial(self._tell, now)
+        full: set[str] = set()
+        heads = [(member.rank, member) for member in state.waiting.heads()]
+        while heads:
+            member = heads[0][1]
+            route = None
+            if not (member.suspect and any(other.suspect and other.paused is None for other in state.running.values())):
+                if full and provision.within(member.chain, full) and not (state.tell.on and provision.measured(member.chain)):
+                    provision.turn()  # as `route` does; without it nobody is told of candidates that are full
+                else:
+                    route = provision.route(member.chain, state.devices.loads, context=member.tokens, groups=member.longest)
+            if route is None or not (self._joins(member, route, full, now) or self._let_in(member, route, full, now)):
+                heapq.heappop(heads)
+                continue
+            after = state.waiting.first(member.chain.version)
+            if after is None:
+                heapq.heappop(heads)
+            else:
+                heapq.heapreplace(heads, (after.rank, after))
+
+    def turn_away(self, now: int) -> None:
+        """End whoever waits for a chain that the cluster cannot hold."""
+        for member in tuple(self._state.waiting):
+            why = self._state.provision.why_not(member.chain)
+            if why is not None:
+                self._seating.end(member, "error", now, why)
+
+    def _joins(self, member: Member, cheapest: Route, full: set[str], now: int) -> bool:
+        """Seat it where most of its beginning lies, if there is room for the rest and the way there is not too dear (BL-19)."""
+        for match in self._matches(member):
+            if any(hop.device in full for hop in match.path) or not self._state.provision.allows(member.chain, match.path):
+                continue
+            route = self._state.provision.along(member.chain, match.path)
+            if not self._worth_it(member, match, route, cheapest):
+                continue
+            if self._fits(member, route, match):
+                self._seating.seat(member, route, now, match)
+                return True
+        return False
+
+    def _matches(self, member: Member) -> list[Match]:
+        """Who has its beginning; nobody, where that cannot be shared: one token has to run, and scores are had by running only."""
+        state, spec = self._state, member.chain.spec
+        if state.config.sharing == "off" or member.alone or spec.virtual_tokens or member.request.sampling.prompt_logprobs is not None:
+            return []
+        return state.prefixes.matches(member.realm, member.mark(), (member.tokens - 1) // spec.page_tokens)
+
+    def _worth_it(self, member: Member, match: Match, route: Route, cheapest: Route) -> bool:
+        config, loads, holds = self._state.config, self._state.devices.loads, self._state.provision.holds
+        if holds(route) < min(member.longest, holds(cheapest)):
+            return False  # it would end earlier there
+        there, best = (path_cost(devices_of(member.chain, path), loads, config.hop_cost) for path in (match.path, cheapest.path))
+        share = match.groups * member.chain.spec.page_tokens / member.tokens
+        return there <= best + config.owner_margin * share
+
+    def _tell(self, now: int, chain: Chain, table: Sequence[Mapping[str, Latency]], chosen: tuple[str, ...] | None) -> None:
+        """All terms of each candidate, and the choice (BL-21)."""
+        if self._state.tell.on:
+            for use, row, device in zip(chain.uses, table, chosen or (), strict=False):
+                terms = {name: (each.queue, each.compute, each.transfer, each.load) for name, each in row.items()}
+                self._state.tell.control(now, "dispatch.candidates", "BL-21", device, use.block, candidates=terms)
+
+    def _let_in(self, member: Member, route: Route, full: set[str], now: int) -> bool:
+        """Seat it, or end what will never run; false where it has to wait."""
+        provision, alive = self._state.provision, self._state.devices.alive
+        if provision.holds(route) < member.longest:  # is that the last word?
+            route = provision.roomier(member.chain, route, member.longest)
+        if (full and not full.isdisjoint(route.devices)) or not all(map(alive, route.devices)):
+            return False
+        missing = provision.lacking(route)
+        if self._shunned(member, missing):
+            return self._again(member, full, now)
+        why = self._hopeless(member, route, missing)
+        if why is not None:
+            self._seating.end(member, "error", now, why)
+            return True
+        if missing:
+            for device, stage in missing:
+                self._state.ask_for(member.chain, device, stage)
+            self._warm(member.chain, route, now)
+            # Meanwhile it may run where all is loaded already.
+            other = provision.route(member.chain, self._state.devices.loads, True, member.tokens, member.longest)
+            if other is None or provision.lacking(other) or not full.isdisjoint(other.devices):
+                return False
+            if provision.holds(other) < min(member.longest, provision.holds(route)):
+                return False
+            route = other
+        if not self._fits(member, route):
+            full.update(route.devices)
+            return False
+        self._seating.seat(member, route, now)
+        return True
+
+    def _shunned(self, member: Member, missing: Sequence[tuple[str, Stage]]) -> bool:
+        """Whether any of these stages was refused, and its blocks are elsewhere too: then they run there. (A device may have been given
+        them again since.)"""
+        state, shunned = self._state, False
+        for device, stage in missing:
+            refused = state.devices[device].refused
+            if refused and stage.id in refused:
+                shunned |= state.provision.shun(device, state.provision.blocks_of(member.chain, stage))
+        return shunned
+
+    def _again(self, member: Member, full: set[str], now: int) -> bool:
+        """As `_let_in`, over the path that is there now; each time there is one instance less."""
+        route = self._state.provision.route(member.chain, self._state.devices.loads, groups=member.longest)
+        return route is not None and self._let_in(member, route, full, now)
+
+    def _warm(self, chain: Chain, route: Route, now: int) -> None:
+        """Several wait for a chain to be loaded: copies that nobody uses are loaded beside it, so that they find more than one when they
+        are let in."""
+        state = self._state
+        if state.waiting.count(chain.version) < 2 or now - self._looked.get(chain.version, -_LOOKED) < _LOOKED:
+            return
+        self._looked = {version: at for version, at in self._looked.items() if now - at < _LOOKED} | {chain.version: now}
+        for device in holders(state, [use.block for use in chain.uses]):
+            if not device.members and not device.loading and device.name not in route.devices:
+                path = state.provision.hops(chain, (device.name,) * len(chain.uses))
+                for name, stage in state.provision.missing(chain, path):
+                    state.ask_for(chain, name, stage)
+
+    def _hopeless(self, member: Member, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
+        """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for the sequence."""
+        state, chain = self._state, member.chain
+        for device, stage in missing:
+            refused = state.devices[device].refused
+            if refused and (reason := refused.get(stage.id)) is not None:
+                return f"{chain.model} cannot be loaded: {reason}"
+        groups = groups_for(chain.spec, member.tokens + (1 if member.samples else 0))
+        for name, pages in route.weights:
+            if groups * pages > state.devices[name].capacity:
+                return f"its {member.tokens} tokens need {groups * pages} pages on {name}, which has {state.devices[name].capacity}"
+        return None
+
+    def _fits(self, member: Member, route: Route, match: Match | None = None) -> bool:
+        """Whether the context it has, but what it can share, fits now beside the watermark; on an idle device that does not count.
+
+        Donors have gone for it then.
+        """
+        devices, config = self._state.devices, self._state.config
+        if any(devices[name].expected >= config.max_running for name in route.devices):
+            return False
+        groups = groups_for(member.chain.spec, member.tokens) - (match.groups if match is not None else 0)
+        needs = {name: pages * groups for name, pages in route.weights}
+        slack = {name: int(devices[name].capacity * config.watermark) if devices[name].members else 0 for name in needs}
+        return self._seating.donors.make_room(needs, match.beginning if match is not None else None, slack)

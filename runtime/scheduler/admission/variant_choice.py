@@ -1,0 +1,131 @@
+"""Which chain a newcomer gets: the one it named, or, where it allows that, one of its variants (BL-20, BL-28, BL-29).
+
+    adaptive request -> options: the chain itself, its variants -> policy.routing.variants (latency or accuracy first, limits) -> a chain, for good
+
+The latency that is weighed is that of a step: whoever waits for the same devices, in batches as they would run, and then the batch that the
+request would join, from blocks' profiles. As load grows all of them grow, and by accuracy a limit lets the score fall no further than it
+must. Without profiles of all blocks in question their times are taken from their bytes, which ranks chains and is no measurement; where
+paths are chosen by what steps read (`policy.routing.bytes_read`), from what everybody's steps read with the newcomer on them. Chains that are loaded
+go before those that would have to be (BL-13: an instance, an equivalent one, a new one).
+
+Contract: exact requests get their own chain, always. What was chosen is told to the trace with all terms. It changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain as joined
+
+from runtime.agent.admission import refusal
+from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
+from runtime.policy.routing.latency import Candidate, Work
+from runtime.policy.routing.variants import Dispatch, DispatchLimits, Kind, Option, dispatch
+from runtime.scheduler.routing.estimates import Estimates
+from runtime.scheduler.state import ClusterState
+from runtime.stages import Chain, Path, Variant
+from runtime.types import SequenceRequest
+
+#: Where nothing was measured: bytes of weights that a step reads in a second, and rows that cost as much again.
+_NOMINAL_BYTES = 20e9
+_NOMINAL_ROWS = 64.0
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """What adaptive requests may get, how that is chosen, and what all choices of paths go by.
+
+    `limits`: what is preferred, the least scores, and the latency up to which accuracy comes first. `profiles`: of blocks, under the ids
+    that chains name them by; None for none. Newcomers' devices are chosen by them too (`scheduler.routing.estimates`).
+    """
+
+    variants: tuple[Variant, ...] = ()
+    limits: DispatchLimits = field(default_factory=DispatchLimits)
+    profiles: DeviceProfile | None = None
+
+
+class Adaptive:
+    """See the top of the file."""
+
+    def __init__(self, state: ClusterState, limits: DispatchLimits, estimates: Estimates) -> None:
+        self._state = state
+        self._limits = limits
+        self._estimates = estimates
+
+    def choose(self, request: SequenceRequest, exact: Chain, now: int) -> Variant | None:
+        """The variant that a request gets; None for the chain that it named."""
+        variants = self._state.variants.get(exact.loaded_as, ()) if request.adaptive and self._state.placed else ()
+        if not variants:
+            return None
+        profiles = self._chain_profiles([exact, *(variant.chain for variant in variants)])
+        options = [self._option(request, exact, profiles[0], "own", 1.0)]
+        for variant, profile in zip(variants, profiles[1:], strict=True):
+            options.append(self._option(request, variant.chain, profile, variant.kind, variant.score))
+        options = self._warm([exact, *(variant.chain for variant in variants)], options)
+        found = dispatch(options, Work(1, len(request.prompt)), request.adaptive, self._limits)
+        if not isinstance(found, Dispatch):
+            return None
+        at = options.index(found.chosen)
+        self._state.tell.dispatched(now, request, found)
+        return None if at == 0 else variants[at - 1]
+
+    # -- options -------------------------------------------------------------------------------------------------------
+
+    def _option(self, request: SequenceRequest, chain: Chain, profile: BlockProfile, kind: Kind, score: float) -> Option:
+        path = self._state.provision.path(chain, self._state.devices.loads)
+        if path is None or not self._able(request, chain, path):
+            return Option(Candidate(chain.loaded_as, profile), kind, score, room=False)
+        context = len(request.prompt)
+        if self._by_reading(chain):
+            seconds = self._state.provision.reading(chain, path, context) / _NOMINAL_BYTES
+            whole = BlockProfile(chain.loaded_as, profile.nbytes, Grid((1.0,), (0.0,), ((seconds,),)), profile.prefill, 0.0)
+            return Option(Candidate(chain.loaded_as, whole), kind, score)
+        queue = tuple(Work(rows, context) for rows in self._batches(path))
+        joins = max(self._state.devices[hop.device].members for hop in path)
+        return Option(Candidate(chain.loaded_as, profile, queue, joins), kind, score)
+
+    def _by_reading(self, chain: Chain) -> bool:
+        return self._state.config.paths == "reads" and not self._estimates.covers(chain)
+
+    def _warm(self, chains: Sequence[Chain], options: list[Option]) -> list[Option]:
+        """Where paths go by what is read, only chains that are loaded, if any is."""
+        provision, loads = self._state.provision, self._state.devices.loads
+        if not all(self._by_reading(chain) for chain in chains):
+            return options
+        paths = [provision.path(chain, loads) if option.room else None for chain, option in zip(chains, options, strict=True)]
+        warm = [path is not None and not provision.missing(chain, path) for chain, path in zip(chains, paths, strict=True)]
+        if not any(warm):
+            return options
+        return [replace(option, room=option.room and there) for option, there in zip(options, warm, strict=True)]
+
+    def _able(self, request: SequenceRequest, chain: Chain, path: Path) -> bool:
+        """Whether a chain could run it at all: it takes the request, and no device has refused a part of it."""
+        if refusal(request, chain.spec) is not None or self._state.provision.why_not(chain) is not None:
+            return False
+        missing = self._state.provision.missing(chain, path)
+        return all(stage.id not in self._state.devices[device].refused for device, stage in missing)
+
+    def _batches(self, path: Path) -> Iterable[int]:
+        """Rows of the batches that wait for the devices of a path."""
+        devices, instances = {hop.device for hop in path}, self._state.provision.instances
+        counts = self._state.waiting.by_chain()
+        waiting = 0
+        for head in self._state.waiting.heads():
+            theirs = set(joined.from_iterable(instances.get(use.block, ()) for use in head.chain.uses))
+            waiting += counts[head.chain.version] if theirs & devices else 0
+        full, rest = divmod(waiting, self._state.config.max_running)
+        return [self._state.config.max_running] * full + [rest] * (rest > 0)
+
+    # -- profiles ------------------------------------------------------------------------------------------------------
+
+    def _chain_profiles(self, chains: Sequence[Chain]) -> list[BlockProfile]:
+        """What was measured, if it was for all blocks of all of them; else what their bytes make likely."""
+        if all(self._estimates.covers(each) for each in chains):
+            return [self._estimates.whole(each) for each in chains]
+        return [self._nominal(each) for each in chains]
+
+    def _nominal(self, chain: Chain) -> BlockProfile:
+        nbytes = sum(self._state.provision.block(use.block).nbytes for use in chain.uses)
+        seconds = nbytes / _NOMINAL_BYTES
+        grid = Grid((1.0, 1.0 + _NOMINAL_ROWS), (0.0,), ((seconds,), (2 * seconds,)))
+        return BlockProfile(chain.loaded_as, nbytes, grid, Line((1.0,), (seconds,)), 0.0)

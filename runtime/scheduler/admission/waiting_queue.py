@@ -1,0 +1,64 @@
+"""Sequences that wait to be let in, each chain's for itself: whoever does not fit holds back its own chain.
+
+Contract: within a chain in rank order; `heads` gives the chains by the rank of their first. Whoever is paused stands aside: it is nobody's
+turn, and holds nobody back. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runtime.agent.sequences import RankedQueue
+from runtime.scheduler.sequences.sequence import Member
+
+
+class WaitingRoom:
+    def __init__(self) -> None:
+        self._queues: dict[str, RankedQueue[Member]] = {}
+        self._aside: dict[str, Member] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Member]:
+        """All of them, chain by chain, and then whoever stands aside."""
+        yield from (member for queue in self._queues.values() for member in queue)
+        yield from self._aside.values()
+
+    def add(self, member: Member) -> None:
+        if member.paused is not None:
+            self._aside[member.seq] = member
+            return
+        queue = self._queues.get(member.chain.version)
+        if queue is None:
+            queue = self._queues[member.chain.version] = RankedQueue()
+        queue.add(member)
+        self._count += 1
+
+    def remove(self, member: Member) -> None:
+        """Raises KeyError if it does not wait."""
+        if self._aside.pop(member.seq, None) is not None:
+            return
+        queue = self._queues[member.chain.version]
+        queue.remove(member)
+        self._count -= 1
+        if not len(queue):
+            del self._queues[member.chain.version]
+
+    def first(self, version: str) -> Member | None:
+        """Who of a chain is next."""
+        queue = self._queues.get(version)
+        return None if queue is None else queue.head(1)[0]
+
+    def heads(self) -> list[Member]:
+        """The first of each chain, in rank order."""
+        return sorted((queue.head(1)[0] for queue in self._queues.values()), key=lambda member: member.rank)
+
+    def count(self, version: str) -> int:
+        """How many wait for a chain."""
+        return len(self._queues.get(version, ()))
+
+    def by_chain(self) -> dict[str, int]:
+        """How many wait, by chain."""
+        return {version: len(queue) for version, queue in self._queues.items()}

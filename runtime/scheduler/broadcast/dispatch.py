@@ -1,0 +1,99 @@
+"""Hops that agents dispatch among themselves: the scheduler says who may take them, and learns who did (BL-23).
+
+    placed       the scheduler's map says which device runs each hop (the paper: "a live record of block placements")
+    broadcast    so it says for the first hop alone; each later one is offered to all that could take it, the first bid wins
+
+    seat --pages on every candidate, Open with all of them--> agents … Won --> the path is the winner's, the others' pages are free
+
+Contract: a hop has a choice only for a sequence without K and V (a newcomer that begins as nobody has, or one that runs again), and until
+it was won: then the winner owns its K and V. Candidates hold the hop's blocks, have its stage loaded, and room for all that the sequence
+has and may become; they are on no other place of its path, so that whoever wins, hops stay hops. Their pages are taken before the first row
+is sent, so no row waits for pages behind another, whoever wins. Until all is settled a sequence is neither moved nor shared. An answer of
+an older epoch is dropped; a hop that was won by a device that could not have it (it has died meanwhile) is run again.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from runtime.kv.pages import groups_for
+from runtime.messages import Won
+from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.routing.route_cache import Route
+from runtime.scheduler.sequences.lifecycle import Seating
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.state import ClusterState
+from runtime.stages import Hop
+
+
+class Offers:
+    """`settled`: hops that were won."""
+
+    def __init__(self, state: ClusterState, seating: Seating) -> None:
+        self._state = state
+        self._seating = seating
+        self._most = state.config.offered if state.config.dispatch == "broadcast" else 1
+        self.settled = 0
+
+    def of(self, member: Member, route: Route) -> dict[int, tuple[str, ...]]:
+        """Hops of a route for which there is a choice: the route's own device first, then others, the least busy ones first."""
+        if self._most < 2:
+            return {}
+        taken = set(route.devices)
+        found: dict[int, tuple[str, ...]] = {}
+        for at, hop in enumerate(route.path):
+            if at == 0 or sum(each.device == hop.device for each in route.path) > 1:
+                continue
+            able = (each for each in self._holders(member, hop) if each.name not in taken and self._able(member, hop, each))
+            others = [each.name for each in heapq.nsmallest(self._most - 1, able, key=lambda each: (each.members, each.used, each.name))]
+            if others:
+                taken.update(others)
+                found[at] = hop.device, *others
+        return found
+
+    def won(self, event: Won, now: int) -> None:
+        """Hops have been taken."""
+        columns = zip(event.seqs, event.epochs, event.hops, event.starts, event.counts, event.devices, strict=True)
+        for seq, epoch, at, start, count, device in columns:
+            member = self._state.running.get(seq)
+            if member is None or member.epoch != epoch or at not in member.offers:
+                continue
+            candidates = member.offers[at]
+            hop = member.path[at]
+            if device not in candidates or not self._state.devices[device].has(member.chain.stage(hop.lo, hop.hi)):
+                self._seating.preempt(member, now)
+                continue
+            self._seating.settle(member, at, device)
+            self.settled += 1
+            tell, request = self._state.tell, member.request
+            if tell.on:
+                tell.hop(now, request, start, count, at, member.path[at])
+            tell.control(now, "dispatch.choose", "BL-23", device, seq=seq, rule="broadcast", hop=at, offered=candidates)
+
+    def gone(self, device: str) -> None:
+        """A device has died: where it was one of several, the others are left."""
+        for member in self._state.running.values():
+            if device in member.asked:
+                self._seating.narrow(member, device)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _holders(self, member: Member, hop: Hop) -> list[Device]:
+        """Living devices that are to hold all blocks of a hop, and stay so."""
+        provision = self._state.provision
+        blocks = [use.block for use in member.chain.uses if hop.lo <= use.lo and use.hi <= hop.hi]
+        names = provision.instances.get(blocks[0], ())
+        found = [self._state.devices[name] for name in names if self._state.devices.alive(name)]
+        return [each for each in found if each.blocks.issuperset(blocks) and not any((b, each.name) in provision.leaving for b in blocks)]
+
+    def _able(self, member: Member, hop: Hop, device: Device) -> bool:
+        """Whether a device could take a hop now: its stage is there (else it is asked for, for others), and room."""
+        config, stage = self._state.config, member.chain.stage(hop.lo, hop.hi)
+        if not device.has(stage):
+            self._state.ask_for(member.chain, device.name, stage)
+            return False
+        if device.capacity < self._state.devices[hop.device].capacity or device.expected >= config.max_running:
+            return False
+        needs = groups_for(member.chain.spec, member.tokens) * (hop.layers[1] - hop.layers[0])
+        slack = int(device.capacity * config.watermark) if device.members else 0
+        return device.free - slack >= needs

@@ -1,0 +1,1 @@
+"""What the scheduler does by the clock or on order: scaling, balancing, locality, pauses."""

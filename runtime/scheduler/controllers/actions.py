@@ -1,0 +1,233 @@
+"""What control has decided and what takes time: instances that come, sequences that are to change their device, instances that go.
+
+    grow(blocks, device)             another instance; newcomers may use it at once, its stages are loaded when they are first needed
+    wish(sequence, …)                a running sequence's blocks are to run elsewhere: asked for again until they do, or it takes too long
+    drain(blocks, device)            no newcomers any more; who is there moves on; then its stages are dropped, and the instance is gone
+
+Contract: `advance` on every tick. Nothing is gone before whoever used it has left, and never the last living instance of a block. An order
+whose device dies is over. All other blocks of a chain stay where they are. It decides nothing but, for who leaves, where to: the device
+with the fewest sequences among those that hold the same blocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.kv.prefix_cache import Donors
+from runtime.scheduler.migration.migrations import Handovers
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.state import ClusterState
+from runtime.stages import Chain
+
+#: Wishes that a tick asks for at most, whether or not they are granted.
+_ASKED = 64
+#: Devices that are weighed for a move: more of them cost time and gain little.
+_FEW = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Blocks of a sequence, those of `blocks` that run on `source`, are to run on `target`, until `until` in ns. `cause`: who wants it;
+    `copy`, `recompute`, `hold`: as in `Handovers.start`."""
+
+    seq: str
+    blocks: frozenset[str]
+    source: str
+    target: str
+    until: int
+    cause: str
+    copy: bool = True
+    recompute: bool = True
+    hold: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """An instance of each of these blocks is to go from `source`; sequences go to `target`, if that is said."""
+
+    blocks: frozenset[str]
+    source: str
+    target: str | None
+    until: int
+    cause: str
+
+
+@dataclass(slots=True)
+class OrderCounts:
+    """Totals: instances that came and went (`kept`: that could not go in time), sequences that moved, and wishes that came to nothing."""
+
+    grown: int = 0
+    dropped: int = 0
+    kept: int = 0
+    moved: int = 0
+    lapsed: int = 0
+
+
+class Orders:
+    def __init__(self, state: ClusterState, handovers: Handovers, donors: Donors) -> None:
+        self._state = state
+        self._handovers = handovers
+        self._donors = donors
+        self._wishes: deque[Wish] = deque()
+        self._wished: set[str] = set()
+        self._drains: list[Drain] = []
+        self.counts = OrderCounts()
+
+    def __len__(self) -> int:
+        return len(self._wishes) + len(self._drains)
+
+    # -- what control says ---------------------------------------------------------------------------------------------
+
+    def grow(self, blocks: Collection[str], device: str, cause: str, now: int) -> None:
+        """Another instance of each of these blocks."""
+        state = self._state
+        for block in blocks:
+            state.provision.leaving.discard((block, device))
+            if device not in state.provision.instances.get(block, ()):
+                state.provision.add(block, device)
+                self.counts.grown += 1
+                state.tell.control(now, "instance.add", cause, device, block)
+        state.changed = True
+
+    def wish(self, wish: Wish) -> None:
+        """At most one for a sequence at a time: others are forgotten."""
+        if wish.seq not in self._wished:
+            self._wished.add(wish.seq)
+            self._wishes.append(wish)
+
+    def wished(self, seq: str) -> bool:
+        return seq in self._wished
+
+    def drain(self, drain: Drain) -> None:
+        if any(each.source == drain.source and each.blocks & drain.blocks for each in self._drains):
+            return
+        self._drains.append(drain)
+        self._state.provision.leaving.update((block, drain.source) for block in drain.blocks)
+
+    # -- by the clock --------------------------------------------------------------------------------------------------
+
+    def advance(self, now: int) -> None:
+        """Go on with all that is not over."""
+        for _ in range(min(len(self._wishes), _ASKED)):
+            wish = self._wishes.popleft()
+            if self._pending(wish, now):
+                self._wishes.append(wish)
+            else:
+                self._wished.discard(wish.seq)
+        self._drains = [drain for drain in self._drains if self._draining(drain, now)]
+
+    def _pending(self, wish: Wish, now: int) -> bool:
+        """Ask for a sequence's move; whether it is to be asked for again."""
+        devices = self._state.devices
+        member = self._state.running.get(wish.seq)
+        if member is None or wish.source not in member.devices or not devices.alive(wish.target):
+            return False
+        if now > wish.until:
+            self.counts.lapsed += 1
+            return False
+        part = next(runs(member, wish.source, wish.blocks), None)
+        if part is None:
+            return False
+        if not member.move and len(self._handovers) < self._state.config.control.moves:
+            self._start(member, part, wish.target, wish.cause, now, wish)
+        return True
+
+    def _start(self, member: Member, part: range, target: str, cause: str, now: int, wish: Wish | None = None) -> None:
+        how = {} if wish is None else {"copy": wish.copy, "recompute": wish.recompute, "hold": wish.hold}
+        if self._handovers.start(member, part, target, now, **how) is None:
+            self.counts.moved += 1
+            self._state.tell.control(now, "sequence.move", cause, target, member.chain.uses[part.start].block, seq=member.seq)
+
+    def _draining(self, drain: Drain, now: int) -> bool:
+        """One look at an instance that is to go; whether it is still there."""
+        state, device = self._state, self._state.devices[drain.source]
+        if not all(state.provision.spare(block, drain.source) for block in drain.blocks):
+            return self._keep(drain, "it has become the last one that lives", now)
+        if device.alive:
+            staying = [(member, part) for member in device.here.values() if (part := next(runs(member, drain.source, drain.blocks), None))]
+            if now > drain.until:
+                return self._keep(drain, f"{len(staying)} sequences could not leave in time", now)
+            if staying or device.asked or self._handovers.bound_for(drain.source) or self._loading(device, drain.blocks):
+                for member, part in staying:
+                    self._send_on(member, part, drain, now)
+                return True
+        if any(state.provision.spoils(state.in_use(), block, drain.source) for block in drain.blocks):
+            return self._keep(drain, "answers could not become as long without it", now)
+        self._drop(device, drain.blocks)
+        for block in sorted(block for block in drain.blocks if block in device.blocks):
+            state.provision.remove(block, drain.source)
+            self.counts.dropped += 1
+            state.tell.control(now, "instance.drop", drain.cause, drain.source, block)
+        return False
+
+    def _send_on(self, member: Member, part: range, drain: Drain, now: int) -> None:
+        """Have a sequence leave an instance that is to go, if any may move now."""
+        if member.move or len(self._handovers) >= self._state.config.control.moves:
+            return
+        target = drain.target
+        if target is None:
+            found = elsewhere(self._state, member.chain, part, drain.source)
+            if found is None and len(part) > 1:
+                part = range(part.start, part.start + 1)
+                found = elsewhere(self._state, member.chain, part, drain.source)
+            target = found.name if found is not None else None
+        if target is not None:
+            self._start(member, part, target, drain.cause, now)
+
+    def _keep(self, drain: Drain, why: str, now: int) -> bool:
+        self._state.provision.leaving.difference_update((block, drain.source) for block in drain.blocks)
+        self.counts.kept += 1
+        self._state.tell.control(now, "instance.keep", drain.cause, drain.source, min(drain.blocks), error=why)
+        return False
+
+    def _loading(self, device: Device, blocks: frozenset[str]) -> bool:
+        return any(not blocks.isdisjoint(device.wanted[stage][1]) for stage in device.loading if stage in device.wanted)
+
+    def _drop(self, device: Device, blocks: frozenset[str]) -> None:
+        """Let go all stages that these blocks are in, and ended sequences that stayed there for their beginnings."""
+        self._donors.gone(device.name)
+        gone = device.lost(blocks)
+        if gone and device.alive:
+            self._state.out.drop(device.name, gone)
+
+
+def runs(member: Member, device: str, blocks: Collection[str]) -> Iterator[range]:
+    """Numbers of neighbouring blocks in a sequence's chain that are among these and run on a device, in order."""
+    uses = member.chain.uses
+    spans = [(hop.lo, hop.hi) for hop in member.path if hop.device == device]
+    first: int | None = None
+    for at, use in enumerate(uses):
+        inside = use.block in blocks and any(lo <= use.lo and use.hi <= hi for lo, hi in spans)
+        if inside and first is None:
+            first = at
+        if not inside and first is not None:
+            yield range(first, at)
+            first = None
+    if first is not None:
+        yield range(first, len(uses))
+
+
+def elsewhere(state: ClusterState, chain: Chain, part: range, source: str) -> Device | None:
+    """The living device with the fewest sequences, of those that stay and hold all these blocks; not `source`."""
+    fitting = (device for device in holders(state, [chain.uses[at].block for at in part]) if device.name != source)
+    return min(fitting, key=lambda device: (device.members, device.used), default=None)
+
+
+def holders(state: ClusterState, blocks: Collection[str]) -> list[Device]:
+    """Living devices that hold all these blocks, and are not about to lose one; of very many a few, others each time."""
+    provision, devices = state.provision, state.devices
+    lists = [provision.instances.get(block, ()) for block in dict.fromkeys(blocks)]
+    shortest = min(lists, key=len, default=())
+    going = {name for block, name in provision.leaving if block in blocks}
+    found: list[Device] = []
+    first = provision.turn() % len(shortest) if len(shortest) > _FEW else 0
+    for at in range(len(shortest)):
+        device = devices[shortest[(first + at) % len(shortest)]]
+        if device.alive and device.name not in going and device.blocks.issuperset(blocks):
+            found.append(device)
+            if len(found) == _FEW:
+                break
+    return found

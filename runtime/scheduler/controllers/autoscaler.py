@@ -1,0 +1,263 @@
+"""Instances come and go by load (BL-24), and what is asked for most gets copies (`policy.scaling.replicate`).
+
+    saturated   a part of a chain fills more than `high` of a device's memory, with those who wait for it: `policy.scaling.autoscale` says where
+                another instance goes and who goes with it, or to which one that is there and has little to do
+    asked       (placing by demand) a device has many more sequences than another that holds what they use, or has room for it
+    idle        an instance that came so has had nobody for `idle_ms`: it goes again
+
+Contract: `look` now and then. Only devices that are busy are looked into, at most `_HOT` of them, and at most `_SPOTS` are offered: what it
+costs does not grow with sequences. What it decides becomes `orders`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+
+from runtime.policy.migration.order import Mover, order_moves
+from runtime.policy.placement.locality import Cluster, Instance, Policy
+from runtime.policy.placement.locality import Device as Place
+from runtime.policy.routing import bytes_read as reading
+from runtime.policy.scaling.autoscale import Load, ScalingLimits, scale
+from runtime.policy.scaling.replicate import Spot, widen
+from runtime.scheduler.controllers.actions import Drain, Orders, Wish, holders, runs
+from runtime.scheduler.controllers.hotspots import Part, Queues, movers_of, parts_of, queues_of, stages_of
+from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.placement.traffic import Flow
+from runtime.scheduler.state import ClusterState
+
+_MS = 1_000_000
+#: Devices that are looked into at once, and that are offered for new instances.
+_HOT, _SPOTS = 16, 64
+
+
+class Scaler:
+    """`asked`: copies are made by demand, too, not only where memory is full."""
+
+    def __init__(self, state: ClusterState, orders: Orders, flow: Flow, asked: bool) -> None:
+        config = state.config.control
+        self._state = state
+        self._orders = orders
+        self._flow = flow
+        self._asked = asked
+        self._limits = ScalingLimits(config.high, config.low, config.idle_ms * _MS, config.calm_ms * _MS)
+        self._patience = config.patience_ms * _MS
+        self._changed: dict[str, int] = {}
+        #: (blocks, device) of what came by load -> since when it has had nobody.
+        self._grown: dict[tuple[tuple[str, ...], str], int | None] = {}
+
+    def look(self, now: int) -> None:
+        queues = queues_of(self._state)
+        self._changed = {name: when for name, when in self._changed.items() if now - when < self._limits.calm}
+        full = {device.name: self._full(device, queues) for device in self._state.devices if device.alive}
+        hot = [name for name, part in full.items() if part > self._limits.high]
+        for name in heapq.nlargest(_HOT, hot, key=full.__getitem__):
+            self._saturated(self._state.devices[name], queues, full, now)
+        if self._asked and self._state.config.paths == "reads":
+            self._relieve(queues, now)
+        elif self._asked:
+            self._copy(queues, now)
+        self._idle(full, now)
+
+    # -- up ------------------------------------------------------------------------------------------------------------
+
+    def _full(self, device: Device, queues: Queues) -> float:
+        """How much of what a device takes is spoken for, by memory or by number, with whoever waits for it."""
+        running = (device.members + queues.sequences.get(device.name, 0.0)) / self._state.config.max_running
+        return max((device.taken + queues.pages.get(device.name, 0.0)) / max(device.capacity, 1), running)
+
+    def _saturated(self, device: Device, queues: Queues, full: Mapping[str, float], now: int) -> None:
+        """The part that fills most of a device goes to an instance that is not busy, or gets another."""
+        part = next(iter(parts_of(device)), None)
+        if part is None or part.name in self._changed:
+            return
+        # Instances that are there already, perhaps for the sake of a longer part that has these blocks too.
+        calm = [each for each in holders(self._state, part.blocks) if each is not device and full[each.name] < self._limits.low]
+        if calm and any(self._orders.wished(each.seq) for each in part.members):
+            return  # they are on their way
+        load = self._load(device, part, queues)
+        cluster, room = self._cluster(device, part, full)
+        loads = [load, *(Load(part.name, each.name, int(1000 * full[each.name]), 1000) for each in calm)]
+        # With so many pages more they are as full as this one then is.
+        room |= {each.name: min(each.capacity - each.taken, max(device.taken - each.taken, 0) // 2) for each in calm}
+        policy: Policy = "locality" if self._state.config.control.locality else "frag-min"
+        decided = scale(loads, cluster, room, {}, self._limits, now, policy)
+        for even in decided.evens:
+            if even.moves:
+                extra = {"hot": device.name, "part": round(even.part, 3), "blocks": len(part.blocks), "moves": len(even.moves)}
+                self._state.tell.control(now, "scale.even", "BL-24", even.device, part.blocks[0], **extra)
+                self._send(part, device.name, even.device, even.moves, "BL-24", now)
+        for up in decided.ups:
+            extra = {"hot": device.name, "part": round(up.part, 3), "blocks": len(part.blocks)}
+            self._state.tell.control(now, "scale.up", "BL-24", up.device, part.blocks[0], **extra)
+            self._grow(part, device.name, up.device, up.moves, "BL-24", now)
+        if decided.refused:
+            self._changed[part.name] = now
+            self._state.tell.control(now, "scale.refused", "BL-24", device.name, part.blocks[0])
+
+    def _grow(self, part: Part, source: str, target: str, moves: Iterable[str], cause: str, now: int) -> None:
+        self._changed[part.name] = now
+        self._grown[part.blocks, target] = now
+        self._orders.grow(part.blocks, target, cause, now)
+        self._send(part, source, target, moves, cause, now)
+
+    def _send(self, part: Part, source: str, target: str, moves: Iterable[str], cause: str, now: int) -> None:
+        for seq in moves:
+            self._orders.wish(Wish(seq, frozenset(part.blocks), source, target, now + self._patience, cause))
+
+    def _load(self, device: Device, part: Part, queues: Queues) -> Load:
+        """`longest`: sequences of the part that fill what others leave of the device's memory, or of its places."""
+        here, own = len(part.members), max(part.pages / max(len(part.members), 1), 1.0)
+        others = max(device.taken - part.pages, 0)
+        places = self._state.config.max_running - (device.members - here)
+        longest = max(min(int((device.capacity - others) / own), places), 1)
+        waiting = sum(count for chain, count in queues.chains.values() if any(use.block == part.blocks[0] for use in chain.uses))
+        instances = max(len(self._state.provision.instances.get(part.blocks[0], ())), 1)
+        return Load(part.name, device.name, here + -(-waiting // instances), longest, self._movers(part, device.name))
+
+    def _movers(self, part: Part, device: str) -> tuple[Mover, ...]:
+        """Who could go, with their pages here, so that few shared ones are doubled (BL-18)."""
+        able = (member for member in part.members if not member.move and not member.doomed)
+        ledger = self._state.ledger
+        return tuple(ledger.mover(each.seq, each.holding, each.computed // each.spec.page_tokens, device) for each in able)
+
+    def _cluster(self, hot: Device, part: Part, full: Mapping[str, float]) -> tuple[Cluster, dict[str, int]]:
+        """What `place` is to know: devices that are not busy themselves, the part as one block, and the blocks beside it in its chains."""
+        state, instances = self._state, self._state.provision.instances
+        calm = (state.devices[name] for name, share in full.items() if share < self._limits.low)
+        offered = heapq.nsmallest(_SPOTS, calm, key=lambda each: (each.members, -each.room))
+        held = {name for block in part.blocks for name in instances.get(block, ())}
+        offered = [each for each in offered if each.name not in held]
+        pairs: dict[tuple[str, str], float] = {}
+        there = [Instance(part.name, hot.name)]
+        nbytes = {part.name: sum(state.provision.block(block).nbytes for block in part.blocks)}
+        for (sender, receiver), rows in self._flow.pairs.items():
+            if sender == part.blocks[-1] or receiver == part.blocks[0]:
+                other = receiver if sender == part.blocks[-1] else sender
+                if not state.provision.knows(other):
+                    continue  # of a version that has gone since
+                pairs[(part.name, other) if other == receiver else (other, part.name)] = rows
+                if other not in nbytes:
+                    nbytes[other] = state.provision.block(other).nbytes
+                    there += [Instance(other, name) for name in instances.get(other, ())[:_SPOTS]]
+        free = {each.device: 0 for each in there} | {each.name: each.room for each in offered}
+        places = tuple(Place(name, state.devices[name].server or name, room) for name, room in free.items())
+        room = {each.name: each.capacity - each.taken for each in offered}
+        return Cluster(places, tuple(there), nbytes, pairs), room
+
+    def _copy(self, queues: Queues, now: int) -> None:
+        """Devices with many more sequences than others give away part of them, with a copy of what they use."""
+        state, margin = self._state, self._state.config.control.margin
+        loads = {each.name: each.members + queues.sequences.get(each.name, 0.0) for each in state.devices if each.alive}
+        idle = heapq.nsmallest(_SPOTS, loads, key=lambda name: (loads[name], name))
+        for name in heapq.nlargest(_HOT, loads, key=lambda name: loads[name]):
+            if loads[name] - loads[idle[0]] <= margin:
+                return
+            for part in stages_of(state.devices[name], queues):
+                if any(loads[name] - loads[each.name] > margin for each in holders(state, part.blocks)):
+                    continue  # newcomers go there, perhaps to a copy that has just come
+                found = widen(loads[name], max(len(part.members), 1), self._spots(part.blocks, idle, loads), margin)
+                if found is not None:
+                    moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: found.moves]]
+                    self._state.tell.control(now, "scale.copy", "BL-24", found.device, part.blocks[0], hot=name, blocks=len(part.blocks))
+                    self._grow(part, name, found.device, moves, "BL-24", now)
+                    loads[found.device] += found.moves
+                    loads[name] -= found.moves
+                break
+
+    def _relieve(self, queues: Queues, now: int) -> None:
+        """Devices whose steps read much for many give away part of them, where all then read less."""
+        state, provision = self._state, self._state.provision
+        alive = {each.name: each for each in state.devices if each.alive}
+        loads = {name: each.members + queues.sequences.get(name, 0.0) for name, each in alive.items()}
+        reads = {name: provision.reads.of(each) for name, each in alive.items()}
+        idle = heapq.nsmallest(_SPOTS, alive, key=lambda name: (loads[name] * reads[name], name))
+        taken: set[str] = set()
+        for name in heapq.nlargest(_HOT, alive, key=lambda name: loads[name] * reads[name]):
+            if name in taken or loads[name] < 2:
+                continue
+            found: list[tuple[reading.Relief, Part]] = []
+            for part in stages_of(alive[name], queues):
+                if part.members and not any(self._orders.wished(each.seq) for each in part.members):
+                    spots = self._offers(part, [each for each in idle if each != name and each not in taken], loads, reads)
+                    relief = reading.relieve(loads[name], reads[name], self._share(part, alive[name]), spots)
+                    if relief is not None:
+                        found.append((relief, part))
+            if found:
+                relief, part = max(found, key=lambda each: (each[0].gain, each[1].blocks))
+                self._relieved(name, part, relief, now)
+                taken.update((name, relief.device))
+
+    def _relieved(self, name: str, part: Part, relief: reading.Relief, now: int) -> None:
+        """Some of a part's sequences go to a device that holds it, or to a new copy."""
+        moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: relief.moves]]
+        copied = not self._state.devices[relief.device].blocks.issuperset(part.blocks)
+        extra = {"hot": name, "blocks": len(part.blocks), "gain": round(relief.gain, 3), "moves": len(moves)}
+        self._state.tell.control(now, "scale.copy" if copied else "scale.even", "BL-24", relief.device, part.blocks[0], **extra)
+        if copied:
+            self._grow(part, name, relief.device, moves, "BL-24", now)
+        else:
+            self._send(part, name, relief.device, moves, "BL-24", now)
+
+    def _share(self, part: Part, device: Device) -> reading.Share:
+        """A part as what it reads; weights that others on the device use, too, are read anyway."""
+        others = {id(member) for member in part.members}
+        used = {use.block for member in device.here.values() if id(member) not in others for use in member.chain.uses}
+        alone = sum(self._state.provision.block(block).nbytes for block in part.blocks if block not in used)
+        pages = sum(member.groups * dict(member.weights).get(device.name, 0) for member in part.members)
+        return reading.Share(len(part.members), pages * device.page_bytes / len(part.members), alone)
+
+    def _offers(self, part: Part, names: Iterable[str], loads: Mapping[str, float], reads: Mapping[str, int]) -> list[reading.Spot]:
+        """Other devices as what they read. Those without all of these blocks only where the part was not copied lately; those that are
+        about to lose one not at all."""
+        provision, offers = self._state.provision, []
+        for name in names:
+            device = self._state.devices[name]
+            more = sum(provision.block(block).nbytes for block in part.blocks if block not in device.blocks)
+            adds = sum(provision.block(block).nbytes for block in part.blocks if not provision.reads.uses(name, block))
+            if part.name in self._changed if more else any((block, name) in provision.leaving for block in part.blocks):
+                continue
+            offers.append(reading.Spot(name, loads[name], reads[name], adds, device.room, more))
+        return offers
+
+    def _spots(self, blocks: Sequence[str], names: Iterable[str], loads: dict[str, float]) -> list[Spot]:
+        """Devices without all of these blocks."""
+        state = self._state
+        spots: list[Spot] = []
+        for name in names:
+            device = state.devices[name]
+            more = sum(state.provision.block(block).nbytes for block in blocks if block not in device.blocks)
+            if more:
+                spots.append(Spot(name, loads[name], device.room, more))
+        return spots
+
+    # -- down ----------------------------------------------------------------------------------------------------------
+
+    def _idle(self, full: Mapping[str, float], now: int) -> None:
+        """What came by load and has had nobody for long goes again, if the others of its kind are not busy."""
+        for (blocks, name), since in tuple(self._grown.items()):
+            device = self._state.devices[name]
+            if not device.blocks.issuperset(blocks):
+                del self._grown[blocks, name]
+            elif not device.alive:
+                self._grown[blocks, name] = None  # it comes again with what it is to hold
+            elif any(next(runs(member, name, blocks), None) for member in device.here.values()):
+                self._grown[blocks, name] = None
+            elif since is None:
+                self._grown[blocks, name] = now
+            elif now - since >= self._limits.idle:
+                self._shrink(blocks, name, since, full, now)
+
+    def _shrink(self, blocks: tuple[str, ...], name: str, since: int, full: Mapping[str, float], now: int) -> None:
+        kind = " ".join(blocks)
+        others = [each.name for each in holders(self._state, blocks) if each.name != name]
+        if not others or max(full[each] for each in others) >= self._limits.low:
+            return
+        loads = [Load(kind, each, int(1000 * full[each]), 1000) for each in others]
+        decided = scale([Load(kind, name, 0, 1, (), since), *loads], Cluster((), (), {}, {}), {}, {}, self._limits, now)
+        for down in decided.downs:
+            if down.device == name:
+                del self._grown[blocks, name]
+                self._changed[kind] = now
+                self._state.tell.control(now, "scale.down", "BL-24", name, blocks[0], blocks=len(blocks))
+                self._orders.drain(Drain(frozenset(blocks), name, None, now + self._patience, "BL-24"))

@@ -1,0 +1,62 @@
+"""Sequences that change their device because another one with the same blocks has less to do (BL-19), and the paper's two baselines.
+
+    strict       nobody: a sequence's next tokens run where its K and V are
+    owner        the owner first, unless it is busier by more than `margin` sequences; then K and V come from both ends (BL-16)
+    least-busy   always the least busy one, K and V copied, for which the sequence waits
+    recompute    always the least busy one, K and V computed there again, for which the sequence waits
+
+Contract: `look` now and then; the busiest devices only. What moves is all that a sequence has on one device, so that paths grow no hops.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from runtime.policy.migration.order import order_moves
+from runtime.scheduler.controllers.actions import Orders, Wish, holders
+from runtime.scheduler.controllers.hotspots import Part, Queues, movers_of, stages_of
+from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.state import ClusterState
+
+_MS = 1_000_000
+#: Devices that are looked into at once, and parts of chains on each.
+_HOT, _PARTS = 16, 8
+_NOBODY = Queues({}, {}, {})
+
+
+class Balancer:
+    def __init__(self, state: ClusterState, orders: Orders) -> None:
+        config = state.config.control
+        self._state = state
+        self._orders = orders
+        self._how = config.balancing
+        self._margin = config.margin if self._how == "owner" else 1
+        self._patience = config.patience_ms * _MS
+
+    def look(self, now: int) -> None:
+        if self._how == "strict":
+            return
+        busy = (device for device in self._state.devices if device.alive and device.members > self._margin)
+        for device in heapq.nlargest(_HOT, busy, key=lambda each: each.members):
+            for part in stages_of(device, _NOBODY)[:_PARTS]:
+                self._lighten(device, part, now)
+
+    def _lighten(self, device: Device, part: Part, now: int) -> None:
+        """Half the difference to the least busy device goes there."""
+        others = [each for each in holders(self._state, part.blocks) if each is not device]
+        target = min(others, key=lambda each: (each.members, each.used), default=None)
+        if target is None or device.members - target.members <= self._margin:
+            return
+        movers = [one.mover.seq for one in order_moves(movers_of(part.members)) if not self._orders.wished(one.mover.seq)]
+        waiting = len(part.members) - len(movers)  # those that are on their way already
+        count = (device.members - target.members) // 2 - waiting
+        for seq in movers[: max(count, 0)]:
+            self._state.tell.control(
+                now, "dispatch.choose", "BL-19", target.name, part.blocks[0], seq=seq, rule=self._how, owner=device.name
+            )
+            self._orders.wish(self._wish(seq, part, device.name, target.name, now))
+
+    def _wish(self, seq: str, part: Part, source: str, target: str, now: int) -> Wish:
+        blocks, until = frozenset(part.blocks), now + self._patience
+        baseline = self._how != "owner"
+        return Wish(seq, blocks, source, target, until, "BL-19", self._how != "recompute", self._how != "least-busy", baseline)

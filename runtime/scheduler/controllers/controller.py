@@ -1,0 +1,78 @@
+"""What a cluster's scheduler does by the clock: blocks are scaled and moved, sequences balanced and moved ahead, one by one as it serves.
+
+    pauses      K and V of paused sequences                            BL-17
+    scaler      instances come where memory is full, and go            BL-24
+    rearranger  instances go to whom they exchange rows with           BL-26
+    balancer    sequences leave devices that are busier than others    BL-19, Figure 24
+
+Contract: `tick` once per period of the driver. Each mechanism is a switch in `ControlConfig`; with all off nothing happens here. None of it
+costs anything per token, and what a tick costs grows with devices, not with sequences. Moves are `handover`'s, their order is `orders`'.
+"""
+
+from __future__ import annotations
+
+from runtime.scheduler.controllers.actions import OrderCounts, Orders
+from runtime.scheduler.controllers.autoscaler import Scaler
+from runtime.scheduler.controllers.balancer import Balancer
+from runtime.scheduler.controllers.locality import Rearranger
+from runtime.scheduler.controllers.pauses import Pauses
+from runtime.scheduler.kv.prefix_cache import Donors
+from runtime.scheduler.migration.migrations import Handovers
+from runtime.scheduler.placement.traffic import Crossings, Flow
+from runtime.scheduler.state import ClusterState
+
+_MS = 1_000_000
+#: Paths whose counts are taken in at once.
+_PATHS = 2048
+
+
+class Controller:
+    def __init__(self, state: ClusterState, handovers: Handovers, donors: Donors) -> None:
+        self._state = state
+        self._config = state.config.control
+        self.orders = Orders(state, handovers, donors)
+        self.flow = Flow(state.devices, state.provision)
+        self.pauses = Pauses(state, self.orders)
+        self._scaler = Scaler(state, self.orders, self.flow, state.provision.by_demand)
+        self._rearranger = Rearranger(state, self.orders, self.flow)
+        self._balancer = Balancer(state, self.orders)
+        self._next = 0
+        self._begun: int | None = None
+
+    def tick(self, now: int) -> None:
+        """Go on with what is under way; look at loads where it is time."""
+        if not self._state.placed:
+            return
+        self.pauses.look(now)
+        if now >= self._next:
+            self._next = now + self._config.every_ms * _MS
+            self.flow.gather(_PATHS)
+            if self._config.scaling:
+                self._scaler.look(now)
+            self._balancer.look(now)
+        rearranging = self._config.rearranging and self._config.locality
+        if self._is_over(now):
+            self.flow.turn()
+            if rearranging:
+                self._rearranger.decide(now)
+        if rearranging:
+            self._rearranger.look(now)
+        self.orders.advance(now)
+
+    def _is_over(self, now: int) -> bool:
+        """Whether a period of what rows are counted in is over: another begins then. Scaling goes by it too."""
+        if self._begun is None:
+            self._begun = now
+        if now - self._begun < self._config.period_ms * _MS:
+            return False
+        self._begun = now
+        return True
+
+    @property
+    def counts(self) -> OrderCounts:
+        return self.orders.counts
+
+    def crossings(self) -> Crossings:
+        """Rows that changed device and server so far."""
+        self.flow.gather()
+        return self.flow.totals

@@ -1,0 +1,145 @@
+"""What loads the devices of a cluster, seen by parts of chains: which blocks fill a device, for whom, and who waits for them.
+
+A `Part` is blocks that run back to back on a device for the same chains: what two models share is a part, what only one has is another. So
+a block that a device holds for itself is scaled by itself, and blocks that nobody uses apart are not torn apart.
+
+Contract: pictures of this moment, made of what was let in and what waits; a device is looked into only where somebody asks. Decides
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from runtime.kv.pages import groups_for
+from runtime.policy.migration.order import Mover
+from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.state import ClusterState
+from runtime.stages import Chain
+
+#: Chains whose queues are looked at, and devices of each of their blocks.
+_CHAINS, _PLACES = 64, 16
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Neighbouring blocks on a device, used by the same sequences. `pages`: those they take there; `layers`: pages of a group."""
+
+    blocks: tuple[str, ...]
+    members: tuple[Member, ...]
+    pages: int
+    layers: int
+
+    @property
+    def name(self) -> str:
+        return " ".join(self.blocks)
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """Who waits: by device, sequences and pages that they will take there, each chain's divided by the devices that could take it."""
+
+    sequences: Mapping[str, float]
+    pages: Mapping[str, float]
+    chains: Mapping[str, tuple[Chain, int]]
+
+
+def queues_of(state: ClusterState) -> Queues:
+    """What waits to be let in, laid on the devices that its blocks are on."""
+    sequences: dict[str, float] = {}
+    pages: dict[str, float] = {}
+    chains: dict[str, tuple[Chain, int]] = {}
+    if len(state.waiting):
+        counts = state.waiting.by_chain()
+        for head in state.waiting.heads()[:_CHAINS]:
+            count = counts[head.chain.version]
+            chains[head.chain.version] = head.chain, count
+            groups = groups_for(head.spec, head.tokens)
+            for device, (part, layers) in _places(state, head.chain).items():
+                sequences[device] = sequences.get(device, 0.0) + count * part
+                pages[device] = pages.get(device, 0.0) + count * groups * layers
+    return Queues(sequences, pages, chains)
+
+
+def _places(state: ClusterState, chain: Chain) -> dict[str, tuple[float, float]]:
+    """Of one sequence of a chain: the part of it that each device can expect, and layers."""
+    found: dict[str, tuple[float, float]] = {}
+    for use in chain.uses:
+        where = [name for name in state.provision.instances.get(use.block, ())[:_PLACES] if state.devices.alive(name)]
+        for name in where:
+            part, layers = found.get(name, (0.0, 0.0))
+            found[name] = max(part, 1 / len(where)), layers + use.kv_layers / len(where)
+    return found
+
+
+def parts_of(device: Device) -> list[Part]:
+    """What runs on a device, most pages first, of equals most sequences."""
+    stages: dict[tuple[str, int, int], list[Member]] = {}
+    for members in _by_path(device):
+        for hop in members[0].path:
+            if hop.device == device.name:
+                stages.setdefault((members[0].chain.version, hop.lo, hop.hi), []).extend(members)
+    users: dict[str, list[tuple[str, int, int]]] = {}
+    for key, members in stages.items():
+        for use in members[0].chain.uses:
+            if key[1] <= use.lo and use.hi <= key[2]:
+                users.setdefault(use.block, []).append(key)
+    found: dict[tuple[str, ...], Part] = {}
+    for key, members in stages.items():
+        for blocks, layers in _cut(members[0].chain, key, users):
+            if blocks not in found:
+                all_of_them = [member for each in dict.fromkeys(users[blocks[0]]) for member in stages[each]]
+                found[blocks] = Part(blocks, tuple(all_of_them), layers * sum(member.groups for member in all_of_them), layers)
+    return sorted(found.values(), key=lambda part: (-part.pages, -len(part.members), part.blocks))
+
+
+def _by_path(device: Device) -> list[list[Member]]:
+    """Sequences on a device, those of one path together."""
+    found: dict[int, list[Member]] = {}
+    for member in device.here.values():
+        found.setdefault(id(member.passes), []).append(member)
+    return list(found.values())
+
+
+def _cut(chain: Chain, key: tuple[str, int, int], users: Mapping[str, list[tuple[str, int, int]]]) -> Iterable[tuple[tuple[str, ...], int]]:
+    """The blocks of a stage, cut where who uses them changes; with the layers of each run."""
+    run: list[str] = []
+    layers = 0
+    for use in chain.uses:
+        if not (key[1] <= use.lo and use.hi <= key[2]):
+            continue
+        if run and users[use.block] != users[run[-1]]:
+            yield tuple(run), layers
+            run, layers = [], 0
+        run.append(use.block)
+        layers += use.kv_layers
+    if run:
+        yield tuple(run), layers
+
+
+def stages_of(device: Device, queues: Queues) -> list[Part]:
+    """All that a sequence uses on a device, as one part; most sequences first. A copy of it elsewhere adds no hop."""
+    found: dict[tuple[str, ...], list[Member]] = {}
+    for members in _by_path(device):
+        uses = members[0].chain.uses
+        spans = [(hop.lo, hop.hi) for hop in members[0].path if hop.device == device.name]
+        blocks = tuple(use.block for use in uses if any(lo <= use.lo and use.hi <= hi for lo, hi in spans))
+        found.setdefault(blocks, []).extend(members)
+    for chain, _ in queues.chains.values():
+        if blocks := tuple(use.block for use in chain.uses if use.block in device.blocks):
+            found.setdefault(blocks, [])
+    parts = [Part(blocks, tuple(members), 0, 1) for blocks, members in found.items()]
+    return sorted(parts, key=lambda part: (-len(part.members), part.blocks))
+
+
+def movers_of(members: Iterable[Member]) -> tuple[Mover, ...]:
+    """Sequences of a part as `move_order` wants them, with page groups for pages, each its own; paused ones resume later."""
+    made: list[Mover] = []
+    first = 0
+    for member in members:
+        if not member.move and not member.doomed:
+            made.append(Mover(member.seq, frozenset(range(first, first + member.groups)), member.paused or 0))
+            first += member.groups
+    return tuple(made)

@@ -1,0 +1,121 @@
+"""Instances move to whom they exchange rows with, period by period (BL-26): `policy.placement.locality.rearrange` over what `flow` has counted.
+
+A row that changes its device waits for that one's step to end, on average half of one: `crossing_us` comes on top between servers. So what
+a hop costs is learnt from the steps that devices tell of, and rows that stay on one device are worth most.
+
+A move loads at its target first, hands over who runs at its source, and then drops there. Contract: `decide` once in a period, while
+nothing is left of the one before; `look` on every tick. Moves begin in the order in which they were decided, each when its target has room
+for it (what makes room for another has gone by then), and only where no sequence could become less long for it; one that cannot begin in
+time is forgotten. Only the busiest pairs of blocks and `_INSTANCES` of their instances are looked at, so that what a decision costs has a
+bound.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from runtime.policy.placement.locality import Cluster, Instance, Move, MoveCosts, rearrange
+from runtime.policy.placement.locality import Device as Place
+from runtime.policy.placement.traffic import NEAR
+from runtime.scheduler.controllers.actions import Drain, Orders
+from runtime.scheduler.placement.traffic import Flow
+from runtime.scheduler.state import ClusterState
+
+_MS = 1_000_000
+#: Pairs of blocks, and instances of them, that a decision looks at; and steps.
+_PAIRS, _INSTANCES, _EFFORT = 128, 512, 400
+
+
+@dataclass(frozen=True, slots=True)
+class _Planned:
+    """A move that has not begun. `until`: ns; `weights`: of the traffic, without and with all that was decided with it."""
+
+    move: Move
+    until: int
+    weights: Mapping[str, float]
+
+
+class Rearranger:
+    def __init__(self, state: ClusterState, orders: Orders, flow: Flow) -> None:
+        config = state.config.control
+        self._state = state
+        self._orders = orders
+        self._flow = flow
+        self._crossing = config.crossing_us / 1e6
+        self._costs = MoveCosts(self._crossing, 1 / config.bandwidth, period=config.period_ms * _MS)
+        self._patience = config.patience_ms * _MS
+        self._moved: dict[tuple[str, str], int] = {}
+        self._todo: deque[_Planned] = deque()
+
+    def decide(self, now: int) -> None:
+        """A period is over."""
+        self._moved = {each: when for each, when in self._moved.items() if now - when < self._costs.period}
+        if self._todo:
+            return
+        cluster = self._cluster(now)
+        if not cluster.pairs:
+            return
+        found = rearrange(cluster, replace(self._costs, crossing=self._crossing + self._wait()), now, _EFFORT)
+        weights = {"before": found.before.weight, "after": found.after.weight}
+        self._todo.extend(_Planned(move, now + self._patience, weights) for move in found.moves)
+
+    def look(self, now: int) -> None:
+        """Begin what can begin now."""
+        while self._todo:
+            planned = self._todo[0]
+            move = planned.move
+            if self._stands(move) and now <= planned.until:
+                if self._state.devices[move.target].room < self._state.provision.block(move.block).nbytes:
+                    return
+                self._begin(planned, now)
+            self._todo.popleft()
+
+    def _stands(self, move: Move) -> bool:
+        """Whether a move is still what it was decided to be, and costs nobody the end of an answer."""
+        state, provision = self._state, self._state.provision
+        where = provision.instances.get(move.block, ())
+        if move.source not in where or move.target in where or (move.block, move.source) in provision.leaving:
+            return False
+        alive = state.devices.alive(move.source) and state.devices.alive(move.target)
+        return alive and not provision.spoils(state.in_use(), move.block, move.source, move.target)
+
+    def _begin(self, planned: _Planned, now: int) -> None:
+        move = planned.move
+        extra = {"from": move.source, "saved": round(move.saved, 1), **planned.weights}
+        self._state.tell.control(now, "placement.move", "BL-26", move.target, move.block, **extra)
+        self._moved[move.block, move.target] = now
+        self._orders.grow([move.block], move.target, "BL-26", now)
+        self._orders.drain(Drain(frozenset([move.block]), move.source, move.target, now + self._patience, "BL-26"))
+
+    def _wait(self) -> float:
+        """Seconds that a row waits for the step of a device that it comes to: half of one, and only where one is under way."""
+        devices = [device for device in self._state.devices if device.alive]
+        steps, busy = sum(device.steps for device in devices), sum(device.busy for device in devices) / 1e9
+        return busy / steps / 2 if steps else 0.0
+
+    def _cluster(self, now: int) -> Cluster:
+        """The blocks that exchange most rows, where they are, and the devices that they could go to."""
+        state, flow = self._state, self._flow
+        pairs = dict(heapq.nlargest(_PAIRS, flow.pairs.items(), key=lambda each: each[1]))
+        instances: list[Instance] = []
+        for block in dict.fromkeys(block for pair in pairs for block in pair):
+            where = state.provision.instances.get(block, ())
+            if len(instances) + len(where) > _INSTANCES:
+                continue
+            some = (name for name in where if state.devices.alive(name) and (block, name) not in state.provision.leaving)
+            began = now - self._costs.period
+            instances += [Instance(block, name, self._moved.get((block, name), began)) for name in some]
+        known = {each.block for each in instances}
+        pairs = {pair: rows for pair, rows in pairs.items() if known.issuperset(pair)}
+        there = {each.device for each in instances}
+        servers = {state.devices[name].server for name in there}
+        near = (each for each in state.devices if each.alive and (each.name in there or each.server in servers))
+        devices = heapq.nlargest(_INSTANCES, near, key=lambda each: (each.name in there, each.room))
+        places = tuple(Place(each.name, each.server, each.room) for each in devices)
+        nbytes = {block: state.provision.block(block).nbytes for block in known}
+        wait = self._wait()
+        hop = max(NEAR, wait / (wait + self._crossing)) if wait else NEAR
+        return Cluster(places, tuple(instances), nbytes, pairs, hop)

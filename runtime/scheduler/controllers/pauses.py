@@ -1,0 +1,97 @@
+"""Sequences that wait for somebody else, a tool or a person: they keep their K and V, and get no rows until they go on (BL-17).
+
+Contract: a pause begins behind the row that is under way, and has no end of its own. While it lasts, `look` asks `policy.migration.paused` whether
+the sequence's K and V should go to a device with more room: only from one whose memory is short, and only inside the pause.
+"""
+
+from __future__ import annotations
+
+from runtime.policy.migration.paused import Pause as Waiting
+from runtime.policy.migration.paused import foresee
+from runtime.scheduler.controllers.actions import Orders, Wish, holders, runs
+from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.state import ClusterState
+
+_MS = 1_000_000
+
+
+class Pauses:
+    """`proactive`: whether their K and V move."""
+
+    def __init__(self, state: ClusterState, orders: Orders) -> None:
+        self._state = state
+        self._orders = orders
+        config = state.config.control
+        self._proactive, self._low, self._bandwidth = config.proactive, config.low, config.bandwidth
+        self._patience = config.patience_ms * _MS
+        self._paused: dict[str, Waiting] = {}
+        self._again: dict[str, int] = {}
+
+    def pause(self, seq: str, expected: int | None, now: int) -> None:
+        """No rows from now on. `expected`: how long it will be, in ns, where that is known."""
+        member = self._state.members.get(seq)
+        if member is not None and member.paused is None:
+            self._set(member, now)
+            self._state.starved.pop(seq, None)
+            self._paused[seq] = Waiting(seq, now, expected)
+            self._state.tell.control(now, "pause", "BL-17", "", seq=seq)
+
+    def resume(self, seq: str, now: int) -> None:
+        """It goes on."""
+        member = self._state.members.get(seq)
+        self._forget(seq)
+        if member is not None and member.paused is not None:
+            self._set(member, None)
+            self._state.tell.control(now, "resume", "BL-17", "", seq=seq)
+            if member.path:
+                self._state.ready.append(member)
+
+    def look(self, now: int) -> None:
+        """Decide for each that is due."""
+        for seq, waiting in tuple(self._paused.items()):
+            member = self._state.members.get(seq)
+            if member is None:
+                self._forget(seq)
+            elif self._proactive and member.path and now >= self._again.get(seq, 0) and not self._orders.wished(seq):
+                self._foresee(member, waiting, now)
+
+    def _foresee(self, member: Member, waiting: Waiting, now: int) -> None:
+        short = max((self._state.devices[hop.device] for hop in member.path), key=lambda device: device.share)
+        part = next(runs(member, short.name, {use.block for use in member.chain.uses}), None)
+        if part is None or short.share <= self._low or member.move or member.flying:
+            return
+        uses = member.chain.uses[part.start : part.stop]
+        pages = member.groups * sum(use.kv_layers for use in uses)
+        target = self._roomier(short, tuple(use.block for use in uses), pages)
+        if target is None:
+            return
+        seen = foresee(waiting, int(pages * short.page_bytes / self._bandwidth * 1e9), now)
+        if not seen.migrate:
+            self._again[member.seq] = seen.again or now
+            return
+        self._state.tell.control(now, "migrate.ahead", "BL-17", target.name, uses[0].block, seq=member.seq, needed=seen.needed)
+        blocks = frozenset(use.block for use in uses)
+        self._orders.wish(Wish(member.seq, blocks, short.name, target.name, now + self._patience, "BL-17"))
+
+    def _roomier(self, source: Device, blocks: tuple[str, ...], pages: int) -> Device | None:
+        """A device that has less of its memory taken, even with these pages."""
+        others = [each for each in holders(self._state, blocks) if each is not source and each.capacity - each.taken >= pages]
+        found = min(others, key=lambda each: (each.share, each.members), default=None)
+        if found is None or (found.taken + pages) / max(found.capacity, 1) >= source.share:
+            return None
+        return found
+
+    def _set(self, member: Member, paused: int | None) -> None:
+        """Whoever waits stands aside meanwhile."""
+        state, waits = self._state, member.seq not in self._state.running
+        if waits:
+            state.waiting.remove(member)
+        member.paused = paused
+        if waits:
+            state.waiting.add(member)
+            state.changed = True
+
+    def _forget(self, seq: str) -> None:
+        self._paused.pop(seq, None)
+        self._again.pop(seq, None)

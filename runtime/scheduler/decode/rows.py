@@ -1,0 +1,292 @@
+"""Rows of running sequences: what comes back becomes tokens, and the next row goes out, with pages for it on all its path.
+
+Contract: at most one row of a sequence is under way, but for predicted ones (`scheduler.speculation.in_flight`). Short of pages whoever is last in rank
+gives way, one that is under way once it is back; before that donors go. The first in rank always goes on. Sequences that find no pages
+are `starved` until some are given back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from runtime.kv.pages import groups_for
+from runtime.messages import Done, Lost, Verdict
+from runtime.scheduler.sequences.lifecycle import Seating
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.speculation.in_flight import Result, Try
+from runtime.scheduler.speculation.speculation import Speculation
+from runtime.scheduler.state import ClusterState
+from runtime.types import FinishReason, PromptLogprobs, Sampled, TokenEvent
+
+
+class Rows:
+    """`on_rest`: called with whoever is moving, before its next row."""
+
+    def __init__(self, state: ClusterState, seating: Seating, speculation: Speculation) -> None:
+        self._state = state
+        self._seating = seating
+        self._speculation = speculation
+        self.on_rest: Callable[[Member, int], None] = lambda member, now: None
+
+    # -- what comes back -----------------------------------------------------------------------------------------------
+
+    def done(self, done: Done, now: int) -> None:
+        """Rows that are through: tokens for whoever asked. Those that go on are `ready`."""
+        scores: dict[str, tuple[PromptLogprobs, ...]] = {}
+        for part in done.prompts:
+            scores[part.seq] = (*scores.get(part.seq, ()), part)
+        running, ready, made = self._state.running, self._state.ready, 0
+        for at, (seq, epoch, count, sampled) in enumerate(zip(done.seqs, done.epochs, done.counts, done.sampled, strict=True)):
+            member = running.get(seq)
+            if member is None or member.epoch != epoch or not member.flying:
+                continue
+            if member.ahead is not None:
+                member.tries.back(done.turns[at] if done.turns else 0, Result(sampled, scores.get(seq, ())))
+                self._advance_predicted(member, now)
+                continue
+            if count != member.issued:
+                self._state.tally.failed_steps += 1
+                why = f"{done.device} says that it has run {count} tokens, of {member.issued}"
+                self._seating.end(member, "error", now, why)
+                continue
+            member.flying = False
+            if sampled is not None and count == 1 and member.phase == "decode":  # `_advance` for nearly all: one token behind the last
+                member.computed += 1
+                member.output.append(sampled.token)
+                made += 1
+                self._emit(member, sampled, (), now)
+            else:
+                self._advance(member, count, sampled, scores.get(seq, ()), now)
+            if member.path:
+                ready.append(member)
+        self._state.tally.generated_tokens += made
+
+    def judged(self, verdict: Verdict, now: int) -> None:
+        """Predictions have been compared with what they were to be."""
+        for at, (seq, epoch, turn) in enumerate(zip(verdict.seqs, verdict.epochs, verdict.turns, strict=True)):
+            member = self._state.running.get(seq)
+            if member is not None and member.epoch == epoch and (one := member.tries.judged(turn, verdict.stands[at])) is not None:
+                self._speculation.verified(now, member, one, verdict.cosines[at])
+                self._advance_predicted(member, now)
+
+    def lost(self, lost: Lost, now: int) -> None:
+        """Rows that did not come through: sequences run again, or end with the error of their step."""
+        for seq, epoch in zip(lost.seqs, lost.epochs, strict=True):
+            member = self._state.running.get(seq)
+            if member is None or member.epoch != epoch:
+                self._seating.donors.lost(seq)
+                continue
+            if lost.retry:
+                member.alone = True
+                self._seating.preempt(member, now)
+            else:
+                self._state.tally.failed_steps += 1
+                self._seating.end(member, "error", now, lost.reason)
+
+    def _advance_predicted(self, member: Member, now: int) -> None:
+        """Take what counts by now of a sequence that is predicted, and send the row behind it from the guess, if there is one."""
+        while member.tries and (result := member.tries.first.result) is not None:
+            one = member.tries.pop()
+            self._speculation.decided(now, member, one)
+            member.flying = len(member.tries) > 0
+            self._advance(member, one.count, result.sampled, result.scores, now)
+            if member.seq not in self._state.running:
+                return
+            if not member.flying:
+                self._state.ready.append(member)
+                return
+            if member.doomed:
+                self._seating.preempt(member, now)
+                return
+            if member.tries.first.guess != member.output[-1]:
+                # At once, whatever holds it: what began from the wrong token is superseded by this, wherever it is (its pages are taken).
+                member.tries.clear()
+                self._speculation.redone()
+                self._issue(member, now)
+        self._guess(member, now)
+
+    def _guess(self, member: Member, now: int) -> None:
+        """Send the row behind the one under way, from the token that was predicted; pages for it must be free."""
+        if len(member.tries) != 1 or member.held or member.doomed or member.move or member.paused is not None:
+            return
+        tentative = member.tries.first.tentative
+        if tentative is None or tentative.sampled is None or member.would_end(tentative.sampled.token):
+            return
+        devices, more = self._state.devices, max(0, groups_for(member.spec, member.tokens + 1) - member.groups)
+        if any(devices[name].free < pages * more for name, pages in member.weights):
+            return
+        if more:
+            self._seating.grow(member, more)
+        member.passes.tokens += 1
+        self._send_predicted(member, (tentative.sampled.token,), True, tentative.sampled.token, now)
+
+    def _advance(self, member: Member, count: int, sampled: Sampled | None, scores: tuple[PromptLogprobs, ...], now: int) -> None:
+        """K and V of a row are written; its token, if one was sampled, joins the output."""
+        tally = self._state.tally
+        member.computed += count
+        self._seating.show(member)
+        if member.phase == "resume":
+            tally.resumed_tokens += count
+        if scores and not member.output:
+            member.prompt_logprobs.extend(scores)
+        if sampled is None:
+            if member.computed >= member.tokens:
+                tally.prompt_tokens += len(member.request.prompt)
+                self._seating.end(member, "length", now)
+            return
+        if not member.output:
+            tally.prompt_tokens += len(member.request.prompt)
+        fresh = member.computed + 1 - member.tokens  # more than one only behind a stride
+        member.phase = "decode"
+        member.output.extend([sampled.token] * fresh)
+        tally.generated_tokens += fresh
+        told = tuple(member.prompt_logprobs)
+        if told:
+            member.prompt_logprobs.clear()
+        self._emit(member, sampled, told, now)
+
+    def _emit(self, member: Member, sampled: Sampled, scores: tuple[PromptLogprobs, ...], now: int) -> None:
+        """Tell its latest token, and its end if that is one (as LiveSequence.finish judges)."""
+        state, request, token, made = self._state, member.request, sampled.token, len(member.output)
+        if member.deaths or member.strays:
+            member.deaths, member.strays, state.changed = 0, 0, True
+        reason: FinishReason | None = None
+        if token in member.ends and made >= request.sampling.min_tokens:
+            reason = "stop"
+        elif made >= member.most:
+            reason = "length"
+        if state.tell.on:
+            state.tell.token(now, request, made - 1, token)
+        served = None if member.variant is None else member.variant.name
+        state.out.events.append(
+            TokenEvent(request.seq, request.request, made - 1, token, sampled.logprob, sampled.top, scores, reason, None, served)
+        )
+        if reason is not None:
+            self._seating.leave(member, reason, now)
+
+    # -- what goes out -------------------------------------------------------------------------------------------------
+
+    def go_on_all(self, members: Iterable[Member], now: int) -> None:
+        """`go_on` for each that is ready; written out for nearly all of them, which decode and have pages."""
+        state, strides = self._state, self._state.config.stride > 1
+        starved, tell = state.starved, state.tell
+        device: str | None = None
+        for member in members:
+            if (
+                member.phase != "decode" or member.computed >= member.room or member.ahead is not None or member.paused is not None
+                or member.move or member.flying or member.held or member.doomed or not member.path or strides
+            ):  # fmt: skip
+                if member.move:
+                    self.on_rest(member, now)
+                self.go_on(member, now)
+                device = None  # it may have been told something else
+                continue
+            if member.path[0].device != device:
+                device = member.path[0].device
+                put = state.out.rows(device).append
+            request, output = member.request, member.output
+            member.flying, member.issued = True, 1
+            member.passes.tokens += 1
+            if tell.on:
+                tell.hops(now, request, member.computed, 1, member.path, member.offers)
+            put((request.seq, member.epoch, member.computed, (output[-1],), True, len(output), 1, 0, False))
+            if starved:
+                starved.pop(request.seq, None)
+
+    def go_on(self, member: Member, now: int) -> None:
+        """The next row of a sequence that is at rest, if it runs and nothing holds it."""
+        if not member.path or member.flying or member.held:
+            return
+        starved = self._state.starved
+        if member.doomed:
+            self._seating.preempt(member, now)
+        elif member.paused is not None:
+            return
+        elif not self._issue(member, now):
+            starved[member.seq] = member
+        elif starved:
+            starved.pop(member.seq, None)
+
+    def feed(self, now: int) -> None:
+        """Sequences that wait for pages, in rank order; if nothing else moves, the last one that is paused gives way, or of them."""
+        starved = self._state.starved
+        for member in sorted(starved.values(), key=lambda m: m.rank):
+            if member.seq in starved:
+                self.go_on(member, now)
+        if starved and not any(m.flying or m.held for m in self._state.running.values()):
+            paused = [m for m in self._state.running.values() if m.paused is not None and m.groups]
+            self._seating.preempt(max(paused or starved.values(), key=lambda m: m.rank), now)
+            for member in sorted(starved.values(), key=lambda m: m.rank):
+                if member.seq in starved:
+                    self.go_on(member, now)
+
+    def _issue(self, member: Member, now: int) -> bool:
+        """Send its next row; false if there are no pages for it now."""
+        state = self._state
+        if member.phase == "decode":
+            count, steps = 1, self._stride(member)
+        else:
+            count, steps = min(state.config.chunk, member.tokens - member.computed), 1
+        after = member.computed + count + steps - 1
+        if after > member.room:
+            more = groups_for(member.spec, after) - member.groups
+            if not self._room(member, more, now):
+                return False
+            self._seating.grow(member, more)
+        member.flying, member.issued = True, count + steps - 1
+        member.passes.tokens += member.issued
+        if state.tell.on:
+            state.tell.hops(now, member.request, member.computed, count, member.path, member.offers)
+        tokens: tuple[int, ...]
+        if member.phase == "decode":
+            tokens, sample = (member.output[-1],), True
+        else:
+            tokens, sample = member.span(count), member.computed + count == member.tokens and member.samples
+        if member.ahead is None:
+            state.out.go(member, tokens, steps, sample)
+        else:
+            self._send_predicted(member, tokens, sample, None, now)
+        return True
+
+    def _send_predicted(self, member: Member, tokens: tuple[int, ...], sample: bool, guess: int | None, now: int) -> None:
+        member.turn += 2
+        # Where it has to be exact only a token is worth a guess; and what moves is not predicted (UN-13).
+        wanted = member.move == 0 and self._speculation.goes_on(member)
+        started = wanted and (sample or (member.ahead is not None and member.ahead.threshold is not None))
+        one = Try(member.turn, len(tokens), started, guess)
+        member.tries.add(one)
+        self._speculation.started(now, member, one)
+        self._state.out.go(member, tokens, 1, sample, one)
+
+    def _stride(self, member: Member) -> int:
+        stride = self._state.config.stride
+        if stride == 1 or len(member.path) > 1:
+            return 1
+        return max(1, min(stride, member.most - len(member.output)))
+
+    def _room(self, member: Member, groups: int, now: int) -> bool:
+        """Whether its devices have these pages, perhaps because whoever is last in rank gives way."""
+        for name, pages in member.weights:
+            device = self._state.devices[name]
+            while device.free < pages * groups:
+                if self._seating.donors.give_way(name):
+                    continue
+                victim = self._victim(member, name)
+                if victim is None:
+                    return False
+                if victim.flying:
+                    victim.doomed = True
+                    return False
+                self._seating.preempt(victim, now)
+        return True
+
+    def _victim(self, member: Member, device: str) -> Member | None:
+        """The last in rank behind `member` with pages on a device; none if one is about to go already."""
+        last, rank = None, member.rank
+        for other in self._state.devices[device].here.values():
+            if other.groups and other.rank > rank and device in dict(other.weights):
+                if other.doomed:
+                    return None
+                if last is None or other.rank > last.rank:
+                    last = other
+        return last

@@ -1,0 +1,138 @@
+"""Devices come, load, report and die.
+
+Contract: a device that is gone takes with it what it held; who passed it runs again on another path, or waits until it is replaced; whoever
+was under way on `config.deaths` of them in a row, without a token between, ends with the reason, before no device is left. (Those that were
+told to end do not count.)
+Blocks are placed once as many devices are there as the cluster was made for. Devices of another protocol are not taken.
+"""
+
+from __future__ import annotations
+
+from runtime.agent.commands import Down
+from runtime.messages import PROTOCOL, Gone, Loaded, Ready, Refused, Report
+from runtime.scheduler.admission.admission import Admission
+from runtime.scheduler.broadcast.dispatch import Offers
+from runtime.scheduler.decode.stall_detector import MOVES, Overdue
+from runtime.scheduler.migration.migrations import Handovers
+from runtime.scheduler.models.updates import Updates
+from runtime.scheduler.sequences.lifecycle import Seating
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.state import ClusterState
+
+
+class Fleet:
+    def __init__(
+        self, state: ClusterState, seating: Seating, admission: Admission, handovers: Handovers, updates: Updates, offers: Offers
+    ) -> None:
+        self._state = state
+        self._seating = seating
+        self._admission = admission
+        self._handovers = handovers
+        self._updates = updates
+        self._offers = offers
+        self._overdue = Overdue(int(state.config.row_seconds * 1e9))
+
+    def up(self, ready: Ready, now: int) -> None:
+        """A device is there; one that was known is empty again."""
+        state = self._state
+        if ready.protocol != PROTOCOL:
+            state.tell.fault(now, 0, f"{ready.device} speaks protocol {ready.protocol}, not {PROTOCOL}")
+            return
+        if state.devices.alive(ready.device):
+            self.down(Down(ready.device, "it came again"), now)
+        device = state.devices.up(ready)
+        state.changed = True
+        if device.wanted:  # it took the place of one that died
+            device.loading.update(device.wanted)
+            state.out.load(device.name, list(device.wanted.values()))
+        if not state.placed and len(state.devices) >= state.config.devices:
+            state.placed = True
+            state.provision.place(list(state.chains.values()))
+            self._updates.first()
+            self._admission.turn_away(now)
+            self._load_first_paths()
+
+    def down(self, down: Down, now: int) -> None:
+        """A device is gone. Whoever is saved by a move goes on with that; all others that passed it run again."""
+        state = self._state
+        device = state.devices.get(down.device)
+        if device is not None and down.final:
+            device.final = state.changed = True
+        if device is None or not device.alive:
+            return
+        state.tell.fault(now, 0, f"{down.device} is gone: {down.reason}")
+        state.devices.down(down.device)
+        self._overdue.gone(down.device)
+        state.out.forget(down.device)
+        for other in state.devices:
+            if other.alive:
+                state.out.say(other.name, Gone(down.device))
+        for member in [m for m in state.running.values() if down.device in m.devices]:
+            self._bereave(member, down, now)
+        self._offers.gone(down.device)
+        self._handovers.gone(down.device, now)
+        self._seating.donors.gone(down.device)
+        state.out.replace(down.device)
+        state.changed = True
+
+    def _bereave(self, member: Member, down: Down, now: int) -> None:
+        """A sequence's device has died: it runs again, or goes on with its move, unless that has come to nothing too often."""
+        member.deaths += member.flying and not down.planned
+        if member.deaths >= self._state.config.deaths:
+            why = f"{member.deaths} devices in a row died while they ran it, the last of them {down.device}: {down.reason}"
+            self._seating.end(member, "error", now, why)
+        elif not self._handovers.survives(member, down.device):
+            self._seating.preempt(member, now)
+
+    def overdue(self, now: int) -> None:
+        """Whoever waits for what no device has any more runs again, or ends if that has come to nothing too often; moves are given up."""
+        state = self._state
+        for member in self._overdue.look(lambda name: state.devices[name].here.values(), self._handovers.target, now):
+            if not member.flying:
+                self._handovers.give_up(member, now, f"nothing has come of it for {MOVES * state.config.row_seconds:g} s")
+                continue
+            member.strays, member.alone = member.strays + 1, True
+            why = f"no device has its row, after {state.config.row_seconds:g} s"
+            state.tell.fault(now, 0, f"{member.seq}: {why}")
+            if member.strays >= state.config.deaths:
+                self._seating.end(member, "error", now, f"{why}; the {member.strays}th in a row")
+            else:
+                self._seating.preempt(member, now)
+
+    def loaded(self, loaded: Loaded) -> None:
+        device = self._state.devices[loaded.device]
+        device.gained(loaded.stage.id, loaded.spec)
+        device.weights = loaded.nbytes
+        self._state.changed = True
+
+    def _load_first_paths(self) -> None:
+        """Nobody's first request waits for weights."""
+        state = self._state
+        for chain in state.in_use():
+            path = state.provision.path(chain, state.devices.loads)
+            for device, stage in state.provision.missing(chain, path or ()):
+                state.ask_for(chain, device, stage)
+
+    def refused(self, refused: Refused, now: int) -> None:
+        """A stage cannot be loaded there (now): its blocks run where else they are to be, if need be once that device is back; admission
+        ends whoever has no other path."""
+        device = self._state.devices[refused.device]
+        device.refuses(refused.stage, refused.reason, now)
+        self._state.tell.fault(now, 0, f"{refused.device} refuses {refused.stage.id}: {refused.reason}")
+        if refused.stage.id in device.wanted:
+            self._state.provision.shun(device.name, device.wanted[refused.stage.id][1])
+        self._state.changed = True
+
+    def relent(self, now: int) -> None:
+        """What was refused may be asked for again after a while, by whoever needs it then."""
+        for device in self._state.devices:
+            if device.refused and device.relents(now):
+                self._state.changed = True
+
+    def report(self, report: Report, now: int) -> None:
+        device = self._state.devices.get(report.device)
+        if device is not None:
+            if device.alive:
+                self._overdue.report(device.name, report.queued == 0 and report.steps == device.steps, now)
+            device.queued, device.steps, device.busy, device.tokens = report.queued, report.steps, report.busy, report.tokens
+            device.queues, device.links = dict(report.queues), report.links

@@ -1,0 +1,1 @@
+"""Pages of all devices: accounting, prefix index, prefix cache (BL-32)."""

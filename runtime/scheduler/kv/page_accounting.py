@@ -1,0 +1,212 @@
+"""Whose pages are whose, on all devices of a cluster: what sequences share is counted once, and free when the last one has left (BL-32).
+
+An *extent* is a run of page groups that one block of a chain has on one device, behind another one (`before`) or at the beginning:
+
+    system prompt (3 users) <- question A (2 users) <- A's answer (1)       a tree for each beginning; a sequence holds one path of it,
+                            <- question B (1 user)                          which is all of its groups, and is known by the path's end
+
+Whoever begins as another goes on behind one of its extents, which is cut in two where only a part of it is shared: those who hold it
+need not know. What a sequence has for itself grows in place.
+
+Contract: `Device.used` is the sum over extents that have a user (and over moves on their way, which `handover` counts), `Device.idle` the
+part of it that only donors use, sequences that have ended (`scheduler.kv.prefix_cache`): free as soon as they go. A device that died takes its
+extents with it: theirs is another life's `Device`. Whether there is room the caller has seen to. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from runtime.policy.migration.order import Mover
+from runtime.scheduler.devices.devices import Device, Devices
+
+#: Numbers of pages that an extent may come to have: far more than a device.
+_NUMBERS = 1 << 40
+
+#: By block of a chain: its device, and the pages that a group takes there. Behind them whatever else the sequence has for itself.
+Places = Sequence[tuple[str, int]]
+
+
+@dataclass(slots=True, eq=False)
+class Extent:
+    """`groups` page groups of `pages` pages each. `users` hold it, `idle` of them are donors. `first`: the number of its first page, which
+    no other page of the cluster ever has."""
+
+    device: Device
+    pages: int
+    groups: int
+    first: int
+    before: Extent | None = None
+    users: int = 1
+    idle: int = 0
+
+    @property
+    def size(self) -> int:
+        """Its pages."""
+        return self.pages * self.groups
+
+    @property
+    def unused(self) -> bool:
+        """Whether it is there for donors only."""
+        return self.users == self.idle
+
+    def path(self) -> Iterator[Extent]:
+        """It, and all before it: the end first."""
+        extent: Extent | None = self
+        while extent is not None:
+            yield extent
+            extent = extent.before
+
+
+@dataclass(slots=True, eq=False)
+class Holding:
+    """By block of the chain, of those that attend: its last extent. `groups`: in each of them. `donor`: of a sequence that has ended."""
+
+    ends: dict[int, Extent] = field(default_factory=dict)
+    groups: int = 0
+    donor: bool = False
+
+    def extents(self) -> Iterator[Extent]:
+        return (extent for end in self.ends.values() for extent in end.path())
+
+    def idle(self) -> Mapping[str, int]:
+        """Pages of it that only donors use, by device."""
+        pages: Counter[str] = Counter()
+        for extent in self.extents():
+            if extent.unused:
+                pages[extent.device.name] += extent.size
+        return pages
+
+
+class Ledger:
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        self._numbers = 0
+
+    def take(self, places: Places, groups: int, like: Holding | None = None, shared: int = 0) -> Holding:
+        """A new holding. Its first `shared` groups, fewer than all, are those of `like`, which is at the same places."""
+        made = Holding(groups=groups)
+        for at, (name, pages) in enumerate(places):
+            if pages:
+                before = _upto(like.ends[at], shared) if like is not None and shared else None
+                made.ends[at] = self._new(name, pages, groups - shared, before)
+                for extent in before.path() if before is not None else ():
+                    _use(extent, 1, 0)
+        return made
+
+    def grow(self, holding: Holding, groups: int) -> None:
+        """So many groups more."""
+        holding.groups += groups
+        for at, end in holding.ends.items():
+            if end.users == 1:
+                end.groups += groups
+                end.device.used += end.pages * groups
+            else:
+                holding.ends[at] = self._new(end.device.name, end.pages, groups, end)
+
+    def free(self, holding: Holding) -> None:
+        """All of it is given back; what others use too stays."""
+        for extent in holding.extents():
+            _use(extent, -1, -1 if holding.donor else 0)
+        holding.ends, holding.groups = {}, 0
+
+    def keep(self, holding: Holding, groups: int) -> Holding:
+        """A donor's: the first groups of a holding."""
+        made = Holding({at: _upto(end, groups) for at, end in holding.ends.items()}, groups, True)
+        for extent in made.extents():
+            _use(extent, 1, 1)
+        return made
+
+    def rehouse(self, holding: Holding, places: Places) -> None:
+        """A sequence has moved: blocks on another device have pages of their own there; what they had is others', or free."""
+        for at, (name, pages) in enumerate(places):
+            if pages and (at not in holding.ends or holding.ends[at].device is not self._devices[name]):
+                self._leave(holding, at)
+                holding.ends[at] = self._new(name, pages, holding.groups, None)
+        for at in [at for at in holding.ends if at >= len(places)]:  # a stand-in's, which does not come along
+            self._leave(holding, at)
+
+    def bereft(self, holding: Holding, device: str) -> None:
+        """A device has died: what it held is gone."""
+        for at in [at for at, end in holding.ends.items() if end.device.name == device]:
+            self._leave(holding, at)
+
+    def mover(self, seq: str, holding: Holding, groups: int, device: str, resume: int = 0) -> Mover:
+        """A sequence as the order of moves sees it (`policy.migration.order`): the pages of its first `groups` groups on a device, by number.
+
+        Groups beyond those that are computed are tentative, and nobody's but its own (UN-13).
+        """
+        pages: set[int] = set()
+        for end in holding.ends.values():
+            stop = holding.groups
+            for extent in end.path() if end.device.name == device else ():
+                start = stop - extent.groups
+                pages.update(range(extent.first, extent.first + extent.pages * max(0, min(groups, stop) - start)))
+                stop = start
+        return Mover(seq, frozenset(pages), resume)
+
+    def check(self, holdings: Iterable[Holding], moving: Mapping[str, int]) -> None:
+        """Verify counts from scratch; `moving`: pages by device that are taken for moves. Raises RuntimeError."""
+        users: Counter[Extent] = Counter()
+        idle: Counter[Extent] = Counter()
+        for holding in holdings:
+            if any(sum(extent.groups for extent in end.path()) != holding.groups for end in holding.ends.values()):
+                raise RuntimeError("a holding's extents are not all its groups")
+            users.update(holding.extents())
+            idle.update(holding.extents() if holding.donor else ())
+        if any((extent.users, extent.idle) != (count, idle[extent]) for extent, count in users.items()):
+            raise RuntimeError("an extent's users are not those that hold it")
+        used, unused = Counter(moving), Counter[str]()
+        for extent in users:
+            if not extent.device.alive or extent.device is not self._devices[extent.device.name]:
+                raise RuntimeError(f"pages of a life of {extent.device.name} that is over are held")
+            used[extent.device.name] += extent.size
+            unused[extent.device.name] += extent.size if extent.unused else 0
+        for device in self._devices:
+            if device.alive and (device.used, device.idle) != (used[device.name], unused[device.name]):
+                raise RuntimeError(
+                    f"{device.name}: {device.used} pages are spoken for, {device.idle} of them idle; "
+                    f"sequences hold {used[device.name]}, {unused[device.name]} of them only donors"
+                )
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _new(self, name: str, pages: int, groups: int, before: Extent | None) -> Extent:
+        device = self._devices[name]
+        self._numbers += _NUMBERS
+        device.used += pages * groups
+        return Extent(device, pages, groups, self._numbers, before)
+
+    def _leave(self, holding: Holding, at: int) -> None:
+        end = holding.ends.pop(at, None)
+        for extent in end.path() if end is not None else ():
+            _use(extent, -1, 0)
+
+
+def _upto(end: Extent, groups: int) -> Extent:
+    """The extent with which the first `groups` groups of a path end; cut off, if it goes on behind them. Changes no count of pages.
+
+    Raises ValueError for none of them, or for more than there are.
+    """
+    path = list(end.path())[::-1]
+    for extent in path if groups else ():
+        if extent.groups > groups:
+            first = Extent(extent.device, extent.pages, groups, extent.first, extent.before, extent.users, extent.idle)
+            extent.groups, extent.first, extent.before = extent.groups - groups, extent.first + extent.pages * groups, first
+            return first
+        groups -= extent.groups
+        if not groups:
+            return extent
+    raise ValueError("only groups that are there can be shared")
+
+
+def _use(extent: Extent, users: int, idle: int) -> None:
+    """More users, or fewer."""
+    device, before = extent.device, extent.size if extent.unused else 0
+    extent.users += users
+    extent.idle += idle
+    if device.alive:
+        device.idle += (extent.size if extent.unused and extent.users else 0) - before
+        device.used -= 0 if extent.users else extent.size

@@ -1,0 +1,154 @@
+"""Beginnings that are computed, and who has them: the index by which newcomers find K and V that are theirs too (BL-32, UN-15).
+
+    mark of a group = digest of its tokens and of the mark before it        so that equal marks are equal beginnings
+
+A *shelf* has the marks of all who run, or have run, along one path of one version of a chain for one tenant: only there K and V of
+equal tokens are interchangeable. The version names everything upstream, adapters and stitches and dtype (the KV domain of a whole chain);
+positions count from the beginning.
+
+Contract: whole page groups only, that are computed on all of a path. A newcomer's match leaves it one token to run at least. Costs are
+O(prompt / page_tokens) per arrival, and a few operations per group that has become full. Nobody is found once `leave` was called. Holds no
+pages and decides nothing.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from runtime.scheduler.kv.page_accounting import Holding
+from runtime.stages import Path
+
+#: Bytes of a mark: nobody can find two beginnings with one.
+_BYTES = 16
+
+
+@dataclass(slots=True, eq=False)
+class Shelf:
+    """By mark who has it, first come first. `realm`: version of the chain, and tenant."""
+
+    realm: tuple[str, str]
+    path: Path
+    places: dict[bytes, dict[Beginning, None]] = field(default_factory=dict)
+
+    def longest(self, marks: Sequence[bytes]) -> int:
+        """How many of these somebody has: a binary search, for whoever has one has those before it."""
+        low, high = 0, len(marks)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if marks[middle - 1] in self.places:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+@dataclass(slots=True, eq=False)
+class Beginning:
+    """What one sequence has in pages: `known` of its `marks` stand on a shelf. `name`: on the agents. `used`: when last, for donors.
+
+    `groups` may be more than are known; marks of prompts are there before they are computed.
+    """
+
+    name: str
+    holding: Holding
+    marks: list[bytes]
+    shelf: Shelf
+    known: int = 0
+    used: int = 0
+
+    @property
+    def path(self) -> Path:
+        return self.shelf.path
+
+    @property
+    def donor(self) -> bool:
+        return self.holding.donor
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """The first `groups` groups are there already, with `beginning`."""
+
+    beginning: Beginning
+    groups: int
+
+    @property
+    def path(self) -> Path:
+        return self.beginning.path
+
+
+class Prefixes:
+    def __init__(self) -> None:
+        self._shelves: dict[tuple[str, str], dict[Path, Shelf]] = {}
+
+    def shelf(self, realm: tuple[str, str], path: Path) -> Shelf:
+        """Where marks of this realm and path stand; it is there as long as any do."""
+        paths = self._shelves.setdefault(realm, {})
+        known = paths.get(path)
+        if known is None:
+            known = paths[path] = Shelf(realm, path)
+        return known
+
+    def reaches(self, beginning: Beginning, groups: int) -> None:
+        """So many groups of it are computed now."""
+        if not beginning.known:
+            beginning.shelf = self.shelf(beginning.shelf.realm, beginning.shelf.path)
+        places = beginning.shelf.places
+        for mark in beginning.marks[beginning.known : groups]:
+            places.setdefault(mark, {})[beginning] = None
+        beginning.known = max(beginning.known, groups)
+
+    def leave(self, beginning: Beginning) -> None:
+        """Its pages are about to go, or to be elsewhere."""
+        shelf = beginning.shelf
+        for mark in beginning.marks[: beginning.known]:
+            having = shelf.places[mark]
+            del having[beginning]
+            if not having:
+                del shelf.places[mark]
+        beginning.known = 0
+        if not shelf.places:
+            paths = self._shelves.get(shelf.realm, {})
+            if paths.get(shelf.path) is shelf:
+                del paths[shelf.path]
+            if not paths:
+                self._shelves.pop(shelf.realm, None)
+
+    def matches(self, realm: tuple[str, str], marks: Sequence[bytes], most: int) -> list[Match]:
+        """Who has the first groups of a newcomer, at most `most` of them: one for each path, the longest first."""
+        found: list[Match] = []
+        wanted = marks[:most]
+        for shelf in self._shelves.get(realm, {}).values():
+            groups = shelf.longest(wanted)
+            if groups:
+                found.append(Match(next(iter(shelf.places[wanted[groups - 1]])), groups))
+        return sorted(found, key=lambda match: -match.groups)
+
+    def having(self, realm: tuple[str, str], mark: bytes) -> Iterator[Beginning]:
+        """All that have a mark, on whatever path."""
+        for shelf in self._shelves.get(realm, {}).values():
+            yield from shelf.places.get(mark, ())
+
+    def check(self, beginnings: Sequence[Beginning]) -> None:
+        """Verify that exactly these are on shelves, with all that they know. Raises RuntimeError."""
+        standing = {
+            (id(shelf), mark, beginning)
+            for paths in self._shelves.values() for shelf in paths.values()
+            for mark, having in shelf.places.items() for beginning in having
+        }  # fmt: skip
+        if standing != {(id(each.shelf), mark, each) for each in beginnings for mark in each.marks[: each.known]}:
+            raise RuntimeError("the index of beginnings does not have what its sequences have")
+
+
+def marks_of(tokens: Sequence[int], width: int, before: bytes = b"") -> list[bytes]:
+    """Marks of whole groups of `width` tokens; `before`: the mark of the group before them."""
+    marks: list[bytes] = []
+    numbers = array("q", tokens)
+    data, size = memoryview(numbers).cast("B"), width * numbers.itemsize
+    for at in range(0, len(data) - size + 1, size):
+        before = blake2b(before + data[at : at + size], digest_size=_BYTES).digest()
+        marks.append(before)
+    return marks

@@ -1,0 +1,1 @@
+"""Sequences that change a device while they run (BL-16)."""

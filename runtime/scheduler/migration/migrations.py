@@ -1,0 +1,288 @@
+"""Sequences that change a device while they run: their K and V move first, then they do (BL-16, Llumnix's stages).
+
+    start --Receive--> destination … Moved -> more has come up? --Receive--> … Moved -> little enough: hold the sequence
+        -> its row comes back -> Receive (the rest) -> Moved -> commit: Settle, Open (keep) on the new path, Close where it left
+
+Contract: the source serves the sequence on until it is held, and keeps its pages until the move is committed. The destination's pages are
+taken in the scheduler's account before they are asked for. Whatever goes wrong (no room, pages that do not verify, a dead device) leaves
+the sequence where it was; if the source itself dies, recomputing takes over to the end, where it has what it starts from: token ids at the
+start of a chain; elsewhere hidden states that the source kept, if all have come. Every move ends in exactly one Settle or with the death of
+its destination.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from runtime.agent.narrator import MoveTold
+from runtime.kv.pages import groups_for
+from runtime.messages import Moved, Receive, Settle, Stuck
+from runtime.policy.migration.cost import Stage as Phase
+from runtime.policy.migration.cost import next_stage
+from runtime.policy.migration.recompute_source import Front, Run, front_of
+from runtime.scheduler.migration.migration import Handover, HandoverCounts, part_of
+from runtime.scheduler.sequences.lifecycle import Seating
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.state import ClusterState
+from runtime.stages import Chain, Hop, Path, devices_of
+
+
+class Handovers:
+    def __init__(self, state: ClusterState, seating: Seating) -> None:
+        self._state = state
+        self._seating = seating
+        self._moves: dict[int, Handover] = {}
+        self._number = 0
+        self._counts = HandoverCounts()
+
+    def __len__(self) -> int:
+        return len(self._moves)
+
+    def __iter__(self) -> Iterator[Handover]:
+        """Those under way."""
+        return iter(tuple(self._moves.values()))
+
+    def counts(self) -> HandoverCounts:
+        return replace(self._counts)
+
+    def held(self) -> dict[str, int]:
+        """Pages that are taken for moves, by destination."""
+        held: dict[str, int] = {}
+        for move in self._moves.values():
+            held[move.target] = held.get(move.target, 0) + move.pages * move.groups
+        return held
+
+    def bound_for(self, device: str) -> bool:
+        """Whether a move to a device is under way."""
+        return any(move.target == device for move in self._moves.values())
+
+    # -- beginning -----------------------------------------------------------------------------------------------------
+
+    def start(
+        self, member: Member, blocks: range, target: str, now: int, *, copy: bool = True, recompute: bool = True, hold: bool = False
+    ) -> str | None:
+        """Move blocks (numbers in the chain, all on one device now) of a running sequence to another device.
+
+        `hold`: it does not run on meanwhile (a baseline). `copy`, `recompute`: from which ends. What does not begin with the chain's
+        first block can be recomputed there only from what its device kept of its inputs (`policy.migration.recompute_source`).
+        Returns why that cannot be (now), or None once it has begun.
+        """
+        chain = member.chain
+        if not member.path or member.move or member.doomed or member.offers or not blocks or blocks.stop > len(chain.uses):
+            return "the sequence does not run, or is about to go elsewhere"
+        before = devices_of(chain, member.path)
+        if not self._state.devices.alive(target) or {before[at] for at in blocks} != {before[blocks.start]} - {target}:
+            return f"{target} is not another living device, or the blocks are not on one"
+        part = part_of(chain, blocks, before[blocks.start])
+        front = front_of(self._run(member, blocks.start, part), copy) if recompute else Front("none", "only copies were asked for")
+        if not copy and front.origin == "none":
+            return f"it can only be copied where it goes: {front.reason}"
+        path = self._state.provision.hops(chain, tuple(target if at in blocks else name for at, name in enumerate(before)))
+        if self._seating.shortens(member, path):
+            return "its answer would have to end sooner there"
+        if (lacking := self._lacking(chain, path, part if front.origin != "none" else None, target)) is not None:
+            return lacking
+        self._number += 1
+        move = Handover(self._number, member, chain, part, target, path, copy, front)
+        if not self._take(move, member.computed):
+            return f"no room for its pages on {target}"
+        self._moves[move.number] = move
+        member.move = move.number
+        self._counts.started += 1
+        self._tell(now, "kv.move.start", move)
+        self._ask(move, member.computed)
+        if hold:
+            member.held = True
+            self._state.starved.pop(member.seq, None)
+        return None
+
+    # -- answers -------------------------------------------------------------------------------------------------------
+
+    def moved(self, event: Moved, now: int) -> None:
+        """All that was asked for is there: ask for what has come up meanwhile, hold the sequence for the rest, or commit."""
+        move = self._moves.get(event.move)
+        if move is None:
+            return
+        move.asked, move.last = False, event
+        member = move.member
+        if member.held and not member.flying:
+            self._finish(move, now)
+            return
+        config, width = self._state.config, member.spec.page_tokens
+        grown = member.computed - move.upto
+        remaining = 0 if grown == 0 else groups_for(member.spec, member.computed) - move.upto // width
+        match next_stage(remaining, move.stages, config.handover_groups, config.handover_stages):
+            case Phase.CONTINUE:
+                self._ask_more(move, now)
+            case Phase.GIVE_UP:
+                self._abort(move, now, "it grows faster than it moves")
+            case Phase.FINAL:
+                member.held = True
+                if not member.flying:
+                    self._state.starved.pop(member.seq, None)
+                    self._finish(move, now)
+
+    def stuck(self, event: Stuck, now: int) -> None:
+        """The destination has given up, and has kept nothing."""
+        move = self._moves.get(event.move)
+        if move is not None:
+            self._abort(move, now, event.reason, settle=False)
+
+    def at_rest(self, member: Member, now: int) -> None:
+        """The row of a moving sequence has come back, or it goes on after a pause, in which case its row may still be under way."""
+        move = self._moves.get(member.move)
+        if move is not None and member.held and not move.asked and not member.flying:
+            self._finish(move, now)
+
+    def target(self, member: Member) -> str | None:
+        """Where the move goes that a sequence is in, if it is in one."""
+        move = self._moves.get(member.move)
+        return None if move is None else move.target
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def cancel(self, member: Member) -> None:
+        """The sequence leaves its devices: its move is over."""
+        move = self._moves.get(member.move)
+        if move is not None:
+            self._drop(move)
+            self._counts.aborted += 1
+            self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
+
+    def give_up(self, member: Member, now: int, why: str) -> None:
+        """A sequence's move is not waited for any longer: it goes on where it is."""
+        move = self._moves.get(member.move)
+        if move is not None:
+            self._abort(move, now, why)
+
+    def survives(self, member: Member, device: str) -> bool:
+        """Whether a sequence is saved from a device's death by a move that can go on without it."""
+        move = self._moves.get(member.move)
+        if move is None or not move.recompute or move.source != device:
+            return False
+        return all(hop.device != device for hop in move.path) and self._state.devices.alive(move.target)
+
+    def gone(self, device: str, now: int) -> None:
+        """A device has died. Moves to it are over; those from it go on where they can be recomputed, the sequence held meanwhile."""
+        for move in tuple(self._moves.values()):
+            if move.target == device:
+                self._abort(move, now, f"{device} is gone", settle=False)
+            elif self.survives(move.member, device):
+                move.orphan = True
+                move.member.held, move.member.flying = True, False
+                self._seating.hide(move.member)
+                self._state.ledger.bereft(move.member.holding, device)
+                move.member.bereft(device)
+                self._state.starved.pop(move.member.seq, None)
+                if not move.asked:  # all that was asked for is there: there may be nothing more to ask for
+                    self._finish(move, now)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _run(self, member: Member, first: int, part: Hop) -> Run:
+        """Blocks from number `first` on, as `policy.migration.recompute_source` sees them."""
+        chain, device = member.chain, self._state.devices[part.device]
+        use, layers = chain.uses[first], part.layers[1] - part.layers[0]
+        hop = next(hop.lo for hop in member.path if hop.device == part.device and hop.lo <= part.lo < hop.hi)
+        kv_bytes = layers * device.page_bytes / chain.spec.page_tokens
+        return Run(part.lo, hop, member.computed, member.spec.virtual_tokens > 0, device.inputs, use.input_bytes, kv_bytes)
+
+    def _lacking(self, chain: Chain, path: Path, recomputed: Hop | None, target: str) -> str | None:
+        """What is not loaded yet for a path, and for what is recomputed at the target meanwhile; it is asked for."""
+        needed = self._state.provision.missing(chain, path)
+        if recomputed is not None and not self._state.devices[target].has(stage := chain.stage(recomputed.lo, recomputed.hi)):
+            needed.append((target, stage))
+        for name, stage in needed:
+            self._state.ask_for(chain, name, stage)
+        return f"{needed[0][1].id} is not loaded on {needed[0][0]} yet" if needed else None
+
+    def _ask(self, move: Handover, upto: int) -> None:
+        member = move.member
+        tokens = member.first(upto) if move.front.origin == "tokens" else ()
+        move.upto, move.asked, move.stages = upto, True, move.stages + 1
+        self._state.out.say(
+            move.target,
+            Receive(
+                move.number,
+                member.seq,
+                member.epoch,
+                move.chain.stage(move.part.lo, move.part.hi),
+                move.part.layers,
+                member.spec.page_tokens,
+                move.source,
+                upto,
+                tokens,
+                move.copy,
+                member.told,
+                move.front.origin == "inputs",
+            ),
+        )
+
+    def _ask_more(self, move: Handover, now: int) -> None:
+        if self._take(move, move.member.computed):
+            self._ask(move, move.member.computed)
+        else:
+            self._abort(move, now, f"no room for what has grown on {move.target}")
+
+    def _finish(self, move: Handover, now: int) -> None:
+        """The sequence is at rest: bring the rest, or commit if there is none and there is room for all that it holds."""
+        if move.member.computed > move.upto:
+            self._ask_more(move, now)
+        elif self._take(move, move.upto):  # of a row that was lost with its device it may hold a group more
+            self._commit(move, now)
+        else:
+            self._abort(move, now, f"no room for what it holds on {move.target}")
+
+    def _commit(self, move: Handover, now: int) -> None:
+        """From now on the sequence runs on the new path. Its pages are there before those it leaves are free."""
+        member, last = move.member, move.last
+        self._drop(move)
+        self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch + 1, True))
+        self._seating.reseat(member, move.path)
+        self._counts.committed += 1
+        if last is not None:
+            self._counts.copied += sum(hi - lo for lo, hi in last.copied)
+            self._counts.recomputed += sum(hi - lo for lo, hi in last.recomputed)
+            self._counts.nbytes += last.nbytes
+            self._counts.inputs += last.inputs
+        self._tell(now, "kv.meet", move)
+        self._state.ready.append(member)
+
+    def _abort(self, move: Handover, now: int, why: str, settle: bool = True) -> None:
+        """The sequence stays where it is; if that is dead, it runs again."""
+        member = move.member
+        self._drop(move)
+        self._counts.aborted += 1
+        self._tell(now, "kv.move.abort", move, why=why)
+        if settle:
+            self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
+        if move.orphan:
+            self._seating.preempt(member, now)
+        elif not member.flying:
+            self._state.ready.append(member)
+
+    def _tell(self, now: int, event: str, move: Handover, why: str | None = None) -> None:
+        last = move.last if event == "kv.meet" else None
+        told = MoveTold(move.number, move.source, move.target, move.front.origin, move.front.reason, move.front.upstream)
+        self._state.tell.move(now, event, move.member.request, told, last, why)
+
+    def _drop(self, move: Handover) -> None:
+        del self._moves[move.number]
+        move.member.move, move.member.held = 0, False
+        device = self._state.devices[move.target]
+        if device.alive:
+            device.used -= move.pages * move.groups
+            self._state.changed = True
+
+    def _take(self, move: Handover, upto: int) -> bool:
+        """Take pages at the destination for that many tokens."""
+        device = self._state.devices[move.target]
+        # As many as the sequence holds, so that it can go on from its next row.
+        groups = max(groups_for(move.member.spec, upto), move.member.groups)
+        more = (groups - move.groups) * move.pages
+        if more > device.free and not self._seating.donors.make_room({move.target: more}):
+            return False
+        device.used += max(more, 0)
+        move.groups = max(groups, move.groups)
+        return True

@@ -1,0 +1,1 @@
+"""Snapshots for people, and the log from which a run is replayed."""

@@ -1,0 +1,139 @@
+"""The log of a scheduler: every event that it was given and a digest of what it said, so that a run in life can be played again.
+
+    line 1    {"log": 1, "chains": …, "blocks": …, "config": …, "surrogates": …}
+    then      [time in ns, kind, event, digest of the commands]
+
+Contract: a `Recorder` stands in a scheduler's place and changes nothing. `replay` gives the events to a new scheduler and raises Diverged
+at the first whose commands differ. Events are data, and a scheduler is a function of them: whatever differs is a defect (a clock, an
+unordered set).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, BinaryIO, Protocol, get_args
+
+import msgspec
+
+from runtime.agent.commands import SchedulerCommand, SchedulerEvent
+from runtime.config import ClusterConfig
+from runtime.messages import PROTOCOL, Message, ToScheduler
+from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.scheduler.scheduler import Scheduler
+from runtime.stages import Block, Chain, Surrogate
+from zoo.errors import InputError
+
+_FORMAT = 1
+#: Whatever a scheduler takes, by the name that stands in the log.
+_KINDS: dict[str, Any] = {kind.__name__: kind for kind in (*get_args(SchedulerEvent), *get_args(ToScheduler))}
+#: A request with its prompt, or a step's rows: far below.
+_MOST_LINE = 1 << 26
+
+
+class Diverged(Exception):
+    """A replayed scheduler said something else than the one that was recorded."""
+
+
+class Handler(Protocol):
+    def handle(self, event: Message | SchedulerEvent, now: int) -> list[SchedulerCommand]: ...
+
+
+class Head(msgspec.Struct, frozen=True):
+    """What a scheduler was made of. `protocol`: of the messages that it was told, which are in the log as they were."""
+
+    log: int
+    chains: tuple[Chain, ...]
+    blocks: tuple[Block, ...]
+    config: ClusterConfig
+    surrogates: dict[str, tuple[Surrogate, ...]]
+    adaptation: Adaptation | None = None
+    protocol: int = 0
+
+    def scheduler(self) -> Scheduler:
+        return Scheduler(self.chains, self.blocks, self.config, surrogates=self.surrogates, adaptation=self.adaptation)
+
+
+class Recorder:
+    """In a scheduler's place.
+
+    Args:
+        scheduler: the one that decides.
+        head: what it was made of.
+        write: takes lines; it must not change the order.
+    """
+
+    def __init__(self, scheduler: Handler, head: Head, write: Callable[[bytes], object]) -> None:
+        self._scheduler = scheduler
+        self._write = write
+        write(msgspec.json.encode(head) + b"\n")
+
+    def handle(self, event: Message | SchedulerEvent, now: int) -> list[SchedulerCommand]:
+        commands = self._scheduler.handle(event, now)
+        self._write(msgspec.json.encode([now, type(event).__name__, event, digest_of(commands)]) + b"\n")
+        return commands
+
+
+def head_of(
+    chains: Iterable[Chain],
+    blocks: Iterable[Block],
+    config: ClusterConfig,
+    surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}),
+    adaptation: Adaptation | None = None,
+) -> Head:
+    known = {model: tuple(each) for model, each in surrogates.items()}
+    return Head(_FORMAT, tuple(chains), tuple(blocks), config, known, adaptation, PROTOCOL)
+
+
+def digest_of(commands: Iterable[SchedulerCommand]) -> str:
+    """Of commands in their order: who is told what."""
+    state = hashlib.blake2b(digest_size=16)
+    for command in commands:
+        state.update(type(command).__name__.encode())
+        state.update(msgspec.json.encode(command))
+    return state.hexdigest()
+
+
+def replay(path: Path) -> int:
+    """Play a log again; the number of events. Raises Diverged; InputError for a file that is no log."""
+    try:
+        with path.open("rb") as file:
+            lines = _lines(file, path)
+            scheduler = _head(next(lines, b""), path).scheduler()
+            count = 0
+            for count, line in enumerate(lines, 1):
+                now, event, expected = _entry(line, path, count + 1)
+                if digest_of(scheduler.handle(event, now)) != expected:
+                    raise Diverged(f"{path}, line {count + 1}: another answer to {type(event).__name__} at {now} ns")
+            return count
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+
+
+def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    while line := file.readline(_MOST_LINE + 1):
+        if len(line) > _MOST_LINE:
+            raise InputError(f"{path} has a line of more than {_MOST_LINE:,} bytes")
+        yield line
+
+
+def _head(line: bytes, path: Path) -> Head:
+    try:
+        head = msgspec.json.decode(line, type=Head)
+    except (msgspec.MsgspecError, ValueError) as error:
+        raise InputError(f"{path} is no log of a scheduler: {error}") from None
+    if head.log != _FORMAT:
+        raise InputError(f"{path} is a log of format {head.log}, not {_FORMAT}")
+    if head.protocol != PROTOCOL:
+        raise InputError(f"{path} is a log of another version, whose agents spoke protocol {head.protocol or 'unknown'}, not {PROTOCOL}")
+    return head
+
+
+def _entry(line: bytes, path: Path, number: int) -> tuple[int, Any, str]:
+    try:
+        now, kind, event, digest = msgspec.json.decode(line, type=tuple[int, str, msgspec.Raw, str])
+        return now, msgspec.json.decode(event, type=_KINDS[kind]), digest
+    except (msgspec.MsgspecError, KeyError, ValueError) as error:
+        raise InputError(f"{path}, line {number}: not an event ({error})") from None

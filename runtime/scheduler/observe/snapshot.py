@@ -1,0 +1,140 @@
+"""A cluster as it is now, for people to look at: devices, block instances, chains, moves. Frozen; changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from runtime.stages import devices_of
+
+if TYPE_CHECKING:
+    from runtime.scheduler.devices.devices import Device
+    from runtime.scheduler.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePicture:
+    """`pid`: its agent's process, 0 if there is none. `weights`: bytes on it. `pages_used`: spoken for, of `pages`. `sequences` pass it,
+    `queued` rows wait there.
+
+    `steps`, `busy_ns`, `tokens`: since its agent began. `links`: other devices that its tensors go to directly, or why they do not any
+    more.
+    """
+
+    device: str
+    alive: bool
+    pid: int
+    pages: int
+    pages_used: int
+    weights: int
+    sequences: int
+    queued: int
+    stages: tuple[str, ...]
+    loading: tuple[str, ...]
+    steps: int
+    busy_ns: int
+    tokens: int
+    links: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class InstancePicture:
+    """A block on a device. `sequences`: that run through it now, of `batch_limit`; `queue`: rows that wait for it there."""
+
+    block: str
+    device: str
+    nbytes: int
+    sequences: int
+    queue: int
+    batch_limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPicture:
+    """A model. `up`: each of its blocks has a living device. `paths`: devices of its blocks, and tokens that went that way so far."""
+
+    model: str
+    version: str
+    blocks: tuple[str, ...]
+    up: bool
+    running: int
+    waiting: int
+    paths: tuple[tuple[tuple[str, ...], int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MovePicture:
+    """A sequence on its way. `tokens`: asked for so far; `stage`: how often; `held`: it waits for the rest."""
+
+    seq: str
+    source: str
+    target: str
+    tokens: int
+    stage: int
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPicture:
+    """`handovers`: totals of `scheduler.migration.migration.HandoverCounts`. `starved`: sequences that wait for pages."""
+
+    devices: tuple[DevicePicture, ...]
+    instances: tuple[InstancePicture, ...]
+    chains: tuple[ChainPicture, ...]
+    moves: tuple[MovePicture, ...]
+    handovers: Mapping[str, int]
+    starved: int
+
+    def document(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+
+def picture_of(scheduler: Scheduler) -> ClusterPicture:
+    """Now. O(sequences + instances)."""
+    through: Counter[tuple[str, str]] = Counter()
+    for member in scheduler.members.values():
+        if member.path:
+            through.update(zip((use.block for use in member.chain.uses), devices_of(member.chain, member.path), strict=True))
+    placed = [(block, device) for block, devices in scheduler.provision.instances.items() for device in devices]
+    return ClusterPicture(
+        devices=tuple(_device(each) for each in sorted(scheduler.devices, key=lambda each: (len(each.name), each.name))),
+        instances=tuple(_instance(scheduler, block, device, through) for block, device in placed),
+        chains=_chains(scheduler),
+        moves=tuple(
+            MovePicture(move.member.seq, move.source, move.target, move.upto, move.stages, move.member.held) for move in scheduler.handovers
+        ),
+        handovers=asdict(scheduler.handovers.counts()),
+        starved=scheduler.starved,
+    )
+
+
+def _device(each: Device) -> DevicePicture:
+    return DevicePicture(
+        each.name, each.alive, each.pid if each.alive else 0, each.capacity, each.used, each.weights, each.members, each.queued,
+        tuple(each.loaded), tuple(sorted(each.loading)), each.steps, each.busy, each.tokens,
+        dict(each.links) if each.alive else {},
+    )  # fmt: skip
+
+
+def _instance(scheduler: Scheduler, block: str, device: str, through: Mapping[tuple[str, str], int]) -> InstancePicture:
+    queue = scheduler.devices[device].queues.get(block, 0)
+    sequences, nbytes = through.get((block, device), 0), scheduler.provision.block(block).nbytes
+    return InstancePicture(block, device, nbytes, sequences, queue, scheduler.max_running)
+
+
+def _chains(scheduler: Scheduler) -> tuple[ChainPicture, ...]:
+    running: Counter[str] = Counter()
+    waiting: Counter[str] = Counter()
+    for member in scheduler.members.values():
+        (running if member.path else waiting)[member.chain.version] += 1
+    pictures = []
+    for chain in scheduler.chains():
+        paths = tuple((devices_of(chain, each.path), each.tokens) for each in scheduler.provision.passed(chain))
+        blocks, version = tuple(use.block for use in chain.uses), chain.version
+        pictures.append(
+            ChainPicture(chain.model, version, blocks, scheduler.provision.up(chain), running[version], waiting[version], paths)
+        )
+    return tuple(pictures)

@@ -1,0 +1,104 @@
+"""Where blocks are put before anybody has asked for anything, one way or another (`config.Placing`), as data.
+
+Contract: pure but for what it reads of devices. A chain that does not fit beside the others is left out, with a reason; chains are taken in
+order. Instances that are there already may be named again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from runtime.config import Placing
+from runtime.policy.placement.locality import Cluster, place
+from runtime.policy.placement.locality import Device as Place
+from runtime.policy.placement.packing import fill, pack
+from runtime.policy.placement.partition import cells, spread
+from runtime.scheduler.devices.devices import Device
+from runtime.stages import Block, Chain
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """`instances`: (block, device). `lacking`: by version of the chains that found no place, why."""
+
+    instances: tuple[tuple[str, str], ...]
+    lacking: Mapping[str, str]
+
+
+def laid_out(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], placing: Placing) -> Layout:
+    """Blocks of these chains on these devices."""
+    if placing == "frag-min":
+        return _scattered(chains, blocks, devices)
+    if placing in ("demand", "ample"):
+        return _packed(chains, blocks, devices, placing == "ample")
+    return _copied(chains, blocks, devices, placing == "split")
+
+
+def _packed(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], ample: bool) -> Layout:
+    """One copy of each chain, whole where a device takes it; with `ample` further ones where devices would hold nothing."""
+    limits = [device.limit for device in devices]
+    sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
+    runs = [[use.block for use in chain.uses] for chain in chains]
+    plans = pack(runs, sizes, limits)
+    made: list[tuple[str, str]] = []
+    lacking: dict[str, str] = {}
+    for chain, plan in zip(chains, plans, strict=True):
+        if plan is None:
+            lacking[chain.version] = _lacks(chain, blocks, limits)
+        made += [(use.block, devices[at].name) for use, at in zip(chain.uses, plan or (), strict=False)]
+    if ample:
+        taken = {name for _, name in made}
+        free = [at for at, device in enumerate(devices) if not device.blocks and device.name not in taken]
+        made += [(block, devices[at].name) for at, copied in fill(runs, plans, sizes, limits, free) for block in copied]
+    return Layout(tuple(made), lacking)
+
+
+def _scattered(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device]) -> Layout:
+    """One copy of each block, each by itself where least is left over, whatever runs before or behind it: the paper's baseline."""
+    sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
+    there = {block for device in devices for block in device.blocks}
+    places = tuple(Place(device.name, device.server or device.name, device.room) for device in devices)
+    found = place([block for block in sizes if block not in there], Cluster(places, (), sizes, {}), "frag-min")
+    unplaced, limits = set(found.unplaced), [device.limit for device in devices]
+    without = [chain for chain in chains if any(use.block in unplaced for use in chain.uses)]
+    instances = tuple((placed.block, placed.device) for placed in found.placed)
+    return Layout(instances, {chain.version: _lacks(chain, blocks, limits) for chain in without})
+
+
+def _copied(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], split: bool) -> Layout:
+    """As many copies of everything as there is room for; `split`: one, cut over all devices."""
+    limits = [device.limit for device in devices]
+    taken: list[Chain] = []
+    lacking: dict[str, str] = {}
+    groups: tuple[tuple[int, ...], ...] = ()
+    for chain in chains:
+        found = cells([blocks[name].nbytes for name in _order([*taken, chain], split)], limits, split)
+        if found:
+            taken, groups = [*taken, chain], found
+        else:
+            lacking[chain.version] = _lacks(chain, blocks, limits)
+    order = _order(taken, split)
+    made: list[tuple[str, str]] = []
+    for group in groups:
+        plan = spread([blocks[name].nbytes for name in order], [limits[at] for at in group]) or ()
+        made += [(block, devices[group[at]].name) for block, at in zip(order, plan, strict=True)]
+    return Layout(tuple(made), lacking)
+
+
+def _order(chains: Sequence[Chain], split: bool) -> list[str]:
+    """Blocks so that each chain's own lie together, behind those that it shares with chains before; where all chains are to be cut over all
+    devices, by where they stand in them instead."""
+    if not split:
+        return list(dict.fromkeys(use.block for chain in chains for use in chain.uses))
+    depth: dict[str, tuple[int, int]] = {}
+    for chain in chains:
+        for use in chain.uses:
+            depth.setdefault(use.block, (use.lo, len(depth)))
+    return sorted(depth, key=depth.__getitem__)
+
+
+def _lacks(chain: Chain, blocks: Mapping[str, Block], limits: Sequence[int]) -> str:
+    need = sum(blocks[name].nbytes for name in {use.block for use in chain.uses})
+    have = ", ".join(str(limit) if limit else "any" for limit in limits)
+    return f"the cluster cannot hold {chain.model} beside what it holds: {need} bytes of weights, devices take {have}"

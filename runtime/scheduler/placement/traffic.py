@@ -1,0 +1,85 @@
+"""How rows have gone lately: between blocks, between devices and between servers (BL-26's counter).
+
+    gather(most)     takes in what sequences have counted along their paths since the last time, of so many paths, others each time
+    turn()           the period is over: its counts are blended with what was before
+
+Contract: a token that has gone along a path counts once for each pair of neighbouring blocks, wherever they ran, and once for each change
+of device and of server on that path. Of very many paths those that nobody is on are forgotten. It decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from runtime.policy.placement.locality import blend
+from runtime.scheduler.devices.devices import Devices
+from runtime.scheduler.placement.provision import Provision
+from runtime.scheduler.sequences.sequence import Passes
+
+#: Paths that are remembered though nobody is on them.
+_KEPT = 1024
+
+
+@dataclass(slots=True)
+class Crossings:
+    """Totals of rows: `hops` changed their device, `crossings` of them their server, `steps` went from a block to the next one at all."""
+
+    steps: int = 0
+    hops: int = 0
+    crossings: int = 0
+
+
+class Flow:
+    def __init__(self, devices: Devices, provision: Provision) -> None:
+        self._devices = devices
+        self._provision = provision
+        self._left: list[Passes] = []
+        self._pairs: Counter[tuple[str, str]] = Counter()
+        #: (sender, receiver) -> rows, of the periods that are over.
+        self.pairs: Mapping[tuple[str, str], float] = {}
+        #: (server, server) -> rows, since the beginning.
+        self.servers: Counter[tuple[str, str]] = Counter()
+        self.totals = Crossings()
+
+    def gather(self, most: int | None = None) -> None:
+        """Take in what was counted along paths: all of them, or the next `most`."""
+        if not self._left or most is None:
+            self._left = list(self._provision.all_passed())
+        first = 0 if most is None else max(0, len(self._left) - most)
+        some = self._left[first:]
+        del self._left[first:]
+        by_chain: dict[str, tuple[Passes, int]] = {}
+        idle: list[Passes] = []
+        for passes in some:
+            tokens = passes.tokens - passes.counted
+            if not tokens:
+                if not passes.users and len(self._provision.all_passed()) > _KEPT:
+                    idle.append(passes)
+                continue
+            passes.counted = passes.tokens
+            known = by_chain.get(passes.chain.version)
+            by_chain[passes.chain.version] = passes, tokens + (known[1] if known is not None else 0)
+            if len(passes.path) > 1:
+                self._cross(passes, tokens)
+        for passes, tokens in by_chain.values():
+            self.totals.steps += tokens * (len(passes.chain.uses) - 1)
+            for sender, receiver in pairwise(passes.chain.uses):
+                self._pairs[sender.block, receiver.block] += tokens
+        for passes in idle:
+            self._provision.unused(passes)
+
+    def turn(self) -> None:
+        """Begin another period."""
+        self.pairs = blend(self.pairs, self._pairs)
+        self._pairs.clear()
+
+    def _cross(self, passes: Passes, tokens: int) -> None:
+        self.totals.hops += tokens * (len(passes.path) - 1)
+        for one, other in pairwise(passes.path):
+            here, there = self._devices[one.device].server, self._devices[other.device].server
+            if here != there:
+                self.totals.crossings += tokens
+                self.servers[here, there] += tokens

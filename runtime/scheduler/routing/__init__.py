@@ -1,0 +1,1 @@
+"""Paths of new sequences: estimates, routes, blocks in use."""

@@ -1,0 +1,48 @@
+"""Which blocks of each device are in use, and so what a step there reads: by the paths that sequences are on.
+
+Contract: told of the first sequence on a path and of the last one (`begins`, `ends`); so it costs nothing per sequence. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.sequences.sequence import Passes
+from runtime.stages import Block
+
+
+class Reads:
+    """`blocks`: all that there are, by name."""
+
+    def __init__(self, blocks: Mapping[str, Block]) -> None:
+        self._blocks = blocks
+        self._paths: dict[str, Counter[str]] = {}
+        self._nbytes: dict[str, int] = {}
+
+    def begins(self, passes: Passes) -> None:
+        for use, (device, _) in zip(passes.chain.uses, passes.places, strict=True):
+            paths = self._paths.setdefault(device, Counter())
+            paths[use.block] += 1
+            if paths[use.block] == 1:
+                self._nbytes[device] = self._nbytes.get(device, 0) + self._blocks[use.block].nbytes
+
+    def ends(self, passes: Passes) -> None:
+        for use, (device, _) in zip(passes.chain.uses, passes.places, strict=True):
+            paths = self._paths[device]
+            paths[use.block] -= 1
+            if not paths[use.block]:
+                del paths[use.block]
+                self._nbytes[device] -= self._blocks[use.block].nbytes
+
+    def uses(self, device: str, block: str) -> bool:
+        return block in self._paths.get(device, ())
+
+    def weights(self, device: str) -> int:
+        """Bytes of the blocks that are in use there."""
+        return self._nbytes.get(device, 0)
+
+    def of(self, device: Device) -> int:
+        """Bytes that a step there reads, K and V of all sequences included."""
+        return self.weights(device.name) + device.taken * device.page_bytes

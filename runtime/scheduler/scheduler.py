@@ -1,0 +1,298 @@
+"""The scheduler of a cluster: the state machine that knows every sequence, and says which device runs what next. Per step, not per token.
+
+    Arrive -> waiting --path, pages--> Open, Go -> … Done -> Go -> … Done -> Emit, Close      one row of a sequence is under way at a time
+
+Contract: a driver calls `handle` with each message and event, in the order in which they came, and carries out what it returns, in order.
+A sequence's prompt and output are kept here and are the truth: whatever is lost on the way (a device, a row, pages), it runs again from
+them on another path, under a new epoch, and nobody sees a token twice. Every sequence gets exactly one event with `finish`, its last.
+Pages are taken here before a row is sent, on all devices of its path, so that no row waits for pages behind another.
+
+It knows no tensors, clocks, transports or text. Its parts: `admission` (who is let in), `rows` (what runs next), `seating` (coming and
+going), `fleet` (devices), `handover` (sequences that change a device), `provision` (where blocks are), `ledger` (whose pages are whose),
+`prefixes` (who has which beginning), `donors` (ended ones that stay for it), `control` (what is due by time).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+
+from runtime.agent.commands import (
+    Abort,
+    Arrive,
+    ArriveTogether,
+    Down,
+    Move,
+    Pause,
+    Resume,
+    SchedulerCommand,
+    SchedulerEvent,
+    Serve,
+    Tick,
+    Withdraw,
+)
+from runtime.agent.narrator import Narrator
+from runtime.agent.state import AgentState, block_loads, model_loads
+from runtime.config import ClusterConfig
+from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict, Won
+from runtime.policy.migration.order import Mover
+from runtime.scheduler.admission.admission import Admission
+from runtime.scheduler.admission.variant_choice import Adaptation, Adaptive
+from runtime.scheduler.broadcast.dispatch import Offers
+from runtime.scheduler.controllers.controller import Controller
+from runtime.scheduler.decode.rows import Rows
+from runtime.scheduler.devices.devices import Devices
+from runtime.scheduler.devices.events import Fleet
+from runtime.scheduler.kv.page_accounting import Ledger
+from runtime.scheduler.kv.prefix_cache import Donors
+from runtime.scheduler.migration.migrations import Handovers
+from runtime.scheduler.models.updates import Updates
+from runtime.scheduler.outbox import Outbox
+from runtime.scheduler.placement.provision import Provision
+from runtime.scheduler.routing.estimates import Estimates
+from runtime.scheduler.sequences.lifecycle import Seating, SharingCounts
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.speculation.speculation import Speculation
+from runtime.scheduler.state import ClusterState
+from runtime.stages import Block, Chain, Surrogate
+from runtime.trace import TraceSink
+from runtime.types import ModelSpec, PageCounts
+
+
+class Scheduler:
+    """See the top of the file.
+
+    Args:
+        chains: the models that are served.
+        blocks: all blocks of these chains.
+        config: see there.
+        trace: where events go.
+        surrogates: by model, cheaper stand-ins of parts of it (BL-25).
+        adaptation: what may stand in for these chains where a request allows it; its blocks are among `blocks`. Its profiles say what
+            rows take on devices; without them paths are chosen by loads.
+    """
+
+    def __init__(
+        self, chains: Iterable[Chain], blocks: Iterable[Block], config: ClusterConfig, trace: TraceSink | None = None,
+        surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}), adaptation: Adaptation | None = None,
+    ) -> None:  # fmt: skip
+        devices, adaptation = Devices(), adaptation or Adaptation()
+        estimates = _estimates(adaptation, config)
+        provision = Provision(blocks, config, devices, estimates)
+        served = {chain.model: chain for chain in chains}
+        tell, out = Narrator(trace, "scheduler"), Outbox(config.block_rows)
+        self._state = ClusterState(config, served, devices, provision, tell, Ledger(devices), out)
+        self._donors = Donors(self._state)
+        self._updates = Updates(self._state, self._donors)
+        self._updates.know(adaptation.variants)
+        self._seating = Seating(self._state, self._donors)
+        self.speculation = Speculation(self._state, surrogates)
+        self._seating.predict = self.speculation.plan
+        self.offers = Offers(self._state, self._seating)
+        self._seating.offer = self.offers.of
+        self._rows = Rows(self._state, self._seating, self.speculation)
+        self._admission = Admission(self._state, self._seating, Adaptive(self._state, adaptation.limits, estimates))
+        self.handovers = Handovers(self._state, self._seating)
+        self._fleet = Fleet(self._state, self._seating, self._admission, self.handovers, self._updates, self.offers)
+        self._seating.on_leaving = self.handovers.cancel
+        self._rows.on_rest = self.handovers.at_rest
+        self.control = Controller(self._state, self.handovers, self._donors)
+
+    # -- events --------------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Message | SchedulerEvent, now: int) -> list[SchedulerCommand]:
+        """Take what happened. Raises TypeError for what is not for schedulers."""
+        match event:
+            case Done():
+                self._rows.done(event, now)
+            case Arrive():
+                self._admission.arrive(event.request, now)
+            case ArriveTogether():
+                for request in event.requests:
+                    self._admission.arrive(request, now)
+            case Abort():
+                self._abort(event.seq, now)
+            case Ready():
+                self._fleet.up(event, now)
+            case Down():
+                self._fleet.down(event, now)
+            case Loaded():
+                self._fleet.loaded(event)
+            case Refused():
+                self._fleet.refused(event, now)
+                self._updates.refused(event.stage)
+            case Lost():
+                self._rows.lost(event, now)
+            case Moved():
+                self.handovers.moved(event, now)
+            case Stuck():
+                self.handovers.stuck(event, now)
+            case Report():
+                self._fleet.report(event, now)
+                self.speculation.observe(event)
+            case Won():
+                self.offers.won(event, now)
+            case Verdict():
+                self._rows.judged(event, now)
+            case Serve():
+                self._updates.serve(event, now)
+            case Withdraw():
+                self._updates.withdraw(event, now)
+            case Tick():
+                self.speculation.review()
+                self._donors.sweep(now)
+                self._fleet.overdue(now)
+                self._fleet.relent(now)
+                self.control.tick(now)
+            case Pause():
+                self.control.pauses.pause(event.seq, event.expected, now)
+            case Resume():
+                self.control.pauses.resume(event.seq, now)
+            case Move():
+                self._move(event, now)
+            case _:
+                raise TypeError(f"{type(event).__name__} is not for schedulers")
+        return self._settle(now)
+
+    def _settle(self, now: int) -> list[SchedulerCommand]:
+        """What follows from an event: next rows, whoever waited for pages, whoever waits to be let in."""
+        state = self._state
+        self._issue(now)
+        if state.starved:
+            self._rows.feed(now)
+        if state.changed:
+            state.changed = False
+            self._updates.go_on(now)
+            if len(state.waiting):
+                self._admission.admit(now)
+                self._issue(now)
+        return state.out.flush()
+
+    def _issue(self, now: int) -> None:
+        ready, self._state.ready = self._state.ready, []
+        self._rows.go_on_all(ready, now)
+        if self._state.ready:  # a move was committed or given up
+            self._issue(now)
+
+    def _abort(self, seq: str, now: int) -> None:
+        member = self._state.members.get(seq)
+        if member is not None:
+            self._seating.end(member, "abort", now)
+
+    def _move(self, event: Move, now: int) -> None:
+        member = self._state.members.get(event.seq)
+        why = f"no sequence {event.seq}"
+        if member is not None:
+            why = self.handovers.start(member, range(event.lo, event.hi), event.target, now) or ""
+        self._state.out.moving(event.seq, why)
+
+    # -- looking in ----------------------------------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """Whether any sequence is alive."""
+        return bool(self._state.members)
+
+    @property
+    def members(self) -> Mapping[str, Member]:
+        return self._state.members
+
+    @property
+    def devices(self) -> Devices:
+        return self._state.devices
+
+    @property
+    def provision(self) -> Provision:
+        return self._state.provision
+
+    @property
+    def loading(self) -> bool:
+        """Whether blocks are still to be placed, or stages on their way into devices."""
+        return not self._state.placed or any(device.loading for device in self._state.devices)
+
+    @property
+    def max_running(self) -> int:
+        """Sequences on a device at once."""
+        return self._state.config.max_running
+
+    @property
+    def starved(self) -> int:
+        """Sequences that run, and wait for pages."""
+        return len(self._state.starved)
+
+    def chains(self) -> tuple[Chain, ...]:
+        """The version of each model that newcomers get."""
+        return tuple(self._state.chains.values())
+
+    def models(self) -> tuple[ModelSpec, ...]:
+        return tuple(chain.spec for chain in self._state.chains.values())
+
+    def serving(self, model: str) -> bool:
+        """Whether a model takes requests and each of its blocks has a living device."""
+        chain = self._state.chains.get(model)
+        return chain is not None and self._state.provision.up(chain)
+
+    def uses(self, model: str) -> bool:
+        """Whether sequences of a model are alive, or stages of it on devices, of whichever version that no newcomer gets."""
+        return any(chain.model == model for chain in self._state.leaving.values())
+
+    def state(self) -> AgentState:
+        """All devices together, in the shape of one device's picture."""
+        state = self._state
+        models = model_loads(self.models(), (m.spec.name for m in state.running.values()), (m.spec.name for m in state.waiting))
+        instances = block_loads(self.models(), models, state.config.max_running)
+        alive = [device for device in state.devices if device.alive]
+        capacity, used = sum(device.capacity for device in alive), sum(device.used for device in alive)
+        pages = PageCounts(capacity, capacity - used, used)
+        predicted, moved, shared = self.speculation.counts(), self.handovers.counts(), self.sharing()
+        counters = replace(
+            state.tally.snapshot(),
+            speculations=predicted.started,
+            speculation_hits=predicted.hits,
+            speculation_misses=predicted.misses,
+            speculations_ended=predicted.ended,
+            moves=moved.committed,
+            moves_aborted=moved.aborted,
+            hops_won=self.offers.settled,
+            copied=moved.copied,
+            recomputed=moved.recomputed,
+            moved_bytes=moved.nbytes,
+            shared=shared.matches,
+            shared_tokens=shared.tokens,
+        )
+        return AgentState(len(state.running), len(state.waiting), pages, models, instances, counters)
+
+    @property
+    def donors(self) -> Donors:
+        return self._donors
+
+    def sharing(self) -> SharingCounts:
+        """What newcomers have been spared."""
+        return self._seating.sharing()
+
+    def movers(self, device: str) -> list[Mover]:
+        """The running sequences that have pages on a device and could move, as `policy.migration.order` wants them."""
+        running = (member for member in self._state.running.values() if device in member.devices and not member.move)
+        groups = ((member, member.computed // member.spec.page_tokens) for member in running)
+        return [self._state.ledger.mover(member.seq, member.holding, count, device) for member, count in groups]
+
+    def stay(self, device: str) -> list[Mover]:
+        """Who else has pages there: ended ones that others may share with."""
+        return [self._state.ledger.mover(each.name, each.holding, each.known, device) for each in self._donors]
+
+    def check(self) -> None:
+        """Verify that members, queues and pages agree. Raises RuntimeError. For tests, after every event."""
+        state = self._state
+        state.check()
+        holdings = [*(member.holding for member in state.running.values()), *(donor.holding for donor in self._donors)]
+        state.ledger.check(holdings, self.handovers.held())
+        state.prefixes.check([*(m.beginning for m in state.running.values() if m.beginning is not None), *self._donors])
+        if any(member.holding.ends or member.beginning is not None for member in state.waiting):
+            raise RuntimeError("a sequence that waits holds pages")
+
+
+def _estimates(adaptation: Adaptation, config: ClusterConfig) -> Estimates:
+    """What was measured; devices are of one kind, so that one table is all of theirs. A hop is what a row loses between two of them."""
+    blocks = adaptation.profiles.blocks if adaptation.profiles is not None else ()
+    return Estimates({each.block: each for each in blocks}, hop=config.control.crossing_us / 1e6)

@@ -1,0 +1,232 @@
+"""Sequences come to devices and leave them: tables, pages and places, all or none. The one way in and the ways out.
+
+    refuse      never taken             seat     onto a path, with pages for what it has
+    preempt     off its path, waits     end      the last event            leave     behind its last token
+
+Contract: whoever leaves gives back all that it had, wherever it was; every sequence has one last event. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from runtime.agent.events import end_event, refusal_event
+from runtime.kv.pages import groups_for
+from runtime.scheduler.kv.prefix_cache import Donors
+from runtime.scheduler.kv.prefix_index import Beginning, Match
+from runtime.scheduler.routing.route_cache import Route
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.speculation.speculation import Planned
+from runtime.scheduler.state import ClusterState
+from runtime.stages import Path
+from runtime.types import FinishReason, ModelSpec, SequenceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SharingCounts:
+    """Totals since the beginning: newcomers that began as others did, and tokens that were not computed for them."""
+
+    matches: int = 0
+    tokens: int = 0
+
+
+class Seating:
+    """`on_leaving`: called with whoever leaves its devices, before it has. `donors`: who stays behind its end. `predict`: what is
+    predicted of a sequence along a path. `offer`: which hops of a route it is not settled who runs."""
+
+    def __init__(self, state: ClusterState, donors: Donors) -> None:
+        self._state = state
+        self.donors = donors
+        self._matches = self._spared = 0
+        self._shares = state.config.sharing != "off"
+        self.on_leaving: Callable[[Member], None] = lambda member: None
+        self.predict: Callable[[Member, Path], Planned | None] = lambda member, path: None
+        self.offer: Callable[[Member, Route], dict[int, tuple[str, ...]]] = lambda member, route: {}
+
+    def refuse(self, request: SequenceRequest, why: str, now: int) -> None:
+        self._state.tally.finished["error"] += 1
+        self._state.tell.ended(now, request, "error", 0)
+        self._state.out.events.append(refusal_event(request, why))
+
+    def sharing(self) -> SharingCounts:
+        return SharingCounts(self._matches, self._spared)
+
+    def seat(self, member: Member, route: Route, now: int, match: Match | None = None) -> None:
+        """From waiting to running, along this path. Its first row may be issued. `match`: what another has of its beginning there."""
+        state = self._state
+        state.waiting.remove(member)
+        state.running[member.seq] = member
+        self._put(member, route)
+        planned = self.predict(member, route.path) if match is None else None
+        if planned is not None:
+            member.predicted(planned.ahead, planned.device, planned.pages)
+        elif match is None:
+            member.offered(self.offer(member, route))
+        member.holds(groups_for(member.spec, member.tokens))
+        shared = self._take(member, match, planned, now)
+        for name in sorted(member.devices):
+            state.devices.enter(name, member)
+            state.out.open(name, member, shared=shared)
+        for name in sorted(member.asked):
+            state.devices[name].asked.add(member.seq)
+            state.out.open(name, member)
+        state.tell.inserted(now, member.request, member.phase, member.tokens)
+        state.ready.append(member)
+
+    def reseat(self, member: Member, path: Path) -> None:
+        """A running sequence goes on along another path; what it has there is in place. Whom it leaves forgets it."""
+        state, before, epoch = self._state, member.devices, member.epoch
+        self.hide(member)
+        self._put(member, state.provision.along(member.chain, path))
+        state.ledger.rehouse(member.holding, member.passes.places)
+        self.show(member)
+        for name in sorted(member.devices - before):
+            state.devices.enter(name, member)
+        for name in sorted(member.devices):
+            state.out.open(name, member, keep=True)
+        for name in sorted(before - member.devices):
+            self._depart(name, member, epoch)
+
+    def settle(self, member: Member, at: int, device: str) -> None:
+        """It is known who runs a hop of it, under the same epoch: the others' pages are free."""
+        state, before = self._state, member.path[at].device
+        path = (*member.path[:at], replace(member.path[at], device=device), *member.path[at + 1 :])
+        others = [each for each in member.offers.pop(at) if each != device]
+        for name in (device, *others):
+            member.asked.pop(name, None)
+            state.devices[name].asked.discard(member.seq)
+        route = state.provision.along(member.chain, path)
+        state.provision.leaves(member.passes)
+        member.passes = state.provision.passes(member.chain, path)
+        state.provision.joins(member.passes)
+        member.path, member.devices = path, frozenset(route.devices)
+        member.weights = route.weights + member.spare
+        state.ledger.rehouse(member.holding, (*member.passes.places, *member.spare))
+        if device != before:
+            state.devices.enter(device, member)
+            state.devices.depart(before, member)
+        for name in others:
+            state.out.close(name, member.seq, member.epoch)
+        state.changed = True
+        self.show(member)
+
+    def narrow(self, member: Member, device: str) -> None:
+        """A device that might have taken a hop of it is gone; others are left."""
+        at = member.asked.pop(device)
+        member.offers[at] = tuple(each for each in member.offers[at] if each != device)
+        member.weights = tuple((name, pages) for name, pages in member.weights if name != device)
+        self._state.ledger.bereft(member.holding, device)
+
+    def show(self, member: Member) -> None:
+        """What is computed of its beginning may be found from now on."""
+        spec = member.spec
+        if not self._shares or spec.virtual_tokens or member.tentative or member.offers:
+            return
+        groups = member.computed // spec.page_tokens
+        if not groups or (member.beginning is not None and member.beginning.known >= groups):
+            return
+        if member.beginning is None:
+            shelf = self._state.prefixes.shelf(member.realm, member.path)
+            member.beginning = Beginning(member.seq, member.holding, member.marks, shelf)
+        self._state.prefixes.reaches(member.beginning, min(groups, len(member.mark())))
+
+    def hide(self, member: Member) -> None:
+        """It may not be found any more."""
+        if member.beginning is not None:
+            self._state.prefixes.leave(member.beginning)
+            member.beginning = None
+
+    def shortens(self, member: Member, path: Path) -> bool:
+        """Whether a running sequence's answer could not become as long along another path as it may on its own."""
+        spec = self._capped(member.chain.spec, self._state.provision.along(member.chain, path).weights)
+        return member.most_on(spec) < member.most
+
+    def grow(self, member: Member, groups: int) -> None:
+        """So many page groups more on each device of its path."""
+        self._state.ledger.grow(member.holding, groups)
+        member.holds(member.groups + groups)
+        self.show(member)
+
+    def preempt(self, member: Member, now: int) -> None:
+        """Take a sequence off its devices; it waits, and will run again from its prompt and output."""
+        self._state.tally.preemptions += 1
+        self._state.tell.preempted(now, member.request, len(member.output))
+        self._unseat(member)
+        member.restart()
+        self._state.waiting.add(member)
+
+    def end(self, member: Member, reason: FinishReason, now: int, error: str | None = None) -> None:
+        """End a sequence without a token."""
+        self._state.out.events.append(end_event(member, reason, error, member.served))
+        self.leave(member, reason, now)
+
+    def leave(self, member: Member, reason: FinishReason, now: int) -> None:
+        """Its last event has been told."""
+        state = self._state
+        state.tally.finished[reason] += 1
+        del state.members[member.seq]
+        state.users[member.chain.loaded_as] -= 1
+        state.changed |= member.chain.loaded_as in state.leaving
+        if member.seq in state.running:
+            if reason in ("stop", "length"):
+                self.show(member)
+                self.donors.keep(member, now)
+            self._unseat(member)
+        else:
+            state.waiting.remove(member)
+        state.tell.ended(now, member.request, reason, len(member.output))
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _unseat(self, member: Member) -> None:
+        state = self._state
+        del state.running[member.seq]
+        state.starved.pop(member.seq, None)
+        self.on_leaving(member)
+        self.hide(member)
+        state.ledger.free(member.holding)
+        for name in sorted(member.devices):
+            self._depart(name, member, member.epoch)
+        for name in sorted(member.asked):
+            state.devices[name].asked.discard(member.seq)
+            if state.devices.alive(name):
+                state.out.close(name, member.seq, member.epoch)
+        self._state.provision.leaves(member.passes)
+        member.unseated()
+        state.changed = True
+
+    def _take(self, member: Member, match: Match | None, planned: Planned | None, now: int) -> tuple[str, int] | None:
+        """Pages for all that it has; with a match its first ones are another's. Whose, and how many tokens of them."""
+        ledger, places = self._state.ledger, member.passes.places
+        if match is None:
+            stand_in = member.spare if planned is None else ((planned.device, planned.pages),)
+            member.holding = ledger.take((*places, *stand_in), member.groups)
+            return None
+        other, tokens = match.beginning, match.groups * member.spec.page_tokens
+        member.holding = ledger.take(places, member.groups, other.holding, match.groups)
+        member.computed = tokens
+        self._matches += 1
+        self._spared += tokens
+        self.donors.used(other, now)
+        self.show(member)
+        self._state.tell.shared(now, member.request, other.name, tokens, match.groups * sum(pages for _, pages in member.weights))
+        return other.name, tokens
+
+    def _depart(self, name: str, member: Member, epoch: int) -> None:
+        if self._state.devices.alive(name):
+            self._state.devices.depart(name, member)
+            self._state.out.close(name, member.seq, epoch)
+
+    def _put(self, member: Member, route: Route) -> None:
+        if member.path:
+            self._state.provision.leaves(member.passes)
+        passes = self._state.provision.passes(member.chain, route.path)
+        member.seated(passes, route.weights, self._capped(member.chain.spec, route.weights))
+        self._state.provision.joins(member.passes)
+
+    def _capped(self, spec: ModelSpec, weights: tuple[tuple[str, int], ...]) -> ModelSpec:
+        """A model with a context that this path can hold for one sequence alone."""
+        fits = min((self._state.devices[name].capacity // pages * spec.page_tokens for name, pages in weights), default=0)
+        limit = min(spec.max_model_len, fits - spec.virtual_tokens) if weights else spec.max_model_len
+        return spec if limit == spec.max_model_len else replace(spec, max_model_len=limit)

@@ -1,0 +1,1 @@
+"""Which hops are predicted, and what comes of it (BL-25)."""

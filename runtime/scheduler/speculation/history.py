@@ -1,0 +1,77 @@
+"""Which block instances were predicted wrongly too often (BL-25): outcomes by instance, judged by `policy.speculation.payoff`; then they rest.
+
+Contract: data, and one judgement per outcome, told in the trace where it ends an instance's predictions (`spec.end`). Times are what is
+known: a device's mean time for a token, and a stand-in's share of it by its bytes. Chooses nobody.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from runtime.policy.speculation.payoff import Times, judge
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.state import ClusterState
+from runtime.stages import Hop, Surrogate
+
+Instance = tuple[str, str]
+
+
+class Trials:
+    """See the top of the file. `surrogates`: by model."""
+
+    def __init__(self, state: ClusterState, surrogates: Mapping[str, Sequence[Surrogate]]) -> None:
+        self._state, self._config = state, state.config.speculation
+        self._made = {each.model: each for some in surrogates.values() for each in some}
+        self._outcomes: dict[Instance, deque[bool]] = {}
+        self._resting: dict[Instance, int] = {}
+
+    def ended(self, block: str, device: str) -> bool:
+        return (block, device) in self._resting
+
+    def review(self) -> None:
+        """Those that have rested may be tried again, from the beginning; what instances that are gone did is forgotten."""
+        there = self._state.provision.instances
+        self._outcomes = {(block, name): seen for (block, name), seen in self._outcomes.items() if name in there.get(block, ())}
+        self._resting = {instance: left - 1 for instance, left in self._resting.items() if left > 1}
+
+    def add(self, now: int, member: Member, instance: Instance, hit: bool) -> bool:
+        """One more outcome; whether it is the one that ends the instance's predictions."""
+        window = self._config.window
+        if not window or instance in self._resting:
+            return False
+        seen = self._outcomes.setdefault(instance, deque(maxlen=window))
+        seen.append(hit)
+        found = judge(tuple(seen), self._needed(member), window)
+        if found.ends:
+            del self._outcomes[instance]
+            self._resting[instance] = self._config.rest
+            block, device = instance
+            self._state.tell.control(now, "spec.end", "BL-25", device, block, rate=found.rate, needed=found.needed, of=found.count)
+        return found.ends
+
+    def _needed(self, member: Member) -> float:
+        """The share of right predictions that gains anything, for a sequence's hop. A check costs next to nothing."""
+        if member.ahead is None:
+            return 0.0
+        times = [self._seconds(hop) for hop in member.path]
+        at = member.ahead.hop
+        cheap = times[at] * self._share(member, member.path[at], self._made.get(member.ahead.stage.model))
+        return Times(times[at], cheap, 0.0, sum(times[at + 1 :]), self._config.lane == "shared").needed if times[at] else 0.0
+
+    def _seconds(self, hop: Hop) -> float:
+        """A device's mean time for a token."""
+        device = self._state.devices[hop.device]
+        return device.busy / max(device.tokens, 1) / 1e9
+
+    def _share(self, member: Member, hop: Hop, made: Surrogate | None) -> float:
+        """Bytes that a hop reads with a stand-in in it, against its own: layers of a block are taken for alike."""
+        if made is None:
+            return 0.0
+        block, whole, saved = self._state.provision.block, 0.0, 0.0
+        for use in member.chain.uses:
+            if hop.lo <= use.lo and use.hi <= hop.hi:
+                whole += block(use.block).nbytes
+                replaced = max(0, min(use.hi, made.hi) - max(use.lo, made.lo))
+                saved += block(use.block).nbytes * replaced / (use.hi - use.lo)
+        return min(1.0, max(0.0, (whole - saved + made.nbytes) / whole)) if whole else 0.0

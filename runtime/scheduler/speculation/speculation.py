@@ -1,0 +1,281 @@
+"""Which hops of which sequences are predicted, and what came of it (BL-25). The mechanism is in `agent.ahead`, the choice in `policy`.
+
+    Tick -> review     the top part of block instances by the time that their queues take, of those that have a surrogate
+    seat -> plan       a sequence that is let in and passes one of them gets that hop predicted, if its stand-in is loaded and has room
+
+Contract: a sequence keeps what it was given until it leaves its devices or moves; then it goes on without (UN-13), until it is let in
+anew. Its stand-in's pages are taken with its own, and only where it can run to its end with them. Lossy prediction is for requests that
+allow other blocks (`adaptive`), if the cluster does; all others are predicted exactly. Sends nothing but loads.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from runtime.kv.pages import groups_for
+from runtime.messages import Report
+from runtime.policy.speculation.choice import Bottleneck, PassedBy, choose
+from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.speculation.history import Trials
+from runtime.scheduler.speculation.in_flight import Try
+from runtime.scheduler.state import ClusterState
+from runtime.stages import Hop, Path, RunAhead, Stage, Surrogate
+
+#: What queues of before a review still count in the next one.
+_KEPT = 0.8
+#: And of who passes: slowly, for a stand-in gains nothing for a sequence that was let in before it was chosen.
+_PASSED = 0.98
+_LEAST = 0.1
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationCounts:
+    """Totals. `started`: rows that might be predicted; `hits` and `misses` of them were, rightly and wrongly (in exact mode by bits or by
+    token), the others not in time. `guesses`: rows that were sent on from a guessed token; `redone`: of these, from the wrong one.
+    `ended`: instances whose predictions were wrong too often.
+    """
+
+    started: int = 0
+    hits: int = 0
+    misses: int = 0
+    guesses: int = 0
+    redone: int = 0
+    ended: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What a sequence is given; `pages` of a group that the stand-in takes on the hop's device."""
+
+    ahead: RunAhead
+    device: str
+    pages: int
+
+
+class Speculation:
+    """Args: `surrogates`: by model, those of its components, as of the version that is served now; others are not predicted."""
+
+    def __init__(self, state: ClusterState, surrogates: Mapping[str, Sequence[Surrogate]]) -> None:
+        self._state = state
+        self._surrogates = surrogates
+        self._versions = {model: chain.version for model, chain in state.chains.items()}
+        self._chosen: tuple[tuple[str, str], ...] = ()
+        self._queued: dict[tuple[str, str], float] = {}
+        self._reports: dict[str, float] = {}
+        self._loaded: dict[tuple[str, Stage], str] = {}
+        self._pinned = False
+        self._passing: dict[tuple[str, str], float] = {}
+        self._reviews = 0
+        #: (block, device) -> the latest review that chose it, for as long as a rest.
+        self._chosen_at: dict[tuple[str, str], int] = {}
+        self.passed_by: tuple[PassedBy, ...] = ()
+        self._counts: Counter[str] = Counter()
+        self.trials = Trials(state, surrogates)
+
+    @property
+    def chosen(self) -> tuple[tuple[str, str], ...]:
+        """(block, device), the longest queue first."""
+        return self._chosen
+
+    def counts(self) -> SpeculationCounts:
+        return SpeculationCounts(**self._counts)
+
+    # -- which instances -----------------------------------------------------------------------------------------------
+
+    def review(self) -> None:
+        """Choose anew, by the devices' latest reports."""
+        config, state = self._state.config.speculation, self._state
+        if config.mode == "off" or not self._surrogates or self._pinned:
+            return
+        self.trials.review()
+        self._passing = self._passing_now()
+        self._reviews += 1
+        instances = [
+            Bottleneck(block, name, self._drain(block, name))
+            for block, where in state.provision.instances.items()
+            for name in where
+            if state.devices.alive(name) and not self.trials.ended(block, name)
+        ]
+        chains = [[use.block for use in chain.uses] for chain in state.chains.values()]
+        choice = choose(instances, chains, self._blocks_with_surrogates(), config.top)
+        self.passed_by = choice.passed_by
+        self._chosen = tuple((each.block, each.device) for each in choice.chosen)
+        self._queued = _faded(self._queued)
+        self._reports = _faded(self._reports)
+        self._chosen_at = {each: at for each, at in self._chosen_at.items() if self._reviews - at < config.rest}
+        self._chosen_at.update(dict.fromkeys(self._chosen, self._reviews))
+        self._sweep()
+
+    def pin(self, instances: Iterable[tuple[str, str]] | None) -> None:
+        """These (block, device) are predicted from now on, for sequences that come, whatever the queues; None: by the queues again."""
+        self._pinned = instances is not None
+        self._chosen = tuple(instances or ()) if self._state.config.speculation.mode != "off" else ()
+
+    def observe(self, report: Report) -> None:
+        """A device's queues, now: they come and go within a step, so their mean is what counts, old ones less."""
+        if self._state.config.speculation.mode == "off":
+            return  # nobody would ever forget them
+        self._reports[report.device] = self._reports.get(report.device, 0.0) + 1.0
+        for block, rows in report.queues:
+            self._queued[block, report.device] = self._queued.get((block, report.device), 0.0) + rows
+
+    def _drain(self, block: str, name: str) -> float:
+        """Seconds that an instance's queue takes, about: rows that wait for it and those that come back to it token by token, and the
+        device's mean time for a token. By rows that wait alone an instance would be nobody's bottleneck until it is full."""
+        device = self._state.devices[name]
+        rows = sum(self._queued.get((each, name), 0.0) for each in self._entries(block, name)) / self._reports.get(name, 1.0)
+        return (rows + self._passing.get((block, name), 0.0)) * device.busy / max(device.tokens, 1) / 1e9
+
+    def _passing_now(self) -> dict[tuple[str, str], float]:
+        """Running sequences by the block instances on their paths, a mean over some fifty reviews."""
+        found = {key: kept for key, value in self._passing.items() if (kept := value * _PASSED) > _LEAST / 10}
+        for member in self._state.running.values():
+            for use, (device, _) in zip(member.chain.uses, member.passes.places, strict=True):
+                found[use.block, device] = found.get((use.block, device), 0.0) + 1 - _PASSED
+        return found
+
+    def _entries(self, block: str, name: str) -> set[str]:
+        """Blocks at which rows wait that will run through this one without a hop (BL-15): itself, and those right before it there."""
+        found, where = {block}, self._state.provision.instances
+        for chain in self._state.chains.values():
+            for at, use in enumerate(chain.uses):
+                while use.block == block and at and name in where.get(chain.uses[at - 1].block, ()):
+                    at -= 1
+                    found.add(chain.uses[at].block)
+        return found
+
+    def _blocks_with_surrogates(self) -> set[str]:
+        chains = self._state.chains
+        return {
+            use.block
+            for model, some in self._surrogates.items()
+            if model in chains
+            for use in chains[model].uses
+            if any(each.lo < use.hi and use.lo < each.hi for each in some)
+        }
+
+    # -- which sequences -----------------------------------------------------------------------------------------------
+
+    def plan(self, member: Member, path: Path) -> Planned | None:
+        """What a sequence that is about to run along this path is given. What is not loaded for that is asked for."""
+        sampling = member.request.sampling
+        if not self._chosen or len(path) < 2 or sampling.prompt_logprobs is not None or not member.samples:
+            return None
+        for block, device in self._chosen:
+            for at, hop in enumerate(path[:-1]):
+                if hop.device == device and (planned := self._planned(member, path, at, block)) is not None:
+                    return planned
+        return None
+
+    def _planned(self, member: Member, path: Path, at: int, block: str) -> Planned | None:
+        hop, config, device = path[at], self._state.config.speculation, self._state.devices[path[at].device]
+        if not any(use.block == block and hop.lo <= use.lo and use.hi <= hop.hi for use in member.chain.uses):
+            return None
+        surrogate, stage = self._stand_in(member, hop, block)
+        if surrogate is None or stage is None:
+            return None
+        spec = device.loaded.get(stage.id)
+        if spec is None:
+            if stage.id in device.loading or not device.limit or device.weights + surrogate.nbytes <= device.limit:
+                self._ask_for(hop.device, stage, block)
+            return None
+        if spec.page_tokens < member.spec.page_tokens or not self._room(member, path, hop.device, spec.kv_layers):
+            return None
+        lossy = config.mode == "similarity" and member.request.adaptive
+        return Planned(RunAhead(at, stage, config.threshold if lossy else None), hop.device, spec.kv_layers)
+
+    def _stand_in(self, member: Member, hop: Hop, block: str) -> tuple[Surrogate | None, Stage | None]:
+        """A surrogate of a part of this block that lies in this hop."""
+        if member.chain.version != self._versions.get(member.chain.model):
+            return None, None  # another version, or a variant: they were made for that of the beginning
+        uses = [use for use in member.chain.uses if use.block == block]
+        for each in self._surrogates.get(member.chain.model, ()):
+            stage = each.stage(hop)
+            if stage is not None and any(each.lo < use.hi and use.lo < each.hi for use in uses):
+                return each, stage
+        return None, None
+
+    def _ask_for(self, name: str, stage: Stage, block: str) -> None:
+        device = self._state.devices[name]
+        if stage.id not in device.loading and stage.id not in device.refused:
+            device.loading.add(stage.id)
+            self._loaded[name, stage] = block
+            self._state.out.load(name, [(stage, (stage.id,))])
+
+    def _sweep(self) -> None:
+        """Stand-ins that nobody uses, of instances that were not chosen for long, are let go."""
+        state = self._state
+        used = {(m.path[m.ahead.hop].device, m.ahead.stage) for m in state.running.values() if m.ahead is not None}
+        for (name, stage), block in tuple(self._loaded.items()):
+            device = state.devices[name]
+            if (block, name) in self._chosen_at or (name, stage) in used or stage.id in device.loading:
+                continue
+            del self._loaded[name, stage]
+            if device.loaded.pop(stage.id, None) is not None:
+                state.out.drop(name, [stage])
+
+    def _room(self, member: Member, path: Path, name: str, pages: int) -> bool:
+        """Whether its pages and the stand-in's fit now beside the watermark, and at its longest if it were alone there."""
+        device, spec = self._state.devices[name], member.spec
+        each = pages + dict(self._state.provision.along(member.chain, path).weights).get(name, 0)
+        longest = len(member.request.prompt) + min(member.request.sampling.max_tokens, spec.max_model_len)
+        if groups_for(spec, spec.virtual_tokens + longest) * each > device.capacity:
+            return False
+        spare = int(device.capacity * self._state.config.watermark) if device.members else 0
+        return device.free - groups_for(spec, member.tokens) * each >= spare
+
+    # -- what came of it -----------------------------------------------------------------------------------------------
+
+    def goes_on(self, member: Member) -> bool:
+        """Whether more rows of a sequence may be predicted: those of its instance were not wrong too often."""
+        instance = self._instance(member)
+        return self._pinned or instance is None or not self.trials.ended(*instance)
+
+    def _instance(self, member: Member) -> tuple[str, str] | None:
+        """(block, device) that a sequence has predicted."""
+        if member.ahead is None:
+            return None
+        device = member.path[member.ahead.hop].device
+        block = self._loaded.get((device, member.ahead.stage))
+        return None if block is None else (block, device)
+
+    def started(self, now: int, member: Member, one: Try) -> None:
+        """A row goes out that may be predicted, or from a guess."""
+        self._counts["guesses"] += one.guess is not None
+        if one.started:
+            self._counts["started"] += 1
+            self._tell(now, "spec.start", member, one)
+
+    def verified(self, now: int, member: Member, one: Try, cosine: float) -> None:
+        self._tell(now, "spec.verify", member, one, cosine=cosine, stands=one.stands)
+
+    def decided(self, now: int, member: Member, one: Try) -> None:
+        """A row counts."""
+        hit = one.hit(member.ahead is not None and member.ahead.threshold is None)
+        if one.started and hit is not None:
+            self._counts["hits" if hit else "misses"] += 1
+            self._tell(now, "spec.hit" if hit else "spec.miss", member, one)
+            instance = self._instance(member)
+            if instance is not None and not self._pinned and self.trials.add(now, member, instance, hit):
+                self._counts["ended"] += 1
+                self._chosen = tuple(each for each in self._chosen if each != instance)
+
+    def redone(self) -> None:
+        """A row that went on from a guess is sent again."""
+        self._counts["redone"] += 1
+
+    def _tell(self, now: int, event: str, member: Member, one: Try, **extra: object) -> None:
+        if member.ahead is not None:
+            hop = member.path[member.ahead.hop]
+            where = {"hop": member.ahead.hop, "of": len(member.path), "stage": member.ahead.stage.id, "turn": one.turn}
+            self._state.tell.speculation(now, event, member.request, hop.device, one.count, where | extra)
+
+
+def _faded(sums: dict[Key, float]) -> dict[Key, float]:
+    """Sums with less weight than before; what has next to none is gone."""
+    return {key: value * _KEPT for key, value in sums.items() if value > _LEAST}

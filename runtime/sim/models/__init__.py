@@ -1,0 +1,1 @@
+"""Simulated models: shapes, families, variants, stand-ins."""

@@ -1,0 +1,393 @@
+"""A device dies in each phase of its work, not at random: the event is waited for, then it is killed.
+
+Whatever it was doing, every sequence gets its model's tokens, each once; books agree after every event, and in the end nothing is held.
+`tests/runtime/cluster/test_deaths.py` does the same to processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from runtime.agent.commands import Down, Updated
+from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
+from runtime.engine.fakes.integer_model import counting_model, surrogate_of
+from runtime.messages import Close, Done, Drop, Go, Loaded, Lost, Moved, Open, Pages, Pass, Receive, Settle, Verdict, Want
+from runtime.scheduler.migration.migration import Handover
+from runtime.scheduler.sequences.sequence import Member
+from runtime.stages import Surrogate, devices_of
+from tests.runtime.scheduler.changing import Changing, as_version, serve
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+#: Of its three blocks each attends; `split` lays them on three devices.
+M = counting_model("m", "1 2* 3 4* 5 6* 7 8", max_model_len=128)
+CUT = (2, 5)
+HOPS = (0, 1, 2)
+#: Slow enough that what travels is seen on its way.
+SLOW = 100.0
+
+
+def cluster_of(**changes) -> VirtualCluster:
+    config = ClusterConfig(devices=3, placing="split", chunk=8)
+    fields = dict(devices=3, pages=200, config=config, relay_config=RelayConfig(chunk=8, window=1), page_bytes_per_ms=SLOW)
+    return VirtualCluster([M], [CUT], **(fields | changes))  # type: ignore[arg-type]
+
+
+def busy(**changes) -> VirtualCluster:
+    """Two sequences, `a` the longer, with a prompt of several chunks."""
+    cluster = cluster_of(**changes)
+    cluster.ask(request("a", range(18), "m", max_tokens=16))
+    cluster.ask(request("b", range(5), "m", max_tokens=8), at=3 * MS)
+    return cluster
+
+
+def reach(cluster: VirtualCluster, condition: Callable[[], object], most: int = 20_000) -> None:
+    """Play until it is so. Fails if that never comes about: then a test would prove nothing."""
+    for _ in range(most):
+        if condition():
+            return
+        assert cluster._heap, "the moment never comes"
+        cluster.run_one()
+    raise AssertionError("the moment never comes")
+
+
+def member(cluster: VirtualCluster, seq: str = "a") -> Member | None:
+    """It, while it runs."""
+    found = cluster.scheduler.members.get(seq)
+    return found if found is not None and found.path else None
+
+
+def said(cluster: VirtualCluster, kind: type, to: str | None = None) -> bool:
+    """Whether the latest message is of that kind: it is under way."""
+    return bool(cluster.sent) and isinstance(cluster.sent[-1][3], kind) and to in (None, cluster.sent[-1][2])
+
+
+def kill_and_finish(cluster: VirtualCluster, *devices: str) -> None:
+    """`kill -9`, now; all end well, and the dead are there again."""
+    deaths = len(cluster.trace.named("fault"))
+    for device in devices:
+        assert cluster.nodes[device].alive
+        cluster.kill(device)
+    cluster.run()
+    cluster.expect()
+    assert len(cluster.trace.named("fault")) >= deaths + len(devices)
+    assert all(cluster.scheduler.devices.alive(device) for device in devices)
+
+
+# -- a life of its own -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["d0", "d1", "d2"])
+def test_before_anybody_knows_that_it_is_there(device: str) -> None:
+    cluster = busy()
+    reach(cluster, lambda: device in cluster.nodes)
+    kill_and_finish(cluster, device)
+
+
+@pytest.mark.parametrize("device", ["d0", "d1", "d2"])
+def test_while_it_loads_a_stage(device: str) -> None:
+    cluster = busy()
+    reach(cluster, lambda: device in {each.name for each in cluster.scheduler.devices if each.loading and each.alive})
+    kill_and_finish(cluster, device)
+
+
+@pytest.mark.parametrize("device", ["d0", "d1", "d2"])
+def test_while_its_stage_is_loaded_but_nobody_knows(device: str) -> None:
+    cluster = busy()
+    reach(cluster, lambda: said(cluster, Loaded) and cluster.sent[-1][1] == device)
+    kill_and_finish(cluster, device)
+
+
+@pytest.mark.parametrize("device", ["d0", "d1", "d2"])
+def test_while_it_is_idle(device: str) -> None:
+    cluster = busy()
+    cluster.run()
+    cluster.kill(device)
+    cluster.ask(request("later", range(12), "m", max_tokens=9), at=cluster.now)  # it comes before the death is known
+    cluster.run()
+    cluster.expect()
+
+
+@pytest.mark.parametrize("again", ["d0", "d1", "d2"])
+@pytest.mark.parametrize("phase", ["starting", "loading", "loaded"])
+def test_while_another_takes_its_place(phase: str, again: str) -> None:
+    """The next life dies, too, or another device does meanwhile."""
+    cluster = busy()
+    reach(cluster, lambda: (a := member(cluster)) is not None and a.phase == "decode")
+    first = cluster.nodes["d1"]
+    cluster.kill("d1")
+    device = cluster.scheduler.devices
+
+    def reached() -> bool:
+        if cluster.nodes["d1"] is first:
+            return False
+        return {"starting": not device["d1"].alive, "loading": bool(device["d1"].loading), "loaded": said(cluster, Loaded)}[phase]
+
+    reach(cluster, reached)
+    kill_and_finish(cluster, again)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def running(cluster: VirtualCluster, seq: str, phase: str, hop: int) -> bool:
+    """Whether a step with a row of it is under way at this hop."""
+    one = member(cluster, seq)
+    if one is None or one.phase != phase or not one.flying or hop >= len(one.path):
+        return False
+    node = cluster.nodes[one.path[hop].device]
+    rows = (each for _, rows in node.relay._steps.under_way.values() for each in rows)
+    return bool(node.running) and any(each.guest.seq == seq and each.hop == hop for each in rows)
+
+
+@pytest.mark.parametrize("victim", HOPS)
+@pytest.mark.parametrize("hop", HOPS)
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+def test_while_rows_run(phase: str, hop: int, victim: int) -> None:
+    """At each hop: the device that runs the row, one that has run it, one that is to run it."""
+    cluster = busy()
+    reach(cluster, lambda: running(cluster, "a", phase, hop) and (phase == "decode" or cluster.scheduler.members["a"].computed > 0))
+    one = cluster.scheduler.members["a"]
+    assert len(one.path) == 3
+    kill_and_finish(cluster, one.path[victim].device)
+    assert phase == "prefill" or cluster.scheduler.state().counters.preemptions
+
+
+@pytest.mark.parametrize("victim", HOPS)
+@pytest.mark.parametrize("kind", [Go, Pass, Done, Open])
+def test_while_rows_are_passed_on(kind: type, victim: int) -> None:
+    """Out, from one hop to the next, and home: the message is on its way when its sender, its receiver or the third one dies."""
+    cluster = busy()
+    reach(cluster, lambda: said(cluster, kind) and (a := member(cluster)) is not None and (a.phase == "decode" or kind is Open))
+    kill_and_finish(cluster, cluster.scheduler.members["a"].path[victim].device)
+
+
+def test_while_all_are_killed_but_one_and_then_that_one() -> None:
+    cluster = busy()
+    reach(cluster, lambda: (a := member(cluster)) is not None and a.phase == "decode")
+    cluster.kill("d0")
+    cluster.kill("d2")
+    reach(cluster, lambda: not cluster.scheduler.devices.alive("d2"))
+    kill_and_finish(cluster, "d1")
+
+
+@pytest.mark.parametrize("device", ["d0", "d1", "d2"])
+def test_while_sequences_wait_for_pages(device: str) -> None:
+    cluster = cluster_of(pages=12)
+    for number in range(4):
+        cluster.ask(request(f"s{number}", range(number + 9), "m", max_tokens=20), at=number * MS)
+    reach(cluster, lambda: cluster.scheduler.starved)
+    kill_and_finish(cluster, device)
+
+
+@pytest.mark.parametrize("victim", HOPS)
+def test_while_a_newcomer_begins_with_anothers_pages(victim: int) -> None:
+    cluster = busy()
+    reach(cluster, lambda: (a := member(cluster)) is not None and a.computed > 20)
+    cluster.ask(request("same", (*range(18), 1, 2), "m", max_tokens=12), at=cluster.now)
+    reach(cluster, lambda: said(cluster, Open) and any(cluster.sent[-1][3].shared))
+    kill_and_finish(cluster, cluster.scheduler.members["same"].path[victim].device)
+
+
+# -- moves (BL-16) -----------------------------------------------------------------------------------------------------
+
+
+def move_of(cluster: VirtualCluster) -> Handover | None:
+    return next(iter(cluster.scheduler.handovers), None)
+
+
+#: Moments of a move, in their order: what is true then.
+MOMENTS: dict[str, Callable[[VirtualCluster, Handover], object]] = {
+    "it has been ordered": lambda cluster, move: said(cluster, Receive),
+    "pages are asked for": lambda cluster, move: said(cluster, Want),
+    "pages are on their way": lambda cluster, move: said(cluster, Pages),
+    "all is there, and nobody knows": lambda cluster, move: said(cluster, Moved),
+    "it is held, its row still under way": lambda cluster, move: move.member.held and move.member.flying and not move.asked,
+    "the rest is asked for": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, Receive),
+    "the rest is on its way": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, Pages),
+    "the rest is there, and nobody knows": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, Moved),
+}
+#: Ends of a move, and at which moments pages are seen with them.
+ENDS: dict[str, dict[str, bool]] = {"both ends": {}, "copy": {"recompute": False}, "recompute": {"copy": False}}
+SEEN = [(ends, moment) for ends in ENDS for moment in MOMENTS if ends != "recompute" or ("asked for" not in moment and "way" not in moment)]
+
+
+def moving(hop: int, target: int | None = None, quick: bool = False, **ends: bool) -> tuple[VirtualCluster, dict[str, str]]:
+    """A sequence with all blocks of one hop on the way to another hop's device, or (None) to a fourth one; devices by their part in it.
+
+    `quick`: the move is over before the row that is under way is back.
+    """
+    config = ClusterConfig(devices=4, placing="split", chunk=8, handover_groups=1)
+    speed = dict(latency=MS // 100, page_bytes_per_ms=1e9) if quick else dict(latency=MS // 4)
+    cluster = busy(devices=4, config=config, **speed)
+    reach(cluster, lambda: (a := member(cluster)) is not None and a.phase == "decode" and a.computed > 19)
+    one = cluster.scheduler.members["a"]
+    devices = devices_of(one.chain, one.path)
+    source, spare = one.path[hop].device, next(name for name in ("d0", "d1", "d2", "d3") if name not in devices)
+    to = spare if target is None else one.path[target].device
+    blocks = [at for at, name in enumerate(devices) if name == source]
+    why: str | None = ""
+    while why is not None:  # its stages are loaded there first
+        assert cluster._heap, why
+        cluster.run_one()
+        why = cluster.migrate("a", range(blocks[0], blocks[-1] + 1), to, **ends)
+    other = next(name for name in devices if name not in (source, to))
+    return cluster, {"source": source, "target": to, "other": other}
+
+
+@pytest.mark.parametrize("victim", ["source", "target", "other"])
+@pytest.mark.parametrize(("ends", "moment"), SEEN)
+def test_during_a_move_of_what_begins_the_chain(ends: str, moment: str, victim: str) -> None:
+    """It can be recomputed where it goes, and outlives its source."""
+    cluster, parts = moving(0, **ENDS[ends])
+    reach(cluster, lambda: (move := move_of(cluster)) is not None and MOMENTS[moment](cluster, move))
+    kill_and_finish(cluster, parts[victim])
+    counts = cluster.scheduler.handovers.counts()
+    assert counts.started == counts.committed + counts.aborted == 1
+    if victim == "source" and ends == "both ends":
+        assert counts.committed == 1 and cluster.scheduler.members == {}
+
+
+@pytest.mark.parametrize("victim", ["source", "target", "other"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_during_a_move_that_makes_two_hops_one(moment: str, victim: str) -> None:
+    cluster, parts = moving(1, 2)
+    reach(cluster, lambda: (move := move_of(cluster)) is not None and MOMENTS[moment](cluster, move))
+    kill_and_finish(cluster, parts[victim])
+
+
+@pytest.mark.parametrize("victim", ["source", "target", "other"])
+@pytest.mark.parametrize("heard", range(4))
+def test_while_a_move_is_settled(heard: int, victim: str) -> None:
+    """Between the copy and the hand-over: committed, and the devices have heard nothing of it, or part of it."""
+    cluster, parts = moving(0)
+    reach(cluster, lambda: cluster.scheduler.handovers.counts().committed)
+    assert {type(message) for _, _, _, message in cluster.sent[-6:]} >= {Settle, Open, Close}
+    for _ in range(heard):
+        cluster.run_one()
+    kill_and_finish(cluster, parts[victim])
+
+
+def test_a_source_that_dies_when_all_is_copied_is_not_needed_any_more() -> None:
+    """Nothing is left to ask for, so no answer will come that could end the move: it is to be committed then and there.
+
+    (Found by random schedules: the sequence was held for ever.)
+    """
+    cluster, parts = moving(0, quick=True)
+
+    def all_there() -> bool:
+        move = move_of(cluster)
+        return move is not None and not move.asked and move.member.held and move.upto == move.member.computed
+
+    reach(cluster, all_there)
+    cluster.kill(parts["source"])
+    reach(cluster, lambda: not cluster.scheduler.devices.alive(parts["source"]))
+    assert cluster.scheduler.handovers.counts().committed == 1 and move_of(cluster) is None
+    cluster.run()
+    cluster.expect()
+
+
+def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
+    """The first hop's blocks go to the second one's device. That one runs the sequence's row when the source dies: the move is committed at
+    once, both hops become one, and the table in which the row writes would be cut under it. (Found by random schedules.)"""
+    cluster = busy(alpha=10 * MS, page_bytes_per_ms=40.0, latency=MS // 4)
+    reach(cluster, lambda: (a := member(cluster)) is not None and a.phase == "decode")
+    one = cluster.scheduler.members["a"]
+    source, target = one.path[0].device, one.path[1].device
+    for hi in (2, 5):  # what it needs there is loaded first
+        cluster.scheduler._state.ask_for(one.chain, target, one.chain.stage(0, hi))
+    reach(cluster, lambda: "m[0:5]" in cluster.scheduler.devices[target].loaded)
+    reach(cluster, lambda: said(cluster, Go) and "a" in cluster.sent[-1][3].seqs)
+    assert cluster.migrate("a", range(1), target) is None
+    reach(cluster, lambda: (move := move_of(cluster)) is not None and one.held and not move.asked and running(cluster, "a", "decode", 1))
+    cluster.nodes[source].alive = False
+    cluster.tell(Down(source, "killed"))  # heard of before the step is over
+    assert cluster.scheduler.handovers.counts().committed == 1 and cluster.nodes[target].running
+    reach(cluster, lambda: said(cluster, Lost) and cluster.sent[-1][1] == target)
+    assert "K and V that it needs" in cluster.sent[-1][3].reason and cluster.sent[-1][3].retry
+    cluster.run()
+    cluster.expect()
+
+
+# -- what goes on by the clock -----------------------------------------------------------------------------------------
+
+
+def crowded() -> VirtualCluster:
+    """One block's device is full: it gets another instance, and loses it again."""
+    control = ControlConfig(every_ms=5, calm_ms=40, idle_ms=30, period_ms=1_000_000, patience_ms=400)
+    one = counting_model("one", "1 2* 3 4 5 6", max_model_len=128)
+    config = ClusterConfig(devices=4, placing="split", control=control)
+    cluster = VirtualCluster([one], [(1, 3, 4)], devices=4, pages=24, config=config, page_bytes_per_ms=SLOW)
+    for number in range(5):
+        cluster.ask(request(f"s{number}", range(number + 1), "one", max_tokens=20), at=number * MS // 2)
+    cluster.ticks(5 * MS, 200 * MS)
+    return cluster
+
+
+@pytest.mark.parametrize("device", ["d0", "d1", "d2", "d3"])
+@pytest.mark.parametrize("moment", ["an instance comes", "sequences go there", "it is drained", "its stages are dropped"])
+def test_while_blocks_are_scaled_up_and_down(moment: str, device: str) -> None:
+    cluster = crowded()
+    moments: dict[str, Callable[[], object]] = {
+        "an instance comes": lambda: cluster.trace.named("scale.up"),
+        "sequences go there": lambda: cluster.trace.named("scale.up") and said(cluster, Pages),
+        "it is drained": lambda: cluster.trace.named("scale.down"),
+        "its stages are dropped": lambda: said(cluster, Drop),
+    }
+    reach(cluster, moments[moment])
+    if moment == "it is drained":  # newcomers meanwhile
+        cluster.ask(request("late", range(9), "one", max_tokens=9), at=cluster.now)
+    kill_and_finish(cluster, device)
+
+
+# -- versions (BL-30) --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("device", ["d0", "d1"])
+@pytest.mark.parametrize("moment", ["its stages are loaded", "both run", "the old one goes"])
+def test_while_a_model_is_replaced(moment: str, device: str) -> None:
+    old, new = counting_model("m-1", "1 2* 3 4* 5* 6"), counting_model("m-2", "1 2* 3 7* 5* 9")
+    cut = (1, 3, 4)
+    cluster = Changing(chains=[as_version(old, "m", *cut)], blocks=old.blocks(*cut), devices=2, known=[old, new])
+    for number in range(8):
+        cluster.ask(request(f"s{number}", range(number + 3), "m", max_tokens=16), at=number * 4 * MS)
+    cluster.at(12 * MS, lambda: cluster.tell(serve(new, "m", *cut)))
+    moments: dict[str, Callable[[], object]] = {
+        "its stages are loaded": lambda: cluster.scheduler._state.coming and any(each.loading for each in cluster.scheduler.devices),
+        "both run": lambda: {each.chain.loaded_as for each in cluster.scheduler.members.values() if each.path} == {"m-1", "m-2"},
+        "the old one goes": lambda: said(cluster, Drop),
+    }
+    reach(cluster, moments[moment])
+    kill_and_finish(cluster, device)
+    assert cluster.updated == [Updated("m", new.chain(*cut).version)]
+    cluster.expect_only((new, cut))
+
+
+# -- predicted hops (BL-25) --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("victim", HOPS)
+@pytest.mark.parametrize("moment", ["a stand-in is loaded", "a prediction is passed on", "a guess goes on", "a verdict is on its way"])
+def test_while_hops_are_predicted(moment: str, victim: int) -> None:
+    model = counting_model("m", "1* 2 3* 4* 5 6* 7 8", vocab_size=3)
+    config = ClusterConfig(devices=3, placing="split", sharing="off", speculation=SpeculationConfig("exact", top=0.4))
+    cluster = VirtualCluster(
+        [model], [(2, 5)], devices=3, config=config, stand_ins=[surrogate_of(model, "m~", 4, 3)],
+        surrogates={"m": [Surrogate("m~", 4, 5, 1)]},
+    )  # fmt: skip
+    cluster.scheduler.speculation.pin([(model.chain(2, 5).uses[1].block, f"d{at}") for at in HOPS])
+    cluster.ask(request("warm", (1,), "m", max_tokens=1))
+    for number in range(3):
+        cluster.ask(request(f"s{number}", [at % 3 for at in range(number + 6)], "m", max_tokens=16), at=(20 + 3 * number) * MS)
+    moments: dict[str, Callable[[], object]] = {
+        "a stand-in is loaded": lambda: any("~" in stage for each in cluster.scheduler.devices for stage in each.loading),
+        "a prediction is passed on": lambda: said(cluster, Pass) and any(turn % 2 for turn in cluster.sent[-1][3].turns),
+        "a guess goes on": lambda: cluster.scheduler.speculation.counts().guesses > 0,
+        "a verdict is on its way": lambda: said(cluster, Verdict),
+    }
+    reach(cluster, moments[moment])
+    path = next(each.path for each in cluster.scheduler.members.values() if each.path)
+    kill_and_finish(cluster, path[victim].device)
+    assert cluster.scheduler.speculation.counts().started > 0 or moment == "a stand-in is loaded"

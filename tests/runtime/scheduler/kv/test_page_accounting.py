@@ -1,0 +1,174 @@
+"""The ledger against a model that keeps every page by itself; and the index of beginnings against a search."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.messages import PROTOCOL, Ready
+from runtime.policy.routing.paths import choose_devices, path_cost
+from runtime.scheduler.devices.devices import Devices
+from runtime.scheduler.kv.page_accounting import Holding, Ledger
+from runtime.scheduler.kv.prefix_index import Beginning, Prefixes, marks_of
+from runtime.stages import Hop
+
+PLACES = (("d0", 2), ("d0", 0), ("d1", 3))
+
+
+def devices_of(count: int = 3) -> Devices:
+    devices = Devices()
+    for number in range(count):
+        devices.up(Ready(f"d{number}", PROTOCOL, "", 100_000, 64, 0, ""))
+    return devices
+
+
+class Pages:
+    """By sequence and block: the device and the pages themselves, one list for each group."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, dict[int, list[tuple[str, tuple[int, ...]]]]] = {}
+        self.donors: set[str] = set()
+        self._next = 0
+
+    def groups(self, device: str, pages: int, count: int) -> list[tuple[str, tuple[int, ...]]]:
+        made = []
+        for _ in range(count):
+            made.append((device, tuple(range(self._next, self._next + pages))))
+            self._next += pages
+        return made
+
+    def used(self, *, idle: bool = False) -> Counter[str]:
+        """Pages by device; with `idle` those that only donors hold."""
+        holders: dict[tuple[str, int], set[str]] = {}
+        for seq, table in self.tables.items():
+            for part in table.values():
+                for device, group in part:
+                    for page in group:
+                        holders.setdefault((device, page), set()).add(seq)
+        return Counter(device for (device, _), seqs in holders.items() if not idle or seqs <= self.donors)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(0, 1_000_000))
+def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
+    rng = random.Random(seed)
+    devices, pages = devices_of(), Pages()
+    ledger, holdings = Ledger(devices), dict[str, Holding]()
+    for step in range(40):
+        name, act = f"s{step}", rng.choice(("take", "take", "share", "share", "grow", "free", "keep", "move"))
+        seq = rng.choice(sorted(holdings)) if holdings else ""
+        running = seq and not holdings[seq].donor
+        if act == "take" or not seq:
+            groups = rng.randrange(1, 6)
+            holdings[name] = ledger.take(PLACES, groups)
+            pages.tables[name] = {at: pages.groups(device, count, groups) for at, (device, count) in enumerate(PLACES) if count}
+        elif act == "share":
+            places = [("", 0)] * len(PLACES)
+            for at, part in pages.tables[seq].items():
+                places[at] = part[0][0], len(part[0][1])
+            shared = rng.randrange(1, holdings[seq].groups + 1)
+            groups = shared + rng.randrange(1, 4)
+            holdings[name] = ledger.take(places, groups, holdings[seq], shared)
+            pages.tables[name] = {
+                at: [*part[:shared], *pages.groups(part[0][0], len(part[0][1]), groups - shared)] for at, part in pages.tables[seq].items()
+            }
+        elif act == "grow" and running:
+            more = rng.randrange(1, 3)
+            ledger.grow(holdings[seq], more)
+            for part in pages.tables[seq].values():
+                part.extend(pages.groups(part[0][0], len(part[0][1]), more))
+        elif act == "free":
+            ledger.free(holdings.pop(seq))
+            del pages.tables[seq]
+        elif act == "keep" and running:
+            kept = rng.randrange(1, holdings[seq].groups + 1)
+            holdings[name] = ledger.keep(holdings[seq], kept)
+            pages.tables[name] = {at: part[:kept] for at, part in pages.tables[seq].items()}
+            pages.donors.add(name)
+        elif act == "move" and running:
+            places = [(rng.choice(("d0", "d1", "d2")), count) for _, count in PLACES]
+            ledger.rehouse(holdings[seq], places)
+            for at, part in pages.tables[seq].items():
+                if part[0][0] != places[at][0]:
+                    pages.tables[seq][at] = pages.groups(places[at][0], places[at][1], len(part))
+        ledger.check(holdings.values(), {})
+        used, idle = pages.used(), pages.used(idle=True)
+        assert [(device.used, device.idle) for device in devices] == [(used[device.name], idle[device.name]) for device in devices]
+        for device in devices:
+            views = [ledger.mover(seq, holding, holding.groups, device.name).pages for seq, holding in holdings.items()]
+            assert len(frozenset().union(*views)) == device.used
+    for holding in holdings.values():
+        ledger.free(holding)
+    assert all((device.used, device.idle) == (0, 0) for device in devices)
+
+
+def test_a_device_that_dies_takes_its_extents_along_and_its_next_life_begins_empty() -> None:
+    devices = devices_of(2)
+    ledger = Ledger(devices)
+    one = ledger.take(PLACES, 4)
+    two = ledger.take(PLACES, 6, one, 3)
+    devices.down("d0")
+    ledger.bereft(two, "d0")
+    devices.up(Ready("d0", PROTOCOL, "", 100, 64, 0, ""))
+    ledger.rehouse(two, PLACES)
+    ledger.free(one)
+    ledger.check([two], {})
+    assert [device.used for device in devices] == [12, 18]
+
+
+def test_tentative_groups_are_not_in_the_order_of_moves() -> None:
+    ledger = Ledger(devices_of())
+    one = ledger.take(PLACES, 4)
+    two = ledger.take(PLACES, 6, one, 3)
+    views = [ledger.mover("a", one, 2, "d1").pages, ledger.mover("b", two, 5, "d1").pages]
+    assert [len(view) for view in views] == [6, 15] and len(views[0] & views[1]) == 6
+
+
+PATHS = [(Hop(name, 0, 4, (0, 2)),) for name in ("d0", "d1")]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 1_000_000))
+def test_the_longest_beginning_is_found_on_each_path(seed: int) -> None:
+    rng = random.Random(seed)
+    prefixes, standing = Prefixes(), list[tuple[Beginning, tuple[int, ...]]]()
+    for step in range(30):
+        tokens = tuple(rng.randrange(2) for _ in range(rng.randrange(12)))
+        realm = rng.choice((("v", ""), ("v", "t"), ("w", "")))
+        if rng.random() < 0.6:
+            made = Beginning(f"s{step}", Holding(), marks_of(tokens, 2), prefixes.shelf(realm, rng.choice(PATHS)))
+            prefixes.reaches(made, rng.randrange(len(tokens) // 2 + 1))
+            standing.append((made, tokens))
+        elif standing:
+            prefixes.leave(standing.pop(rng.randrange(len(standing)))[0])
+        prefixes.check([each for each, _ in standing])
+        most = rng.randrange(6)
+        found = {match.path: match.groups for match in prefixes.matches(realm, marks_of(tokens, 2), most)}
+        best: dict[tuple[Hop, ...], int] = {}
+        for each, others in standing:
+            common = next((at for at, (x, y) in enumerate(zip(tokens, others, strict=False)) if x != y), min(len(tokens), len(others)))
+            groups = min(common // 2, each.known, most)
+            if each.shelf.realm == realm and groups:
+                best[each.path] = max(best.get(each.path, 0), groups)
+        assert found == best
+
+
+def test_marks_go_on_where_others_end() -> None:
+    tokens = tuple(range(11))
+    assert marks_of(tokens, 4) == [*marks_of(tokens[:4], 4), *marks_of(tokens[4:], 4, marks_of(tokens[:4], 4)[-1])]
+    assert marks_of(tokens[4:8], 4) != marks_of(tokens, 4)[1:]
+
+
+@given(st.lists(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True), min_size=1, max_size=4), st.integers(0, 8))
+def test_the_chosen_path_is_the_cheapest(candidates: list[list[str]], hop_cost: int) -> None:
+    loads = {"a": 1.0, "b": 3.0, "c": 0.5}
+    chosen = choose_devices(candidates, loads, hop_cost)
+    assert chosen is not None
+    every: list[tuple[str, ...]] = [()]
+    for some in candidates:
+        every = [(*path, name) for path in every for name in some]
+    cheapest = min(path_cost(path, loads, hop_cost) for path in every)
+    assert abs(path_cost(chosen, loads, hop_cost) - cheapest) < 1e-9

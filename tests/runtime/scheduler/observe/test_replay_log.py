@@ -1,0 +1,74 @@
+"""The log of a scheduler: whatever it was told is in it, and played again it says the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from runtime.agent.commands import Abort, Pause, Resume, SchedulerCommand, Tick
+from runtime.config import ClusterConfig
+from runtime.engine.fakes.integer_model import counting_model
+from runtime.messages import Message
+from runtime.scheduler.observe.replay_log import Diverged, Recorder, head_of, replay
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+from zoo.errors import InputError
+
+M = counting_model("m", "1 2* 3* 4")
+CONFIG = ClusterConfig(devices=2, placing="split")
+
+
+def recorded(path: Path) -> int:
+    """Pauses, an abort and a death, with two devices; how many events that were."""
+    cluster = VirtualCluster([M], [(2,)], devices=2, config=CONFIG)
+    with path.open("wb") as file:
+        recorder = Recorder(cluster.scheduler, head_of([M.chain(2)], M.blocks(2), CONFIG), file.write)
+        count = 0
+
+        def tell(event: Message) -> None:
+            nonlocal count
+            count += 1
+            said: list[SchedulerCommand] = recorder.handle(event, cluster.now)
+            cluster.carry_out(said)
+
+        cluster.tell = tell  # type: ignore[method-assign]
+        cluster.ask(*(request(f"s{at}", range(at + 1), "m", max_tokens=12) for at in range(4)))
+        cluster.at(8 * MS, lambda: tell(Pause("s1", 5 * MS)))  # type: ignore[arg-type]
+        cluster.at(9 * MS, lambda: cluster.kill("d1"))
+        cluster.at(12 * MS, lambda: tell(Abort("s2")))  # type: ignore[arg-type]
+        cluster.at(20 * MS, lambda: tell(Resume("s1")))  # type: ignore[arg-type]
+        cluster.at(30 * MS, lambda: tell(Tick()))  # type: ignore[arg-type]
+        cluster.run()
+    return count
+
+
+def test_all_that_was_told_is_played_again(tmp_path: Path) -> None:
+    count = recorded(tmp_path / "log")
+    kinds = {json.loads(line)[1] for line in (tmp_path / "log").read_text().splitlines()[1:]}
+    assert kinds >= {"Pause", "Resume", "Abort", "Down", "Tick", "Ready", "Done"}
+    assert replay(tmp_path / "log") == count
+
+
+def test_another_config_gives_other_commands(tmp_path: Path) -> None:
+    recorded(tmp_path / "log")
+    head, *events = (tmp_path / "log").read_text().splitlines(keepends=True)
+    changed = json.loads(head)
+    changed["config"]["chunk"] = 2
+    (tmp_path / "other").write_text(json.dumps(changed) + "\n" + "".join(events))
+    with pytest.raises(Diverged):
+        replay(tmp_path / "other")
+
+
+@pytest.mark.parametrize("protocol", [None, 1])
+def test_a_log_of_another_version_is_refused(tmp_path: Path, protocol: int | None) -> None:
+    recorded(tmp_path / "log")
+    head, *events = (tmp_path / "log").read_text().splitlines(keepends=True)
+    changed = json.loads(head)
+    del changed["protocol"]
+    if protocol is not None:
+        changed["protocol"] = protocol
+    (tmp_path / "other").write_text(json.dumps(changed) + "\n" + "".join(events))
+    with pytest.raises(InputError, match=f"protocol {protocol or 'unknown'}, not"):
+        replay(tmp_path / "other")
