@@ -32,7 +32,7 @@ from typing import Any, get_args
 
 import torch
 
-from runtime.agent.agent import Agent
+from runtime.agent.local.agent import Agent
 from runtime.config import BatchingConfig, DenseConfig, DenseMode, DensePadding, EngineConfig
 from runtime.engine.dense.executor import DenseEngine
 from runtime.engine.dense.padding_stats import IdleCounts

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reports import deliver
-from runtime.agent.commands import Move, Pause, Resume
-from runtime.agent.relay import Relay
+from runtime.agent.agent import Relay
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig
+from runtime.control.commands import Move, Pause, Resume
 from runtime.scheduler.scheduler import Scheduler
 from runtime.sim.clock import EventClass
 from runtime.sim.driver import Simulation

@@ -37,13 +37,13 @@ import msgspec
 
 from benchmarks.reports import deliver
 from benchmarks.stamped_agents import STAMPS
-from runtime.agent.commands import SCHEDULER
 from runtime.cluster.agent_main import Preparation
 from runtime.cluster.keys import Keys
 from runtime.cluster.post import Mail, Post
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.config import DirectConfig, EngineConfig
+from runtime.control.commands import SCHEDULER
 from runtime.messages import Done, Go, Load, Loaded, Lost, Message, Open, Pages, Peers, Ready, Report
 from runtime.stages import Array, Hop, Stage
 from runtime.stages import Path as Hops

@@ -29,13 +29,13 @@ from typing import Any
 import msgspec
 
 from benchmarks.chaos import CUTS, MODELS, PAGES, PATIENCE, Chaos, Clients, Kill, free_pages, spread
-from runtime.agent.commands import Serve, Tick
 from runtime.cluster.agent_main import Preparation
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.lives import LifeConfig
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig, SpeculationConfig
+from runtime.control.commands import Serve, Tick
 from runtime.engine.fakes.integer_model import CountingModel, surrogate_of
 from runtime.stages import Surrogate, devices_of
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reports import deliver
-from runtime.agent.commands import Arrive, Send, StageLoaded
-from runtime.agent.relay import Relay
+from runtime.agent.agent import Relay
 from runtime.config import ClusterConfig, RelayConfig
+from runtime.control.commands import Arrive, Send, StageLoaded
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import PROTOCOL, Done, Go, Load, Loaded, Open, Ready
 from runtime.scheduler.scheduler import Scheduler

@@ -13,8 +13,8 @@ import msgspec
 
 from cli.serve_options import ServeOptions, size_of
 from cli.wiring import check_device, within_memory
-from runtime.agent.commands import Serve
 from runtime.cluster.driver import ClusterDriver
+from runtime.control.commands import Serve
 from runtime.policy.profiles import DeviceProfile
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.trace import TraceSink

@@ -1,299 +1,391 @@
-"""The agent: the state machine of one device. It takes requests, says what the next step is, and tells who got which token.
+"""The relay: the state machine of one device in a cluster. Rows of sequences come in, steps go out, what they give goes to the next hop.
 
-Contract: a driver calls, from one thread at a time,
+Contract: a driver calls, from one thread at a time, with `now` in nanoseconds of its own clock,
 
-    add(request)           whenever one arrives           abort(seq)          in any phase, as often as it likes
-    next_step()            a plan, or None when idle      finish_step(result) or fail_step(error), once per plan, oldest first
+    handle(message or event, arrays, now)     whatever came; returns commands (`control.commands`)
+    next_step(now)                            a step for the engine, or None while nothing can run
+    finish_step(result, now)                  once per step; or fail_step(reason, now)
 
-with `now` in nanoseconds of its own clock. Every sequence gets each of its tokens once, in order, and exactly one event
-with `finish` set, its last, whatever happens: a refusal, an abort, a preemption, a fault. Pages of a sequence that ends
-while its step runs stay taken until that step is over, for the engine may still be writing them. What is no longer of
-use to the engine is named in the next plan's `released`.
+and, if it likes, to save time, prepare() while nothing can be run and first(result) right before finish_step (`agent.steps.prefetch`)
 
-Looking `ahead`, it makes the next plan while one is under way: rows stand on tokens that only the engine has (`Row.awaits`). Whoever ends
-by their number gets no row too many; whoever ends by what a token is has one, whose token is dropped. What cannot be planned
-like that waits for the step under way: whoever is to be preempted must be at rest.
+(steps with a lane, where steps that predict run on a stream of their own; `agent.speculation.hop`)
 
-It decides nothing about batches (`policy.batching.continuous` does), runs nothing, and knows no tensors, clocks, threads or text.
+A row waits in the queue of the stage that it enters at and runs in the next step that has room: nobody waits for a batch to fill (BL-14),
+but a step that others are due for within a moment is put off for them (`policy.batching.batch_wait`): `next_step` gives None until they are there, or
+`lingers` is over, when the driver is to ask again.
+Rows of older epochs and of hops that are not here are dropped: whoever moved or closed the sequence knows. Rows that come before their
+sequence is opened wait for that (`agent.steps.early_rows`).
+Pages of what is closed while a step writes them are free when it is over. Rows that find no page wait, up to `patience`; then
+they are told to be lost, and the scheduler sees what is to be done.
+
+It knows no tensors, clocks, sockets or models' contents; whose turn it is decides `policy`; which device is next stands in the path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from runtime.agent.admission import refusal
-from runtime.agent.answers import sampled_by_seq
-from runtime.agent.events import end_event, refusal_event, token_event
-from runtime.agent.models import ModelTable
-from runtime.agent.narrator import Narrator
-from runtime.agent.planned import PlannedSequence, UnderWay
-from runtime.agent.planner import Planner
-from runtime.agent.roster import Roster
-from runtime.agent.sequences import Rank
-from runtime.agent.state import AgentState, Tally, block_loads, model_loads
-from runtime.config import BatchingConfig
-from runtime.kv.pages import PageBook
-from runtime.policy.batching.continuous import decide
-from runtime.trace import TraceSink
-from runtime.types import FinishReason, ModelSpec, Opened, Row, Sampled, SequenceRequest, StepPlan, StepResult, TokenEvent
-from zoo.errors import InUse
+from runtime.agent.broadcast.bidding import Bidding
+from runtime.agent.migration.activation_cache import KeptInputs
+from runtime.agent.migration.destination import Moves
+from runtime.agent.migration.source import answer
+from runtime.agent.sequences.page_tables import Tables
+from runtime.agent.sequences.sequence import Waiting
+from runtime.agent.sequences.table import Seats
+from runtime.agent.speculation.hop import Ahead, Alike, Judged, same_bits
+from runtime.agent.stages.stages import Shelf
+from runtime.agent.steps.check_result import sampled_by_seq
+from runtime.agent.steps.early_rows import Early
+from runtime.agent.steps.expected_returns import Returns
+from runtime.agent.steps.inbound import rows_of_go, rows_of_pass
+from runtime.agent.steps.outbound import Told, lost_of, onward
+from runtime.agent.steps.prefetch import Foreseen
+from runtime.agent.steps.queue import Lane, Queue, stands
+from runtime.agent.steps.round_trips import Due
+from runtime.agent.steps.steps import Steps
+from runtime.config import RelayConfig
+from runtime.control.commands import (
+    SCHEDULER,
+    InputsChecked,
+    PagesWritten,
+    RelayCommand,
+    RelayEvent,
+    Send,
+    StageFailed,
+    StageLoaded,
+    StageStep,
+)
+from runtime.messages import (
+    Bid,
+    Close,
+    Drop,
+    Go,
+    Gone,
+    Load,
+    Lost,
+    Message,
+    Offer,
+    Open,
+    Pages,
+    Pass,
+    Receive,
+    Report,
+    Retract,
+    Settle,
+    Want,
+)
+from runtime.policy.batching.step import HopLimits
+from runtime.stages import Array, StageResult, own
+from runtime.types import PageCounts, StepPlan, StepResult
 
 
-class Agent:
+class Relay:
+    """See the top of the file.
+
+    Args:
+        device: its name in paths.
+        page_capacity: pages of the device.
+        config: limits of a step, patience.
+        alike: how predictions are compared (BL-25).
+        ran: hears of each step that ended well.
+    """
+
     def __init__(
-        self,
-        models: Iterable[ModelSpec],
-        page_capacity: int,
-        config: BatchingConfig,
-        trace: TraceSink | None = None,
-        device: str = "0",
-        now: int = 0,
-        ahead: bool = False,
-    ) -> None:
-        """`ahead`: whether plans are made while a step is under way. Raises NotServable for a model with no room for one token."""
+        self, device: str, page_capacity: int, config: RelayConfig, alike: Alike = same_bits,
+        ran: Callable[[StepPlan, StepResult, int], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.device = device
+        self._alike, self._ran = alike, ran
         self._config = config
-        self._tell = Narrator(trace, device)
-        self._tally = Tally()
-        self._book = PageBook(page_capacity)
-        self.models = ModelTable(page_capacity)
-        self._roster = Roster()
-        self._planner = Planner(config, self._book, self._roster, self._tell)
-        self._failed = False
-        self._released: list[str] = []
-        self._under_way = UnderWay(2 if ahead else 1)
-        self._steps = 0
-        self._arrivals = 0
-        for spec in models:
-            self.load_model(spec, now)
+        self._tables = Tables(page_capacity)
+        self._kept, self._keeps = KeptInputs(config.boundary_bytes), config.boundary_bytes > 0
+        self._moves = Moves(device, self._tables, config, self._kept)
+        self._shelf = Shelf(device, self._tables, config.max_rows)
+        self._returns = Returns(config.slack)
+        self._due = Due(config.linger_us * 1000, config.slack)
+        self._early = Early()
+        self._bidding = Bidding(device)
+        self._ahead = Ahead(device, self._tables)
+        limits = HopLimits(config.token_budget, config.max_rows, config.patience_ms * 1_000_000, config.divide)
+        self._foreseen = Foreseen(device, self._tables, limits)
+        self._queue = Queue(self._tables, self._shelf, self._ahead, self._returns, self._due, limits)
+        self._seats = Seats(device, self._tables, self._shelf, self._moves, self._ahead, self._kept, self._closed)
+        self._steps = Steps(self._tables, self._queue, self._foreseen, self._ahead, self._returns, self._due)
+        self._busy = self._tokens = 0
+
+    @property
+    def inputs(self) -> int:
+        """Bytes that it keeps of what came into its stages."""
+        return self._config.boundary_bytes
 
     @property
     def busy(self) -> bool:
-        """Whether a step is under way or there is work for one."""
-        return len(self._under_way) > 0 or len(self._roster) > 0
+        """Whether a step is under way or rows wait for one."""
+        return bool(self._steps.under_way) or bool(self._queue.rows) or bool(self._ahead.queue)
 
-    # -- requests ------------------------------------------------------------------------------------------------------
+    @property
+    def foreseen(self) -> int:
+        """Steps that were made ahead, and run."""
+        return self._foreseen.taken
 
-    def add(self, request: SequenceRequest, now: int) -> list[TokenEvent]:
-        """Take a sequence. One that can never be served gets its only event, an error, at once.
+    @property
+    def lingers(self) -> int | None:
+        """Until when the next step is put off; None while it is not."""
+        return self._queue.lingers
 
-        Raises ValueError if a sequence of that name is still alive: names are the caller's affair.
-        """
-        if self._roster.holds(request.seq):
-            raise ValueError(f"sequence {request.seq} exists already")
-        self._tell.arrive(now, request)
-        spec = self.models.serving(request.model)
-        why = f"model {request.model!r} is not loaded" if spec is None else refusal(request, spec)
-        if spec is None or why is not None:
-            return [self._refuse(request, why or "", now)]
-        self._arrivals += 1
-        self._roster.enter(PlannedSequence(request, spec, Rank(request.priority, request.arrival, self._arrivals)))
-        return []
-
-    def abort(self, seq: str, now: int) -> list[TokenEvent]:
-        """End a sequence wherever it is. One that has ended already, or never was, is nothing to do."""
-        live = self._roster.get(seq)
-        return [] if live is None else [self._end(live, "abort", now)]
+    def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
+        """Take a message or an event. What is stale is dropped; what cannot be done is answered. Raises TypeError for others' messages."""
+        match event:
+            case Go():
+                self._go(event, now)
+                return []
+            case Pass():
+                self._take(event, arrays, now)
+                return []
+        self._foreseen.forget()
+        match event:
+            case Open():
+                return self._open(event, now)
+            case Close():
+                for seq, epoch in zip(event.seqs, event.epochs, strict=True):
+                    self._close(seq, epoch)
+                return []
+            case Offer() | Bid() | Retract():
+                return self._bid(event)
+            case Load() | Drop() | StageLoaded() | StageFailed():
+                return self._provide(event)
+            case Receive() | Settle() | Want() | Pages() | PagesWritten() | InputsChecked() | Gone():
+                return self._move(event, arrays, now)
+        raise TypeError(f"{type(event).__name__} is not for relays")
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
-    def next_step(self, now: int) -> StepPlan | None:
-        """The next iteration over all running sequences; None when there are none, or when what is under way must be over first.
+    def next_step(self, now: int, lane: Lane = "all") -> StageStep | None:
+        """Rows for the engine, or None. Raises RuntimeError while a step of this lane is under way."""
+        return self._steps.next(now, lane)
 
-        Raises RuntimeError while as many are under way as may be.
+    def prepare(self) -> None:
+        """Make what can be made of the next steps already. To be called while nothing can be run; all it does is save time."""
+        if not self._steps.under_way and not self._keeps:
+            self._foreseen.prepare(self._shelf.blocks)
+
+    def first(self, result: StageResult) -> Send | None:
+        """What another device waits for, where that is certain before anything is written down: to be sent at once.
+
+        `finish_step` comes right behind, and does not say it again. None where there is nothing of the kind.
         """
-        self._under_way.require_room()
-        if not len(self._roster) or (self._failed and len(self._under_way)):
-            return None  # what lies behind a failed step may not run: its sequences are only known again when it is back
-        self._failed = False
-        decision = decide(self._planner.snapshot(), self._config)
-        if len(self._under_way) and (decision.preempted or not decision.shares):
+        plan, rows = self._steps.of("all")
+        told = result.result
+        if self._bidding.waits or told.step != plan.step or told.sampled or told.deferred:
             return None
-        if not decision.shares:
-            raise RuntimeError("no sequence can advance, though each was checked to fit the device")
-        for seq in decision.preempted:
-            self._preempt(self._roster[seq], now)
-        opened = tuple(self._planner.admit(self._roster[seq], now) for seq in decision.admitted)
-        return self._issue(tuple(self._planner.row(share, self._steps + 1, now) for share in decision.shares), opened)
+        return self._foreseen.goes(rows, result.outputs)
 
-    def flush(self) -> StepPlan | None:
-        """A plan without rows that lets the engine forget what has ended; None if it has. For when a model is about to go."""
-        return self._issue((), ()) if self._released else None
+    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]:
+        """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the plan."""
+        plan, rows = self._steps.of(lane)
+        sampled = sampled_by_seq(plan, result.result)
+        self._steps.over(lane)
+        self._busy += result.result.busy
+        if self._ran is not None:
+            self._ran(plan, result.result, now)
+        if lane != "ahead":
+            self._due.ran(now)
+        self._tokens += plan.tokens
+        if self._foreseen.gone(rows):
+            self._all_through(rows, now)
+            return [*self._bids(), *self._parted()]
+        together = None if self._keeps else onward(rows, result.outputs)
+        if together is not None:
+            self._all_through(rows, now)
+            return [together, *self._bids(), *self._parted()]
+        told, judged = Told(self.device), Judged(self.device, self._alike)
+        out: list[RelayCommand] = []
+        fill, keeps = self._tables.fill, self._keeps
+        for each in rows:
+            if each.move:
+                out += self._moves.ran(each, now)
+                self._queue.rows += self._moves.take_rows()
+                continue
+            fill(each.name, each.tokens + each.steps - 1)
+            if each.part:
+                told.part(each, result.result.prompt_logprobs)
+            elif each.guest.here:
+                if keeps and each.array is not None and not each.shadow:
+                    self._kept.keep(each.guest.seq, each.guest.path[each.hop].lo, each.start, own(each.array))
+                self._through(each, result.outputs, told, judged, now)
+        self._tables.settle([each.name for each in rows])
+        if rows and not keeps:
+            self._foreseen.ran(rows)
+        return [*out, *told.commands(sampled, result.result.prompt_logprobs), *judged.told(), *self._bids(), *self._parted()]
 
-    def finish_step(self, result: StepResult, now: int) -> list[TokenEvent]:
-        """Take what the engine made of the oldest plan; a token each for the rows that sampled, and what has ended.
+    def _all_through(self, rows: Sequence[Waiting], now: int) -> None:
+        """Rows that all go on have run here."""
+        fill, matter = self._tables.fill, self._returns.matter
+        for each in rows:
+            fill(each.name, each.tokens + each.steps - 1)
+            if matter:
+                self._returns.leaves(each, now)
+        self._tables.settle([each.name for each in rows])
+        self._foreseen.ran(rows)
 
-        Raises ValueError, and changes nothing, if the result does not answer the plan: then the step is to be failed.
-        """
-        plan = self._under_way.oldest
-        sampled = sampled_by_seq(plan, result)
-        self._under_way.take()
-        self._tally.step(plan, result)
-        self._tell.segments(now, plan.step, result.segments)
-        self._keep_prompt_logprobs(result)
-        events = []
-        deferred = frozenset(result.deferred)
-        for row in plan.rows:
-            live = self._back(row, now)
-            if live is not None and row.seq not in deferred and (event := self._advance(live, row, sampled.get(row.seq), now)) is not None:
-                events.append(event)
-        return events
+    def _through(self, row: Waiting, outputs: Mapping[str, Array], told: Told, judged: Judged, now: int) -> None:
+        """A row that stands has run here: it goes on to its next hop, or it is at the end of its path."""
+        if row.turn and row.guest.superseded(row.hop, row.turn, row.start):
+            return
+        if row.hop + 1 == len(row.guest.path):
+            told.ends(row)
+            self._due.leaves(row, self.device, now)
+        else:
+            output = outputs[row.name]
+            going = self._onward(row, output, judged) if row.turn else row
+            if going is not None and not (going.guest.offers and self._bidding.offers(going, output)):
+                told.goes_on(going, output)
+        if self._returns.matter and not row.shadow:
+            self._returns.leaves(row, now)
 
-    def fail_step(self, error: str, now: int) -> list[TokenEvent]:
-        """The engine failed on the oldest plan: its sequences end with `error`, all others go on.
+    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]:
+        """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets their tables."""
+        plan, rows = self._steps.of(lane)
+        self._steps.over(lane)
+        self._foreseen.forget()
+        self._tables.forget([row.seq for row in plan.rows], plan.released)
+        self._tables.settle(each.name for each in rows)
+        out: list[RelayCommand] = []
+        for each in rows:
+            out += self._moves.failed(each, reason, now) if each.move else []
+        self._ahead.failed([each for each in rows if each.shadow])
+        lost = self._lost([each for each in rows if not each.move and not each.shadow], reason, retry=False)
+        return [*out, *lost, *self._bids(), *self._parted()]
 
-        How far the engine got is unknown, so the next plan releases this one's sequences, and what it released, once more.
-        """
-        plan = self._under_way.take()
-        self._failed = True
-        self._tally.failed_steps += 1
-        self._tell.fault(now, plan.step, error)
-        self._released.extend(self._under_way.unopened(plan.released))
-        lives = (self._back(row, now) for row in plan.rows)
-        return [self._end(live, "error", now, error) for live in lives if live is not None]
-
-    def skip_step(self, now: int) -> None:
-        """The engine did not begin the oldest plan, because one before it failed: who is left of its sequences is run again."""
-        plan = self._under_way.take()
-        self._released.extend(self._under_way.unopened(plan.released))
-        for row in plan.rows:
-            live = self._back(row, now)
-            if live is not None:
-                self._send_back(live, now)
-
-    def end_all(self, error: str, now: int) -> list[TokenEvent]:
-        """The engine is gone: every sequence ends with `error`, every page is free, a step under way will never end."""
-        self._tell.fault(now, self._steps, error)
-        self._under_way.clear()
-        for live in self._roster.settle_all():
-            self._let_go(live, now)
-        for live in self._roster:
-            live.alone()
-        events = [self._end(live, "error", now, error) for live in self._roster]
-        self._released.clear()
-        self._failed = False
-        return events
-
-    # -- models --------------------------------------------------------------------------------------------------------
-
-    def load_model(self, spec: ModelSpec, now: int) -> ModelSpec:
-        """Take requests for a model; returns it capped to this device. Raises NotServable, ValueError if it is there already."""
-        loaded = self.models.load(spec)
-        self._tell.model(now, "model.load", spec)
-        return loaded
-
-    def in_use(self, name: str) -> bool:
-        """Whether sequences of a model are alive here, or its pages still in a step."""
-        return self._roster.uses(name)
-
-    def unload_model(self, name: str, now: int) -> None:
-        """Forget a model. Raises NotFound, and InUse while sequences of it are alive."""
-        if self.in_use(name):
-            raise InUse(f"sequences of {name} are still running")
-        self._tell.model(now, "model.unload", self.models.unload(name))
+    def starved(self, now: int) -> list[RelayCommand]:
+        """Rows that have waited too long for pages are lost here. To be called now and then."""
+        late = self._queue.starved(now - self._config.patience_ms * 1_000_000)
+        self._early.expire(now)
+        return [*self._lost(late, f"no pages for its next tokens on {self.device}", retry=True), *self._bids()]
 
     # -- looking in ----------------------------------------------------------------------------------------------------
 
-    def state(self) -> AgentState:
-        running, waiting = self._roster.running, self._roster.waiting
-        models = model_loads(self.models, (live.spec.name for live in running), (live.spec.name for live in waiting))
-        instances = block_loads(self.models, models, self._config.max_sequences)
-        return AgentState(len(running), len(waiting), self._book.counts(), models, instances, self._tally.snapshot())
+    def report(self) -> Report:
+        entered = Counter(each.stage for each in self._queue.rows)
+        queues = tuple((self._shelf.queue_of(stage), count) for stage, count in sorted(entered.items()))
+        return Report(self.device, len(self._queue.rows), self._steps.number, self._busy, self._tokens, self._tables.book.free, queues)
+
+    def pages(self) -> PageCounts:
+        return self._tables.book.counts()
 
     def check(self) -> None:
-        """Verify that pages, queues and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every event."""
-        self._book.check()
-        self._roster.check(self._book)
+        """Verify that tables and sequences agree. Raises PageBookDamaged or RuntimeError. For tests, after every event."""
+        self._tables.check(self._seats.keys() | self._moves.keys())
+        self._bidding.check()
+        self._kept.check(self._seats.guests.keys() | self._moves.seqs())
+        guests = self._seats.guests
+        if not all(guest.here for guest in guests.values()):
+            raise RuntimeError("a sequence that is here is said to have gone")
+        if any(each.guest.here != (guests.get(each.guest.seq) is each.guest) for each in self._queue.rows if not each.move):
+            raise RuntimeError("a row's sequence has gone, and is said to be here")
 
-    # -- inside: making a plan -----------------------------------------------------------------------------------------
+    # -- inside: sequences ---------------------------------------------------------------------------------------------
 
-    def _preempt(self, live: PlannedSequence, now: int) -> None:
-        self._tally.preemptions += 1
-        self._tell.preempted(now, live.request, len(live.output))
-        self._send_back(live, now)
+    def _open(self, order: Open, now: int) -> list[RelayCommand]:
+        refused: list[tuple[str, int]] = []
+        for at, (request, epoch) in enumerate(zip(order.requests, order.epochs, strict=True)):
+            self._bidding.closed(request.seq, epoch - 1)
+            seated = self._seats.open(order, at)
+            if seated is False:
+                refused.append((request.seq, epoch))
+            elif seated and (early := self._early.take(request.seq, epoch)) is not None:
+                self._take(early.rows, (early.array,), now)
+        if not refused:
+            return []
+        seqs, epochs = zip(*refused, strict=True)
+        return [Send(SCHEDULER, Lost(self.device, seqs, epochs, "a stage of its path, or K and V that it needs, is not here", True))]
 
-    def _send_back(self, live: PlannedSequence, now: int) -> None:
-        """Its K and V are lost: it waits, and is run again from its prompt and output."""
-        self._let_go(live, now)
-        live.restart()
-        self._roster.send_back(live)
+    def _closed(self, key: str) -> None:
+        """A table's sequence has left: nobody expects it."""
+        self._returns.gone(key)
+        self._due.gone(key)
 
-    def _issue(self, rows: tuple[Row, ...], opened: tuple[Opened, ...]) -> StepPlan:
-        self._steps += 1
-        plan = self._under_way.add(StepPlan(self._steps, rows, opened, tuple(self._released)))
-        self._released.clear()
-        return plan
+    def _close(self, seq: str, epoch: int) -> None:
+        self._seats.close(seq, epoch)
+        self._early.take(seq, epoch)
+        self._bidding.closed(seq, epoch)
 
-    # -- inside: taking a result ---------------------------------------------------------------------------------------
+    # -- inside: rows --------------------------------------------------------------------------------------------------
 
-    def _back(self, row: Row, now: int) -> PlannedSequence | None:
-        """A row's step is over. Its sequence, if that lives; one that has ended gives its pages back with the last of its rows."""
-        live = self._roster.get(row.seq)
-        if live is None:
-            leaving = self._roster.leaving(row.seq)
-            leaving.back(row)
-            if not leaving.rows:
-                self._let_go(self._roster.settle(row.seq), now)
-        else:
-            live.back(row)
-        return live
+    def _go(self, go: Go, now: int) -> None:
+        came = self._foreseen.came(go, (), now)
+        if came is None:
+            came = rows_of_go(go, self._seats.guests, now)
+        self._queue.come(came, bool(go.turns), now)
 
-    def _keep_prompt_logprobs(self, result: StepResult) -> None:
-        for chunk in result.prompt_logprobs:
-            live = self._roster.get(chunk.seq)
-            if live is not None and not live.output:  # with output they were told before a preemption
-                live.prompt_logprobs.append(chunk)
+    def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
+        came = self._foreseen.came(rows, arrays, now)
+        if came is None:
+            came = rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now)
+        self._queue.come(came, bool(rows.turns), now)
 
-    def _advance(self, live: PlannedSequence, row: Row, sampled: Sampled | None, now: int) -> TokenEvent | None:
-        """K and V of a row are written; its token, if one was sampled, joins the output."""
-        count = len(row.tokens)
-        self._book.fill(live.seq, count)
-        live.computed += count
-        self._tally.resumed_tokens += count if live.phase == "resume" else 0
-        if live.computed < live.tokens:
-            return None
-        self._tally.prompt_tokens += 0 if live.output else len(live.request.prompt)
-        if sampled is None:
-            return self._end(live, "length", now)
-        return self._append(live, sampled, now)
+    def _bid(self, event: Offer | Bid | Retract) -> list[RelayCommand]:
+        match event:
+            case Bid():
+                return [*self._bidding.bid(event)]
+            case Retract():
+                self._bidding.retracted(event)
+            case Offer():
+                self._bidding.asked(event)
+        return self._bids()
 
-    def _append(self, live: PlannedSequence, sampled: Sampled, now: int) -> TokenEvent:
-        live.phase = "decode"
-        live.output.append(sampled.token)
-        self._tally.generated_tokens += 1
-        self._tell.token(now, live.request, len(live.output) - 1, sampled.token)
-        scores = tuple(live.prompt_logprobs)
-        live.prompt_logprobs.clear()
-        reason = live.finish()
-        if reason is not None:
-            self._leave(live, reason, now)
-        return token_event(live, sampled, scores, reason)
+    def _bids(self) -> list[RelayCommand]:
+        """What is to be offered, and bids for what others offer: while a step runs it is not known when there will be room."""
+        if not self._bidding.waits:
+            return []
+        out: list[RelayCommand] = [*self._bidding.told()]
+        if not self._steps.under_way:
+            waiting = sum(each.tokens for each in self._queue.rows)
+            out += self._bidding.bids(self._config.token_budget - waiting if waiting else None)
+        return out
 
-    # -- inside: ends --------------------------------------------------------------------------------------------------
+    def _onward(self, row: Waiting, output: Array, judged: Judged) -> Waiting | None:
+        """What goes on to the next hop when a row of a predicted sequence is through, if anything does."""
+        if row.shadow:
+            return self._ahead.predicted(row, output, [*self._steps.running(), *self._queue.rows])
+        return None if judged.judge(row, output) else row
 
-    def _refuse(self, request: SequenceRequest, why: str, now: int) -> TokenEvent:
-        self._tally.finished["error"] += 1
-        self._tell.ended(now, request, "error", 0)
-        return refusal_event(request, why)
+    def _lost(self, rows: Iterable[Waiting], reason: str, *, retry: bool) -> list[RelayCommand]:
+        gone = [each for each in rows if stands(each, self._tables)]
+        if not gone:
+            return []
+        return [Send(SCHEDULER, lost_of(self.device, gone, reason, retry=retry))]
 
-    def _end(self, live: PlannedSequence, reason: FinishReason, now: int, error: str | None = None) -> TokenEvent:
-        """End a sequence without a token."""
-        self._leave(live, reason, now)
-        return end_event(live, reason, error)
+    # -- inside: stages and moves ---------------------------------------------------------------------------------------
 
-    def _leave(self, live: PlannedSequence, reason: FinishReason, now: int) -> None:
-        """A sequence has ended: out of its queue, its pages free unless a step may still be writing them."""
-        self._tally.finished[reason] += 1
-        was_running = live in self._roster.running
-        mid_step = live.rows > 0
-        self._roster.end(live, mid_step=mid_step)
-        if was_running:
-            self._tell.removed(now, live.request, reason, len(live.output))
-        if was_running and not mid_step:
-            self._let_go(live, now)
-        self._tell.ended(now, live.request, reason, len(live.output))
+    def _provide(self, event: Load | Drop | StageLoaded | StageFailed) -> list[RelayCommand]:
+        out = self._shelf.handle(event)
+        if isinstance(event, Load):
+            self._returns.matter = self._shelf.limited
+        return [*out, *self._parted()] if isinstance(event, Drop) else out
 
-    def _let_go(self, live: PlannedSequence, now: int) -> None:
-        """Give back the pages of a sequence that the engine knows; the next plan tells it."""
-        pages = self._book.release(live.seq)
-        self._released.append(live.seq)
-        self._tell.freed(now, live.request, pages, self._book.free)
+    def _move(
+        self, event: Receive | Settle | Want | Pages | PagesWritten | InputsChecked | Gone, arrays: Sequence[Array], now: int
+    ) -> list[RelayCommand]:
+        match event:
+            case Receive():
+                out = self._moves.receive(event, self._shelf.specs.get(event.stage.id), now)
+            case Settle():
+                out = self._moves.settle(event)
+            case Want():
+                out = [answer(event, self._seats.guests.get(event.seq), self.device, self._tables, self._kept)]
+            case Pages():
+                out = self._moves.arrived(event, arrays, now)
+            case PagesWritten():
+                out = self._moves.written(event, now)
+            case InputsChecked():
+                out = self._moves.checked(event, now)
+            case Gone():
+                out = [*self._moves.unreachable(event.device, now), *self._bidding.gone(event.device, self._seats.guests.values())]
+        self._queue.rows += self._moves.take_rows()
+        return out
+
+    def _parted(self) -> list[RelayCommand]:
+        """Stages that go now: an engine lets go of nothing while it runs a step, of whichever lane."""
+        return [] if self._steps.under_way else [*self._shelf.parted()]

@@ -22,8 +22,7 @@ from typing import Any, BinaryIO
 import msgspec
 import zmq
 
-from runtime.agent.commands import SCHEDULER
-from runtime.agent.relay import Relay
+from runtime.agent.agent import Relay
 from runtime.cluster.beats import beat
 from runtime.cluster.directed import Directed
 from runtime.cluster.ended import Ended, Exit
@@ -33,6 +32,7 @@ from runtime.cluster.post import Post
 from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.cluster.version import own_version
 from runtime.config import DirectConfig, RelayConfig
+from runtime.control.commands import SCHEDULER
 from runtime.direct import Connectable, Direct
 from runtime.stages import StageEngine
 from zoo.errors import NotServable

@@ -14,10 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from runtime.agent.commands import Down
-from runtime.agent.narrator import Narrator
-from runtime.agent.relay import Relay
-from runtime.agent.state import Tally
+from runtime.agent.agent import Relay
 from runtime.cluster.crew import Told, Work
 from runtime.cluster.errors import public
 from runtime.cluster.link import Inside
@@ -25,6 +22,9 @@ from runtime.cluster.lives import Lives
 from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.cluster.version import own_version
 from runtime.config import RelayConfig
+from runtime.control.commands import Down
+from runtime.control.counters import Tally
+from runtime.control.trace_events import Narrator
 from runtime.messages import Loaded, Message, Peers, Ready, Report
 from runtime.stages import StageEngine
 from runtime.trace import TraceSink

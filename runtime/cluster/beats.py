@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.agent.commands import SCHEDULER
 from runtime.cluster.post import Post
+from runtime.control.commands import SCHEDULER
 from runtime.messages import Beat
 
 

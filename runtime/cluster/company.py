@@ -12,12 +12,12 @@ import logging
 import queue
 from collections.abc import Callable, Iterable
 
-from runtime.agent.commands import Down
 from runtime.cluster.crew import Told, Work
 from runtime.cluster.fleet import Died, Fleet
 from runtime.cluster.lives import LifeConfig, Lives
 from runtime.cluster.post import Cut, Mail, Post
 from runtime.cluster.sockets import ADDRESS
+from runtime.control.commands import Down
 from runtime.messages import PROTOCOL, Beat, Halt, Message, Peers, Ready, Report, Severed, ToScheduler
 
 _log = logging.getLogger(__name__)

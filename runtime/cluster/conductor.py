@@ -15,7 +15,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
-from runtime.agent.commands import (
+from runtime.cluster.changes import Changes
+from runtime.cluster.crew import Crew
+from runtime.cluster.errors import public
+from runtime.cluster.routes import Routes
+from runtime.cluster.stranded import Hopeless, Strandings, ending, whys
+from runtime.control.commands import (
     Abort,
     Arrive,
     ArriveTogether,
@@ -33,12 +38,7 @@ from runtime.agent.commands import (
     Updated,
     Withdraw,
 )
-from runtime.agent.events import refusal_event
-from runtime.cluster.changes import Changes
-from runtime.cluster.crew import Crew
-from runtime.cluster.errors import public
-from runtime.cluster.routes import Routes
-from runtime.cluster.stranded import Hopeless, Strandings, ending, whys
+from runtime.control.token_events import refusal_event
 from runtime.messages import Message
 from runtime.scheduler.observe.replay_log import Handler
 from runtime.scheduler.scheduler import Scheduler

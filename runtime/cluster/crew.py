@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.agent.commands import Down
 from runtime.cluster.lives import Lives
+from runtime.control.commands import Down
 from runtime.messages import Message, Report
 
 #: What the scheduler hears.

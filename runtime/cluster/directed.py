@@ -19,10 +19,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from runtime.agent.commands import SCHEDULER
 from runtime.cluster.hands import Seals
 from runtime.cluster.post import Cut, Mail, Post
 from runtime.cluster.wire import MAX_FRAME_BYTES, nbytes_of
+from runtime.control.commands import SCHEDULER
 from runtime.direct import CHECKSUM, Came, Direct, Said
 from runtime.messages import Lost, Meet, Message, Pages, Pass, Unlinked
 from runtime.stages import Array

@@ -20,8 +20,6 @@ from typing import Any, TypeVar
 
 import zmq
 
-from runtime.agent.commands import SCHEDULER, Serve, Updated, Withdraw
-from runtime.agent.state import AgentState
 from runtime.cluster.alone import Alone
 from runtime.cluster.company import Company
 from runtime.cluster.conductor import TICK, Conductor
@@ -34,6 +32,8 @@ from runtime.cluster.sight import Sight
 from runtime.cluster.streams import Sink
 from runtime.cluster.version import own_version
 from runtime.config import ClusterConfig
+from runtime.control.commands import SCHEDULER, Serve, Updated, Withdraw
+from runtime.control.counters import AgentState
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.scheduler.observe.replay_log import Recorder, head_of
 from runtime.scheduler.scheduler import Scheduler

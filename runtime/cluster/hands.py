@@ -13,7 +13,9 @@ from collections.abc import Sequence
 import msgspec
 from blake3 import blake3
 
-from runtime.agent.commands import (
+from runtime.cluster.errors import public
+from runtime.cluster.link import Link
+from runtime.control.commands import (
     CheckInputs,
     DropStage,
     InputsChecked,
@@ -28,8 +30,6 @@ from runtime.agent.commands import (
     StageLoaded,
     WritePages,
 )
-from runtime.cluster.errors import public
-from runtime.cluster.link import Link
 from runtime.messages import Message
 from runtime.stages import Array, StageEngine
 from runtime.types import EngineLost

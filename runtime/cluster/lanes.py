@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.agent.commands import RelayCommand, Send, StageStep
-from runtime.agent.queue import Lane
+from runtime.agent.steps.queue import Lane
 from runtime.cluster.errors import MAX_FAILURES, public
+from runtime.control.commands import RelayCommand, Send, StageStep
 from runtime.stages import StageResult, StepRunner
 from runtime.types import EngineLost
 
@@ -30,7 +30,7 @@ _PATIENCE = 30.0
 
 
 class Steps(Protocol):
-    """What lanes need of `runtime.agent.relay.Relay`."""
+    """What lanes need of `runtime.agent.agent.Relay`."""
 
     def next_step(self, now: int, lane: Lane = "all") -> StageStep | None: ...
 

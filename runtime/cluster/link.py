@@ -9,8 +9,8 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
-from runtime.agent.commands import SCHEDULER
 from runtime.cluster.post import Cut, Mail
+from runtime.control.commands import SCHEDULER
 from runtime.messages import Message
 from runtime.stages import Array
 

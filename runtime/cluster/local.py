@@ -18,14 +18,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from runtime.agent.agent import Agent
-from runtime.agent.state import AgentState
+from runtime.agent.local.agent import Agent
 from runtime.cluster.errors import public
 from runtime.cluster.jobs import Job
 from runtime.cluster.reception import Reception
 from runtime.cluster.stepping import Stepping
 from runtime.cluster.streams import Sink
 from runtime.config import BatchingConfig
+from runtime.control.counters import AgentState
 from runtime.trace import TraceSink
 from runtime.types import Engine, EngineLost, EngineMemory, ModelSpec, SequenceRequest, TokenEvent
 from zoo.errors import InUse, NotServable, Unavailable, ZooError

@@ -25,8 +25,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from runtime.agent.commands import SCHEDULER, RelayCommand, RelayEvent, Send, StageStep
-from runtime.agent.queue import Lane
+from runtime.agent.steps.queue import Lane
 from runtime.cluster.directed import Directed
 from runtime.cluster.ended import Ended, Exit
 from runtime.cluster.errors import public
@@ -35,6 +34,7 @@ from runtime.cluster.lanes import lanes_for
 from runtime.cluster.link import Link
 from runtime.cluster.post import Cut, Mail
 from runtime.config import DirectConfig
+from runtime.control.commands import SCHEDULER, RelayCommand, RelayEvent, Send, StageStep
 from runtime.messages import PROTOCOL, Bid, Gone, Halt, Message, Offer, Pages, Pass, Peers, Ready, Report, Retract, Severed, ToAgent, Want
 from runtime.stages import Array, StageEngine, StageResult
 from runtime.types import EngineLost
@@ -67,7 +67,7 @@ class AgentSettings:
 
 
 class Relay(Protocol):
-    """What the loop needs of `runtime.agent.relay.Relay`."""
+    """What the loop needs of `runtime.agent.agent.Relay`."""
 
     @property
     def device(self) -> str: ...

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from runtime.agent.state import AgentState
 from runtime.cluster.crew import Crew
 from runtime.cluster.lives import AgentFacts
 from runtime.cluster.stranded import Strandings
+from runtime.control.counters import AgentState
 from runtime.messages import Report
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.migration.migration import HandoverCounts

@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from runtime.agent.agent import Agent
+from runtime.agent.local.agent import Agent
 from runtime.cluster.errors import MAX_FAILURES, public
 from runtime.types import Engine, EngineLost, Launched, StepPlan, StepSkipped, TokenEvent
 

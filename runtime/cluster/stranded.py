@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import structs
 
-from runtime.agent.commands import Emit, SchedulerCommand
+from runtime.control.commands import Emit, SchedulerCommand
 from runtime.stages import Chain
 
 

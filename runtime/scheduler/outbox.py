@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
-from runtime.agent.commands import Emit, Moving, Replace, SchedulerCommand, Send, Updated
+from runtime.control.commands import Emit, Moving, Replace, SchedulerCommand, Send, Updated
 from runtime.messages import Close, Drop, Go, Load, Message, Open
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.speculation.in_flight import Try

@@ -18,7 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from runtime.agent.commands import (
+from runtime.config import ClusterConfig
+from runtime.control.commands import (
     Abort,
     Arrive,
     ArriveTogether,
@@ -32,9 +33,8 @@ from runtime.agent.commands import (
     Tick,
     Withdraw,
 )
-from runtime.agent.narrator import Narrator
-from runtime.agent.state import AgentState, block_loads, model_loads
-from runtime.config import ClusterConfig
+from runtime.control.counters import AgentState, block_loads, model_loads
+from runtime.control.trace_events import Narrator
 from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict, Won
 from runtime.policy.migration.order import Mover
 from runtime.scheduler.admission.admission import Admission

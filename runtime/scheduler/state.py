@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from runtime.agent.narrator import Narrator
-from runtime.agent.state import Tally
 from runtime.config import ClusterConfig
+from runtime.control.counters import Tally
+from runtime.control.trace_events import Narrator
 from runtime.scheduler.admission.waiting_queue import WaitingRoom
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.kv.page_accounting import Ledger

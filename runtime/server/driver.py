@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from runtime.agent.state import AgentState
+from runtime.control.counters import AgentState
 from runtime.frontend.served import ServedModel
 from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
 

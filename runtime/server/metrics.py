@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from runtime.agent.state import AgentState
+from runtime.control.counters import AgentState
 from runtime.server.driver import Driver
 from runtime.types import FinishReason
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from runtime.agent.state import AgentState
+from runtime.control.counters import AgentState
 from runtime.server.service import Service
 from runtime.types import PageCounts
 

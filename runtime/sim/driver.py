@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from runtime.agent.commands import (
+from runtime.agent.steps.queue import Lane
+from runtime.control.commands import (
     SCHEDULER,
     Arrive,
     CheckInputs,
@@ -38,7 +39,6 @@ from runtime.agent.commands import (
     Tick,
     WritePages,
 )
-from runtime.agent.queue import Lane
 from runtime.messages import PROTOCOL, Message, Ready
 from runtime.scheduler.observe.replay_log import Handler
 from runtime.sim.clock import EventClass, VirtualClock

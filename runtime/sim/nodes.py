@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.agent.queue import Lane
-from runtime.agent.relay import Relay
+from runtime.agent.agent import Relay
+from runtime.agent.steps.queue import Lane
 from runtime.sim.engine import SimEngine
 
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
-from runtime.agent.queue import Lane
-from runtime.agent.relay import Relay
+from runtime.agent.agent import Relay
+from runtime.agent.steps.queue import Lane
 from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.scheduler.observe.replay_log import Handler, Recorder, head_of

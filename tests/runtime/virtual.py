@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from runtime.agent.agent import Agent
+from runtime.agent.local.agent import Agent
 from runtime.config import BatchingConfig
 from runtime.engine.fakes.fake import FakeEngine
 from runtime.trace import line_of

@@ -5,7 +5,7 @@ Choice: of the instances that may, the `top` part by the time that their queue t
 has no surrogate.
 
 Acceptance: `similarity` takes a prediction whose cosine with the real output reaches the threshold, as the paper does; tokens may then
-differ from the chain's own. `exact` takes it only if it has the same bits; the token that came of another is a guess (`agent.ahead`).
+differ from the chain's own. `exact` takes it only if it has the same bits; the token that came of another is a guess (`agent.speculation.hop`).
 K and V that downstream wrote meanwhile are tentative until then: neither lent, moved nor shared (UN-13), and gone on a miss.
 
 `chain_time` is what a pass takes: behind a chosen block all goes on from its prediction at once, and again from the real output if that

@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from runtime.agent.admission import refusal
-from runtime.agent.sequences import Rank
+from runtime.control.request_checks import refusal
+from runtime.control.sequence import Rank
 from runtime.kv.pages import groups_for
 from runtime.policy.routing.latency import Latency
 from runtime.policy.routing.paths import path_cost

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain as joined
 
-from runtime.agent.admission import refusal
+from runtime.control.request_checks import refusal
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.policy.routing.latency import Candidate, Work
 from runtime.policy.routing.variants import Dispatch, DispatchLimits, Kind, Option, dispatch

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from runtime.agent.sequences import RankedQueue
+from runtime.control.sequence import RankedQueue
 from runtime.scheduler.sequences.sequence import Member
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from runtime.agent.narrator import MoveTold
+from runtime.control.trace_events import MoveTold
 from runtime.kv.pages import groups_for
 from runtime.messages import Moved, Receive, Settle, Stuck
 from runtime.policy.migration.cost import Stage as Phase

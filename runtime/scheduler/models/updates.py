@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runtime.agent.commands import Serve, Withdraw
+from runtime.control.commands import Serve, Withdraw
 from runtime.scheduler.kv.prefix_cache import Donors
 from runtime.scheduler.placement.incremental import join
 from runtime.scheduler.sequences.sequence import Member

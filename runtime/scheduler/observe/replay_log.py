@@ -18,8 +18,8 @@ from typing import Any, BinaryIO, Protocol, get_args
 
 import msgspec
 
-from runtime.agent.commands import SchedulerCommand, SchedulerEvent
 from runtime.config import ClusterConfig
+from runtime.control.commands import SchedulerCommand, SchedulerEvent
 from runtime.messages import PROTOCOL, Message, ToScheduler
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.scheduler.scheduler import Scheduler

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from runtime.agent.events import end_event, refusal_event
+from runtime.control.token_events import end_event, refusal_event
 from runtime.kv.pages import groups_for
 from runtime.scheduler.kv.prefix_cache import Donors
 from runtime.scheduler.kv.prefix_index import Beginning, Match

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from runtime.agent.sequences import LiveSequence
+from runtime.control.sequence import LiveSequence
 from runtime.kv.pages import groups_for
 from runtime.scheduler.kv.page_accounting import Holding, Places
 from runtime.scheduler.kv.prefix_index import Beginning, marks_of

@@ -1,4 +1,4 @@
-"""Which hops of which sequences are predicted, and what came of it (BL-25). The mechanism is in `agent.ahead`, the choice in `policy`.
+"""Which hops of which sequences are predicted, and what came of it (BL-25). The mechanism is in `agent.speculation.hop`, the choice in `policy`.
 
     Tick -> review     the top part of block instances by the time that their queues take, of those that have a surrogate
     seat -> plan       a sequence that is let in and passes one of them gets that hop predicted, if its stand-in is loaded and has room

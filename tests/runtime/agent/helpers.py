@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.agent.agent import Agent
+from runtime.agent.local.agent import Agent
 from runtime.config import BatchingConfig
 from runtime.engine.fakes.fake import FakeEngine
 from runtime.types import ModelSpec, SequenceRequest, TokenEvent

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.agent.coming import parts_of
-from runtime.agent.commands import Send, StageLoaded
-from runtime.agent.relay import Relay
+from runtime.agent.agent import Relay
+from runtime.agent.steps.inbound import parts_of
 from runtime.config import RelayConfig
+from runtime.control.commands import Send, StageLoaded
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Close, Load, Open, Pass
 from runtime.stages import Array, Hop, Slice, Stacked, Stage, StageResult, cut, own, stacked

@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 
-from runtime.agent.commands import SCHEDULER
-from runtime.agent.relay import Relay
+from runtime.agent.agent import Relay
 from runtime.cluster.agent_main import Identity, Preparation, Word
 from runtime.cluster.directed import Directed
 from runtime.cluster.ended import Ended
 from runtime.cluster.post import Cut, Mail, Post
 from runtime.cluster.process import AgentLoop, AgentSettings
 from runtime.config import RelayConfig
+from runtime.control.commands import SCHEDULER
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, counting_model
 from runtime.messages import Beat, Message, Peers, Ready, Report

@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import msgspec
 
-from runtime.agent.commands import Tick
 from runtime.cluster.agent_main import Preparation
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.fleet import Fleet
@@ -24,6 +23,7 @@ from runtime.cluster.lives import LifeConfig
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.config import BatchingConfig, ClusterConfig, DirectConfig, EngineConfig, RelayConfig
+from runtime.control.commands import Tick
 from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.catalog.surrogates import surrogates_of
 from runtime.engine.executors.paged import PagedEngine

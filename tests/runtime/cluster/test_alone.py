@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from runtime.agent.commands import Serve
 from runtime.cluster.alone import Alone
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.process import AgentSettings
 from runtime.config import ClusterConfig
+from runtime.control.commands import Serve
 from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.stages import Array, StageResult

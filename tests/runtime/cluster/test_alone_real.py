@@ -12,7 +12,7 @@ from peft import IA3Config, PrefixTuningConfig, PromptTuningConfig
 from cli.driving import start_driver
 from cli.serve_options import ServeOptions
 from cli.wiring import Chosen
-from runtime.agent.state import AgentCounters
+from runtime.control.counters import AgentCounters
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
 from tests.runtime.engine.test_ahead import EVERYTHING

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import zmq
 
-from runtime.agent.commands import Down
 from runtime.cluster.company import Company
 from runtime.cluster.fleet import Died, Seat
 from runtime.cluster.lives import LifeConfig
 from runtime.cluster.post import Post
+from runtime.control.commands import Down
 from runtime.messages import PROTOCOL, Ready
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from runtime.agent.commands import SCHEDULER
 from runtime.cluster.directed import Directed
 from runtime.cluster.hands import Seals, digest_of
 from runtime.cluster.post import Cut, Mail, Post
+from runtime.control.commands import SCHEDULER
 from runtime.direct import Said
 from runtime.messages import Halt, Lost, Meet, Message, Pages, Pass, Want
 from runtime.stages import Array

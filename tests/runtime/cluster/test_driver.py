@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import zmq
 
-from runtime.agent.commands import Serve
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.fleet import Seat
 from runtime.cluster.lives import LifeConfig
 from runtime.cluster.post import Post
 from runtime.cluster.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig
+from runtime.control.commands import Serve
 from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected
 from runtime.messages import Done
 from runtime.types import TokenEvent

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runtime.agent.commands import RelayCommand, Send, StageStep
-from runtime.agent.queue import Lane
+from runtime.agent.steps.queue import Lane
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.lanes import OneLane, TwoLanes, lanes_for
 from runtime.cluster.process import AgentSettings
 from runtime.cluster.threads import Threads
 from runtime.config import ClusterConfig, SpeculationConfig
+from runtime.control.commands import RelayCommand, Send, StageStep
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import surrogate_of
 from runtime.messages import Gone

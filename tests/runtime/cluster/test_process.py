@@ -18,12 +18,12 @@ import pytest
 import zmq
 from msgspec import structs
 
-from runtime.agent.commands import SCHEDULER, PagesWritten, WritePages
 from runtime.cluster import agent_main
 from runtime.cluster.ended import Exit
 from runtime.cluster.hands import Hands, digest_of
 from runtime.cluster.keys import Keys
 from runtime.cluster.post import Post
+from runtime.control.commands import SCHEDULER, PagesWritten, WritePages
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import expected
 from runtime.messages import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtime.agent.agent import Agent
+from runtime.agent.local.agent import Agent
 from runtime.cluster.stepping import Stepping
 from runtime.config import BatchingConfig
 from runtime.engine.executors.background import Background

@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from runtime.agent.ahead import same_bits
-from runtime.agent.commands import Serve
+from runtime.agent.speculation.hop import same_bits
 from runtime.cluster.alone import Alone
 from runtime.cluster.driver import ClusterDriver
 from runtime.cluster.process import AgentSettings
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig
+from runtime.control.commands import Serve
 from runtime.engine.fakes.fake import FakeEngine
 from runtime.stages import Array, Block, BlockUse, Chain, Likeness, Stage, StageResult
 from runtime.trace import TraceSink

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from runtime.agent.agent import Agent
+from runtime.agent.local.agent import Agent
 from runtime.config import BatchingConfig
 from runtime.types import Engine, Launched, SequenceRequest, StepResult, TokenEvent
 

@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from runtime.agent.commands import Pause, Resume, Serve, Tick
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
+from runtime.control.commands import Pause, Resume, Serve, Tick
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, counting_model, surrogate_of
 from runtime.stages import Surrogate

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from runtime.agent.commands import Arrive, Serve, Updated
+from runtime.control.commands import Arrive, Serve, Updated
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, expected
 from runtime.stages import Block, Chain, Variant

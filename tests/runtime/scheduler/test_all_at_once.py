@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from runtime.agent.commands import Pause, Resume
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
+from runtime.control.commands import Pause, Resume
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.stages import Surrogate
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

@@ -15,7 +15,11 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from runtime.agent.commands import (
+from runtime.agent.agent import Relay
+from runtime.agent.steps.queue import Lane
+from runtime.cluster.hands import joined_rows
+from runtime.config import ClusterConfig, RelayConfig
+from runtime.control.commands import (
     SCHEDULER,
     Abort,
     Arrive,
@@ -36,10 +40,6 @@ from runtime.agent.commands import (
     Tick,
     WritePages,
 )
-from runtime.agent.queue import Lane
-from runtime.agent.relay import Relay
-from runtime.cluster.hands import joined_rows
-from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, expected
 from runtime.messages import PROTOCOL, Pages, Ready

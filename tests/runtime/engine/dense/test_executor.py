@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.agent.agent import Agent
+from runtime.agent.local.agent import Agent
 from runtime.config import BatchingConfig, DenseConfig, EngineConfig
 from runtime.engine.attention.interface import How, Tokens
 from runtime.engine.dense.executor import DenseEngine

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from runtime.agent.kept import KeptInputs
+from runtime.agent.migration.activation_cache import KeptInputs
 from runtime.config import DirectConfig
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.tensors.convert import array_of, gathered, is_tensor, joined, likeness, staying, whole_of

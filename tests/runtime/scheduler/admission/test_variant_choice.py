@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.agent.commands import Withdraw
 from runtime.config import ClusterConfig, RelayConfig
+from runtime.control.commands import Withdraw
 from runtime.engine.fakes.integer_model import CountingModel, counting_model
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.policy.routing.variants import DispatchLimits

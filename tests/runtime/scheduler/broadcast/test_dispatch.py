@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runtime.agent.commands import StageStep
-from runtime.agent.queue import Lane
+from runtime.agent.steps.queue import Lane
 from runtime.config import ClusterConfig, RelayConfig
+from runtime.control.commands import StageStep
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Bid, Go, Offer, Open, Pass, Retract, Won
 from tests.runtime.scheduler.virtual_cluster import MS, Node, VirtualCluster

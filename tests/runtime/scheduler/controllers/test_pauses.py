@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from runtime.agent.commands import Pause, Resume
 from runtime.config import ClusterConfig, ControlConfig
+from runtime.control.commands import Pause, Resume
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Go, Pages, Want
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from runtime.agent.commands import SCHEDULER
 from runtime.config import ClusterConfig
+from runtime.control.commands import SCHEDULER
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Done, Moved, Pass
 from runtime.stages import Array

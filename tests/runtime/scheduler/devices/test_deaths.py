@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.agent.commands import Down, Updated
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
+from runtime.control.commands import Down, Updated
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.messages import Close, Done, Drop, Go, Loaded, Lost, Moved, Open, Pages, Pass, Receive, Settle, Verdict, Want
 from runtime.scheduler.migration.migration import Handover

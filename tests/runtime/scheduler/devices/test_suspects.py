@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from runtime.agent.commands import Down, Pause, Resume
 from runtime.config import ClusterConfig
+from runtime.control.commands import Down, Pause, Resume
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.stages import Array, StageResult

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.agent.commands import Tick
 from runtime.config import ClusterConfig, RelayConfig, Sharing, SpeculationConfig, SpeculationMode
+from runtime.control.commands import Tick
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.policy.kv.duplicates import PERIOD
 from runtime.policy.migration.order import order_moves

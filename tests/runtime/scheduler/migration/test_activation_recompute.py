@@ -9,8 +9,8 @@ import random
 
 import pytest
 
-from runtime.agent.commands import Tick
 from runtime.config import ClusterConfig, RelayConfig
+from runtime.control.commands import Tick
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Pages, Receive, Settle, Want
 from runtime.scheduler.migration.migration import Handover

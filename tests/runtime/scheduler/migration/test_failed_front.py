@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.agent.commands import StageStep
-from runtime.agent.queue import Lane
+from runtime.agent.steps.queue import Lane
 from runtime.config import ClusterConfig, RelayConfig
+from runtime.control.commands import StageStep
 from runtime.engine.fakes.integer_model import counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, Node, VirtualCluster
 from tests.runtime.virtual import request

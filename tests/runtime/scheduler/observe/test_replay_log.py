@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.agent.commands import Abort, Pause, Resume, SchedulerCommand, Tick
 from runtime.config import ClusterConfig
+from runtime.control.commands import Abort, Pause, Resume, SchedulerCommand, Tick
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Message
 from runtime.scheduler.observe.replay_log import Diverged, Recorder, head_of, replay

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.agent.commands import Serve
 from runtime.config import BatchingConfig, ClusterConfig, EngineConfig, RelayConfig
+from runtime.control.commands import Serve
 from runtime.engine.catalog.describe import DescribedChain, describe_chain
 from runtime.engine.catalog.variants import variants_in
 from runtime.engine.executors.paged import PagedEngine

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.agent.commands import Pause, Resume, Tick
 from runtime.config import ClusterConfig, RelayConfig, SpeculationConfig
+from runtime.control.commands import Pause, Resume, Tick
 from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected, surrogate_of
 from runtime.messages import Go, Open, Pass, Report, Verdict
 from runtime.stages import Likeness, Surrogate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.agent.queue import Lane
+from runtime.agent.steps.queue import Lane
 from runtime.config import ClusterConfig, SpeculationConfig
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.policy.speculation.choice import chain_time

@@ -1,0 +1,1 @@
+"""K and V of running sequences on their way between devices (BL-16)."""

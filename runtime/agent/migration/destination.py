@@ -1,0 +1,252 @@
+"""K and V of sequences on their way to this device (BL-16). What it gives to others is `giving`'s.
+
+    scheduler --Receive--> destination --Want--> source --Pages--> destination (WritePages, PagesWritten) … --Moved--> scheduler
+                                       rows that recompute from the front run in its own steps meanwhile, from token ids or from
+                                       --Want (before)--> source --Pages (hidden states)--> `feed` (CheckInputs, InputsChecked)
+    scheduler --Receive (longer)--> … --Moved-->     what has grown since, with the sequence at rest for the last one
+    scheduler --Settle--> destination                committed: the table is the sequence's; else its pages are free
+
+Contract: the destination is the one authority (`policy.migration.two_ended`): each page group has one winner. All pages are taken before the first one
+comes; without room for all of them nothing begins. The source only reads, and serves the sequence on. Hidden states that rows were
+recomputed from stay here with the sequence, as if they had come by hops. Nothing here knows how pages travel, or when a move is worth
+while.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runtime.agent.migration.activation_cache import KeptInputs
+from runtime.agent.migration.activation_fetch import Feed
+from runtime.agent.migration.incoming import Incoming
+from runtime.agent.sequences.page_tables import Tables
+from runtime.agent.sequences.sequence import Guest, Waiting
+from runtime.config import RelayConfig
+from runtime.control.commands import (
+    SCHEDULER,
+    CheckInputs,
+    InputsChecked,
+    PagesWritten,
+    RelayCommand,
+    Send,
+    WritePages,
+)
+from runtime.messages import Moved, Pages, Receive, Settle, Stuck
+from runtime.policy.migration.two_ended import TwoEnded
+from runtime.stages import Array, own
+from runtime.types import ModelSpec
+
+
+class Moves:
+    def __init__(self, device: str, tables: Tables, config: RelayConfig, kept: KeptInputs) -> None:
+        self._device = device
+        self._tables = tables
+        self._kept = kept
+        self._config = config
+        self._incoming: dict[int, Incoming] = {}
+        self._adopted: dict[tuple[str, int], list[tuple[tuple[int, int], str]]] = {}
+        self._rows: list[Waiting] = []
+
+    def keys(self) -> set[str]:
+        """Tables that are no sequence's yet."""
+        return {each.key for each in self._incoming.values()} | {key for some in self._adopted.values() for _, key in some}
+
+    def seqs(self) -> set[str]:
+        """Sequences that are on their way here."""
+        return {each.order.seq for each in self._incoming.values()} | {seq for seq, _ in self._adopted}
+
+    def take_rows(self) -> list[Waiting]:
+        """Rows that recompute, for the queue."""
+        rows, self._rows = self._rows, []
+        return rows
+
+    def adopted(self, seq: str, epoch: int) -> list[tuple[tuple[int, int], str]]:
+        """Tables that were settled for a sequence, each with its layers; handed over."""
+        return self._adopted.pop((seq, epoch), [])
+
+    # -- the destination -----------------------------------------------------------------------------------------------
+
+    def receive(self, order: Receive, spec: ModelSpec | None, now: int) -> list[RelayCommand]:
+        """Begin a move, or bring what has grown since."""
+        known = self._incoming.get(order.move)
+        if known is not None:
+            return self._grow(known, order, now)
+        if spec is None and (order.tokens or order.inputs):
+            return self._stuck(order.move, order.seq, f"{order.stage.id} is not loaded here")
+        first, last = order.layers
+        if spec is None or spec.kv_layers != last - first:
+            spec = ModelSpec(order.stage.id, last - first, order.page_tokens, order.upto + 1, 1)
+        key = self._tables.open(f"{order.seq}!{order.move}", order.stage.lo, spec)
+        if not self._tables.grow(key, order.upto):
+            self._tables.release(key)
+            return self._stuck(order.move, order.seq, "no room for its pages")
+        request = order.request
+        guest = Guest(request, order.epoch, (), ())
+        # Where nothing attends there are no pages, and nothing to bring.
+        tokens = order.upto if spec.kv_layers else 0
+        ends = TwoEnded(tokens, spec.page_tokens, recompute=bool(order.tokens) or order.inputs, copy=order.copy)
+        feed = Feed(order.stage.lo) if order.inputs else None
+        self._incoming[order.move] = Incoming(self._device, self._tables, self._config, order, key, spec, ends, guest, feed)
+        return self._go_on(self._incoming[order.move], now)
+
+    def arrived(self, pages: Pages, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
+        """Pages, or inputs, from the source. Those that nobody awaits any more are dropped."""
+        move, span = self._incoming.get(pages.move), range(pages.lo, pages.hi)
+        if pages.before:
+            return [] if move is None else self._fed(move, pages, arrays, now)
+        if move is None or not move.ends.awaits(span):
+            return []
+        if pages.error or len(arrays) != 1:
+            move.ends.copy_failed(span)
+            return self._go_on(move, now)
+        places = self._tables.pages(move.key, pages.lo, pages.hi)
+        move.writing[pages.lo, pages.hi] = len(arrays[0].data) if hasattr(arrays[0].data, "__len__") else 0
+        return [WritePages(places, arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
+
+    def written(self, event: PagesWritten, now: int) -> list[RelayCommand]:
+        """Pages are down, or did not verify."""
+        move, span = self._incoming.get(event.move), range(event.lo, event.hi)
+        if move is None:
+            return []
+        move.nbytes += move.writing.pop((event.lo, event.hi), 0)
+        if event.error:
+            move.ends.copy_failed(span)
+        else:
+            move.ends.copied(span)
+            move.pace.back = (now - move.pace.back_since) / move.groups(len(span))
+            move.shared.came("pages", span.start, span.stop, move.groups(len(span)), now)
+        move.pace.back_since = now
+        return self._go_on(move, now)
+
+    def checked(self, event: InputsChecked, now: int) -> list[RelayCommand]:
+        """Inputs are what was sent, or not."""
+        move = self._incoming.get(event.move)
+        if move is None or move.feed is None:
+            return []
+        if event.error:
+            move.unfed(event.lo, event.hi, event.error)
+        else:
+            move.feed.checked(event.lo, event.hi)
+            move.shared.came("inputs", event.lo, event.hi, move.groups(event.hi - event.lo), now)
+        return self._go_on(move, now)
+
+    def ran(self, row: Waiting, now: int) -> list[RelayCommand]:
+        """A row that recomputes is through."""
+        move = self._incoming.get(row.move)
+        if move is None or move.key != row.name:
+            return []
+        stop, width = row.start + row.tokens, move.spec.page_tokens
+        # What lies between was copied, and is here: nothing is recomputed before what it attends to.
+        self._tables.fill(move.key, stop - self._tables.book.tokens_of(move.key))
+        move.ends.recomputed(range(row.start // width * width, stop))
+        move.pace.front = (now - move.pace.front_since) / -(-row.tokens // width)
+        if move.feed is not None:
+            move.feed.ran()
+            move.shared.ran(move.groups(row.tokens), now)
+            if row.array is not None and self._kept:
+                self._kept.keep(row.guest.seq, move.feed.before, row.start, own(row.array))
+        return self._go_on(move, now)
+
+    def failed(self, row: Waiting, reason: str, now: int) -> list[RelayCommand]:
+        """The step of a row that recomputes failed: what the front had is fetched, if there is a source."""
+        move = self._incoming.get(row.move)
+        if move is None or move.key != row.name:
+            return []
+        move.ends.stop_recompute()
+        if move.feed is not None:
+            move.feed.ran()
+            move.feed.cut(reason)
+            move.feed.give_up()
+        if not move.ends.stuck:
+            return self._go_on(move, now)
+        self._drop(move)
+        return self._stuck(row.move, row.guest.seq, reason)
+
+    def settle(self, order: Settle) -> list[RelayCommand]:
+        """The end of a move, whatever its phase. Committed, the table waits for the Open that comes next."""
+        move = self._incoming.get(order.move)
+        if move is None:
+            return []
+        if not order.commit or not move.ends.done:
+            self._drop(move)
+            return []
+        del self._incoming[order.move]
+        self._tables.fill(move.key, move.order.upto - self._tables.book.tokens_of(move.key))
+        self._adopted.setdefault((order.seq, order.epoch), []).append((move.order.layers, move.key))
+        return []
+
+    def unreachable(self, device: str, now: int) -> list[RelayCommand]:
+        """A device is gone: recomputing takes over to the end what it was to give, where it can."""
+        out: list[RelayCommand] = []
+        for move in tuple(self._incoming.values()):
+            if move.order.source == device:
+                move.cut_off()
+                out += self._go_on(move, now)
+        return out
+
+    def closed(self, seq: str, epoch: int) -> None:
+        """A sequence has ended: so have its moves, up to this epoch."""
+        if not self._incoming and not self._adopted:
+            return
+        for move in [each for each in self._incoming.values() if each.order.seq == seq and each.order.epoch <= epoch]:
+            self._drop(move)
+        for name in [name for name in self._adopted if name[0] == seq and name[1] <= epoch]:
+            for _, key in self._adopted.pop(name):
+                self._tables.release(key)
+            self._kept.close(seq)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _grow(self, move: Incoming, order: Receive, now: int) -> list[RelayCommand]:
+        more = order.upto - move.order.upto
+        if more < 0 or not move.ends.done or not self._room(move, order.upto):
+            self._drop(move)
+            return self._stuck(order.move, order.seq, "no room for what has grown")
+        move.order = order
+        if move.spec.kv_layers:
+            move.ends.extend(order.upto)
+        if move.feed is not None and move.feed.ended:
+            move.ends.inputs(())
+        return self._go_on(move, now)
+
+    def _room(self, move: Incoming, upto: int) -> bool:
+        return self._tables.grow(move.key, upto - self._tables.book.tokens_of(move.key))
+
+    def _go_on(self, move: Incoming, now: int) -> list[RelayCommand]:
+        """Give both ends what they can take; tell the scheduler when all is here, or when nothing more can come."""
+        if move.ends.done:
+            return self._tell(move)
+        out: list[RelayCommand] = [*move.advance(self._rows, now)]
+        if move.over:
+            self._drop(move)
+            out += self._stuck(move.order.move, move.order.seq, "its pages cannot be had any more")
+        return out
+
+    def _fed(self, move: Incoming, pages: Pages, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
+        """What the source had of the inputs that it was asked for."""
+        feed = move.feed
+        if feed is None or not feed.awaits(pages.lo, pages.hi):
+            return []
+        move.ends.inputs(pages.kept)
+        if pages.error or len(arrays) != 1 or not feed.arrived(pages.lo, pages.hi, arrays[0]):
+            move.unfed(pages.lo, pages.hi, pages.error or "hidden states of another shape")
+            return self._go_on(move, now)
+        return [CheckInputs(arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
+
+    def _tell(self, move: Incoming) -> list[RelayCommand]:
+        order, ends = move.order, move.ends
+        if move.told == order.upto:
+            return []
+        move.told = order.upto
+        fed, reason = (move.feed.nbytes, move.feed.reason) if move.feed is not None else (0, "")
+        copied, recomputed = ends.copied_spans, ends.recomputed_spans
+        return [Send(SCHEDULER, Moved(self._device, order.move, order.seq, copied, recomputed, move.nbytes, fed, reason))]
+
+    def _drop(self, move: Incoming) -> None:
+        del self._incoming[move.order.move]
+        self._tables.release(move.key)
+        if move.feed is not None:
+            self._kept.drop(move.order.seq, move.feed.before)
+
+    def _stuck(self, move: int, seq: str, reason: str) -> list[RelayCommand]:
+        return [Send(SCHEDULER, Stuck(self._device, move, seq, reason))]

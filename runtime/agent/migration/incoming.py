@@ -1,0 +1,167 @@
+"""One move to this device: both its ends given what they can take, front by rows and back by Wants (BL-16).
+
+Contract: `advance` says what is to be asked of the source now, and puts rows that recompute into the queue. A row starts from token ids, or
+from hidden states that have come (`feed`), which are asked for ahead of the row that runs, where the back would not be there sooner: they
+share the link with pages, and pages wait where the front would wait for them. Who has what is `policy.migration.two_ended`'s, how much `pace`'s. What
+comes back is told by `moves`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from runtime.agent.migration.activation_fetch import Feed
+from runtime.agent.sequences.page_tables import Tables
+from runtime.agent.sequences.sequence import Guest, Waiting
+from runtime.config import RelayConfig
+from runtime.control.commands import Send
+from runtime.messages import Receive, Want
+from runtime.policy.migration.pace import Pace, SharedPace
+from runtime.policy.migration.two_ended import TwoEnded
+from runtime.stages import Array
+from runtime.types import ModelSpec
+
+#: Spans that are asked for ahead of the row that runs, at most.
+_MOST_AHEAD = 32
+
+
+@dataclass(slots=True)
+class Incoming:
+    """`feed`: what the front starts from, where that is not tokens. `nbytes`: that came; `writing`: pages that the engine is putting down.
+    `told`: up to where the scheduler knows that all is here.
+    """
+
+    device: str
+    tables: Tables
+    config: RelayConfig
+    order: Receive
+    key: str
+    spec: ModelSpec
+    ends: TwoEnded
+    guest: Guest
+    feed: Feed | None = None
+    nbytes: int = 0
+    writing: dict[tuple[int, int], int] = field(default_factory=dict)
+    told: int = -1
+    pace: Pace = field(default_factory=Pace)
+    shared: SharedPace = field(default_factory=SharedPace)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more can come, though not all is here. (A step that writes its pages comes back first.)"""
+        return self.ends.stuck and not self.ends.recomputing and not self.ends.copying
+
+    def advance(self, rows: list[Waiting], now: int) -> list[Send]:
+        """Give both ends what they can take. `rows`: takes what is to run."""
+        out = self._front(rows, now) if self.feed is None else self._fed_front(self.feed, rows, now)
+        ends = self.ends
+        while (free := self._ahead(now) - ends.copying) > 0:
+            span = ends.next_back(min(free, self.config.window))
+            if span is None:
+                break
+            if not ends.copying - self.groups(len(span)):
+                self.pace.back_since = now
+            self.shared.asks("pages", span.start, span.stop, now)
+            out.append(self._want(span.start, span.stop))
+        if ends.stuck and self.feed is not None:
+            for span in self.feed.give_up():
+                ends.recompute_failed(span)
+        return out
+
+    def groups(self, tokens: int) -> int:
+        return -(-tokens // self.spec.page_tokens)
+
+    def unfed(self, lo: int, hi: int, reason: str) -> None:
+        """Inputs have not come, or are not what was sent."""
+        if self.feed is None:
+            return
+        span = self.feed.lost(lo, hi, reason)
+        if span is not None:
+            self.ends.recompute_failed(span)
+        if self.feed.ended:
+            self.ends.inputs(())
+
+    def cut_off(self) -> None:
+        """The source is gone."""
+        self.ends.stop_copy()
+        if self.feed is not None:
+            for span in self.feed.cut(f"{self.order.source} is gone"):
+                self.ends.recompute_failed(span)
+            self.ends.inputs(())
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _front(self, rows: list[Waiting], now: int) -> list[Send]:
+        ends = self.ends
+        if not ends.recomputing and (span := ends.next_front(self._chunk())) is not None:
+            self.pace.front_since = now
+            start = self._start(span)
+            rows.append(self._row(start, span.stop, self.order.tokens[start : span.stop], None, now))
+        return []
+
+    def _fed_front(self, feed: Feed, rows: list[Waiting], now: int) -> list[Send]:
+        ends, shared = self.ends, self.shared
+        if (fed := feed.take(ends.gap[0])) is not None:
+            shared.row_since = now
+            rows.append(self._row(fed.start, fed.span.stop, None, fed.array, now))
+        out: list[Send] = []
+        while not feed.ended and self._looks_ahead(feed, now):
+            span = ends.next_front(self._portion(feed), ahead=True)
+            if span is None:
+                break
+            start = self._start(span)
+            feed.ask(span, start)
+            shared.asks("inputs", start, span.stop, now)
+            out.append(self._want(start, span.stop, feed.before))
+        return out
+
+    def _looks_ahead(self, feed: Feed, now: int) -> bool:
+        """Whether the front is to be given more than it has: so much that it need not wait while pages come."""
+        if self.ends.front_lacks:
+            return True
+        if self.shared.row is None or feed.given > _MOST_AHEAD or (self.order.copy and self._portion(feed) < self.spec.page_tokens):
+            return False
+        return feed.given < 2 or not self.shared.supplied(self.groups(feed.behind) - self.groups(feed.running), self._most, now)
+
+    def _portion(self, feed: Feed) -> int:
+        """Tokens that the front is given next."""
+        if not self.order.copy:
+            return self.config.chunk
+        lo, hi = self.ends.gap
+        return self.shared.chunk(hi - lo - feed.behind, feed.behind, self.config.chunk)
+
+    def _want(self, lo: int, hi: int, before: int = 0) -> Send:
+        order = self.order
+        return Send(order.source, Want(order.move, order.seq, order.epoch, order.layers, lo, hi, self.device, before))
+
+    @property
+    def _most(self) -> int:
+        """Page groups that are under way at once."""
+        return self.config.fetches * self.config.window
+
+    def _ahead(self, now: int) -> int:
+        """Page groups that the back may have under way."""
+        most = self._most
+        if self.ends.front_rests or (self.feed is not None and self.feed.ended):
+            return most
+        lo, hi = self.ends.gap
+        if self.feed is None:
+            return self.pace.ahead(self.groups(hi - lo), most)
+        feed, groups = self.feed, self.groups
+        here = groups(feed.here) - groups(feed.running)
+        return self.shared.fetch(groups(hi - lo - feed.behind), groups(feed.behind), here, feed.waiting, most)
+
+    def _chunk(self) -> int:
+        """Tokens that the front is given next."""
+        lo, hi = self.ends.gap
+        return self.pace.chunk(hi - lo, self.config.chunk) if self.order.copy else self.config.chunk
+
+    def _start(self, span: range) -> int:
+        """Where a row that recomputes a span begins: of a group that has grown with what is new, if the front has been there before."""
+        return max(span.start, min(self.tables.book.tokens_of(self.key), span.stop - 1))
+
+    def _row(self, start: int, stop: int, ids: tuple[int, ...] | None, array: Array | None, now: int) -> Waiting:
+        order = self.order
+        return Waiting(
+            self.guest, order.epoch, 0, self.key, order.stage.id, start, stop - start, ids, array, False, 0, 1, now, True, order.move
+        )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Sequences that run on a device: their tables of pages, their paths."""

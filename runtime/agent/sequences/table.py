@@ -1,0 +1,154 @@
+"""Sequences of one device: opened with empty tables, with ones that begin as another's, or with what they have here already; and closed.
+
+Contract: a sequence is here under one epoch at a time; orders of older ones are stale and dropped. `open` says whether what its path needs
+here is here; else nothing of it stays. Tables of the layers that it passes here go with it, and so does what was kept of what came into its
+stages. Queues and steps are not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from runtime.agent.migration.activation_cache import KeptInputs
+from runtime.agent.migration.destination import Moves
+from runtime.agent.sequences.page_tables import Piece, Tables
+from runtime.agent.sequences.sequence import Guest
+from runtime.agent.speculation.hop import Ahead
+from runtime.agent.stages.stages import Shelf
+from runtime.messages import Open
+from runtime.stages import Hop, Stage
+from runtime.types import ModelSpec
+
+
+class Seats:
+    """`left`: called with the table of each sequence that goes."""
+
+    def __init__(
+        self, device: str, tables: Tables, shelf: Shelf, moves: Moves, ahead: Ahead, kept: KeptInputs, left: Callable[[str], None]
+    ) -> None:
+        self._device = device
+        self._tables = tables
+        self._shelf = shelf
+        self._moves = moves
+        self._ahead = ahead
+        self._kept = kept
+        self._left = left
+        self.guests: dict[str, Guest] = {}
+
+    def open(self, order: Open, at: int) -> bool | None:
+        """Sequence `at` of an order. None: it is here under this epoch, or a newer one. False: something that it needs is missing."""
+        request, epoch = order.requests[at], order.epochs[at]
+        known = self.guests.get(request.seq)
+        if known is not None and known.epoch >= epoch:
+            return None
+        guest = Guest(request, epoch, order.paths[at], order.outputs[at], ahead=order.ahead[at] if order.ahead else None)
+        guest.offers.update(order.offers[at] if order.offers else ())
+        self.guests[guest.seq] = guest
+        if known is not None:
+            known.here = False
+        if order.keep[at]:
+            if known is not None:
+                self._ahead.closed(known)
+            seated = self._reseat(guest, known, order.computed[at])
+        else:
+            if known is not None:
+                self._let_go(known)
+            seated = self._seat(guest, order.shared[at])
+        if seated:
+            self._ahead.opened(guest, self._shelf.specs)
+        else:
+            self._forget(guest)
+        return seated
+
+    def close(self, seq: str, epoch: int) -> None:
+        """The end of a sequence, and of what moves of it, unless a newer epoch of it is here."""
+        guest = self.guests.get(seq)
+        if guest is not None and guest.epoch <= epoch:
+            self._forget(guest)
+        self._moves.closed(seq, epoch)
+
+    def keys(self) -> set[str]:
+        """Tables of all sequences, with those of their stand-ins."""
+        held = {key for guest in self.guests.values() for key in guest.keys.values()}
+        return held | {guest.shadow for guest in self.guests.values() if guest.shadow is not None}
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _seat(self, guest: Guest, shared: tuple[str, int] | None) -> bool:
+        """Give a sequence empty tables, or ones that begin as another's; false where a stage, or what it is to share, is missing."""
+        other = self.guests.get(shared[0]) if shared is not None else None
+        for hop in self._here(guest):
+            stage = Stage(guest.request.model, hop.lo, hop.hi).id
+            spec = self._shelf.specs.get(stage)
+            if spec is None:
+                return False
+            guest.keys[hop.lo], guest.stages[hop.lo] = self._tables.open(guest.seq, hop.lo, spec), stage
+            if shared is None:
+                continue
+            if other is None or hop.lo not in other.keys or not self._tables.share(guest.keys[hop.lo], other.keys[hop.lo], shared[1]):
+                return False
+        return True
+
+    def _reseat(self, guest: Guest, known: Guest | None, computed: int) -> bool:
+        """Give a sequence that goes on here the layers that it has here, and those that came, in tables of its new hops.
+
+        False, and nothing of it stays, where any are missing, or are being written: by a row that is lost, for a device before it died.
+        """
+        had = [] if known is None else [(hop.layers, known.keys[hop.lo]) for hop in self._here(known) if hop.lo in known.keys]
+        for _, key in had:
+            self._left(key)  # what comes next comes under another
+        had += self._moves.adopted(guest.seq, guest.epoch)
+        new = self._cut(guest, had, computed)
+        if new is None:
+            for _, key in had:
+                self._tables.release(key)
+            return False
+        keys = self._tables.recut(guest.seq, new, [key for _, key in had], computed)
+        guest.keys.update(zip((lo for lo, _, _ in new), keys, strict=True))
+        guest.stages.update((hop.lo, Stage(guest.request.model, hop.lo, hop.hi).id) for hop in self._here(guest))
+        self._kept.retain(guest.seq, {hop.lo for hop in self._here(guest)})
+        return True
+
+    def _cut(
+        self, guest: Guest, had: Sequence[tuple[tuple[int, int], str]], computed: int
+    ) -> list[tuple[int, ModelSpec, list[Piece]]] | None:
+        """For each hop here its first component, spec, and the pieces of tables that its own is made of; None where that cannot be."""
+        if any(self._tables.writes(key) for _, key in had):
+            return None
+        new: list[tuple[int, ModelSpec, list[Piece]]] = []
+        for hop in self._here(guest):
+            spec, pieces = self._spec(guest, hop), _pieces(hop, had)
+            if spec is None or pieces is None or any(self._tables.book.tokens_of(piece.key) < computed for piece in pieces):
+                return None
+            new.append((hop.lo, spec, pieces))
+        return new
+
+    def _spec(self, guest: Guest, hop: Hop) -> ModelSpec | None:
+        return self._shelf.specs.get(Stage(guest.request.model, hop.lo, hop.hi).id)
+
+    def _here(self, guest: Guest) -> tuple[Hop, ...]:
+        return tuple(hop for hop in guest.path if hop.device == self._device)
+
+    def _forget(self, guest: Guest) -> None:
+        del self.guests[guest.seq]
+        guest.here = False
+        self._let_go(guest)
+
+    def _let_go(self, guest: Guest) -> None:
+        self._ahead.closed(guest)
+        self._kept.close(guest.seq)
+        for key in guest.keys.values():
+            self._tables.release(key)
+            self._left(key)
+
+
+def _pieces(hop: Hop, had: Sequence[tuple[tuple[int, int], str]]) -> list[Piece] | None:
+    """The layers of a hop out of tables by their layers, in order; None where some are missing."""
+    pieces: list[Piece] = []
+    at = hop.layers[0]
+    for (first, last), key in sorted(had):
+        if first <= at < min(last, hop.layers[1]):
+            end = min(last, hop.layers[1])
+            pieces.append(Piece(key, at - first, end - first))
+            at = end
+    return pieces if at == hop.layers[1] else None

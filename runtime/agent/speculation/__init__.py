@@ -1,0 +1,1 @@
+"""Hops that a stand-in predicts (BL-25)."""

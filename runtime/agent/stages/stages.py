@@ -1,0 +1,80 @@
+"""Stages of one device: which are loaded, of which blocks they consist, how many rows a block takes at once, and which are to go.
+
+Contract: `handle` takes what the scheduler orders and what the engine answers, and returns commands. A stage is let go when the engine has
+forgotten all tables on it (`agent.stages.unloading`), and taken back if it is wanted again before that. Decides nothing.
+"""
+
+from __future__ import annotations
+
+from runtime.agent.sequences.page_tables import Tables
+from runtime.agent.stages.unloading import Parting
+from runtime.control.commands import (
+    SCHEDULER,
+    DropStage,
+    LoadStage,
+    RelayCommand,
+    Send,
+    StageFailed,
+    StageLoaded,
+)
+from runtime.messages import Drop, Load, Loaded, Refused
+from runtime.policy.batching.step import Blocks
+from runtime.types import ModelSpec
+
+
+class Shelf:
+    """`max_rows`: of a step, and of each block that has no limit of its own."""
+
+    def __init__(self, device: str, tables: Tables, max_rows: int) -> None:
+        self._device = device
+        self._max_rows = max_rows
+        self._parting = Parting(tables)
+        self._blocks: dict[str, tuple[str, ...]] = {}
+        self._limits: dict[str, int] = {}
+        self.specs: dict[str, ModelSpec] = {}
+
+    @property
+    def blocks(self) -> Blocks:
+        """Blocks of each stage and limits of blocks, for the policy that fills a step."""
+        return Blocks(self._blocks, self._limits)
+
+    @property
+    def limited(self) -> bool:
+        """Whether a block takes fewer rows than a step does."""
+        return any(limit < self._max_rows for limit in self._limits.values())
+
+    def queue_of(self, stage: str) -> str:
+        """The block before which rows of a stage wait."""
+        return self._blocks.get(stage, (stage,))[0]
+
+    def handle(self, event: Load | Drop | StageLoaded | StageFailed) -> list[RelayCommand]:
+        match event:
+            case Load():
+                return self._load(event)
+            case Drop():
+                for stage in event.stages:
+                    self.specs.pop(stage.id, None)
+                    self._blocks.pop(stage.id, None)
+                there = {block for blocks in self._blocks.values() for block in blocks}
+                self._limits = {block: limit for block, limit in self._limits.items() if block in there}
+                self._parting.drop(event.stages)
+                return []
+            case StageLoaded():
+                self.specs[event.stage.id] = event.spec
+                return [Send(SCHEDULER, Loaded(self._device, event.stage, event.spec, event.nbytes))]
+            case StageFailed():
+                self._blocks.pop(event.stage.id, None)
+                return [Send(SCHEDULER, Refused(self._device, event.stage, event.reason))]
+
+    def parted(self) -> list[DropStage]:
+        """Stages that go now. To be asked between steps only: an engine lets go of nothing while it runs one."""
+        return self._parting.due()
+
+    def _load(self, order: Load) -> list[RelayCommand]:
+        for stage, blocks in zip(order.stages, order.blocks, strict=True):
+            self._blocks[stage.id] = blocks
+            for block in blocks:
+                self._limits.setdefault(block, self._max_rows)
+        self._limits.update(order.limits)
+        self._parting.keep(order.stages)
+        return [LoadStage(stage) for stage in order.stages]

@@ -1,0 +1,34 @@
+"""Stages that are to go: an engine drops one when it has forgotten all tables on it, which it is told with its next plan.
+
+Contract: `drop` names stages; `due` gives those that can go now, each once; `keep` takes back what is wanted again. Decides nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from runtime.agent.sequences.page_tables import Tables
+from runtime.control.commands import DropStage
+from runtime.stages import Stage
+
+
+class Parting:
+    def __init__(self, tables: Tables) -> None:
+        self._tables = tables
+        self._stages: list[Stage] = []
+
+    def drop(self, stages: Iterable[Stage]) -> None:
+        self._stages.extend(stages)
+
+    def keep(self, stages: Iterable[Stage]) -> None:
+        """They are wanted again before they went."""
+        wanted = set(stages)
+        self._stages = [stage for stage in self._stages if stage not in wanted]
+
+    def due(self) -> list[DropStage]:
+        """Between steps only: what nobody is on any more, as far as the engine knows."""
+        if not self._stages or self._tables.released:
+            return []
+        able = [stage for stage in self._stages if not self._tables.on(stage.id)]
+        self.keep(able)
+        return [DropStage(stage) for stage in able]

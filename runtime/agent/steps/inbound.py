@@ -1,0 +1,80 @@
+"""Messages that bring rows, as rows that can wait in a queue. What is of an older epoch, or of a hop that is not here, is dropped.
+
+Contract: pure but for `early`, which keeps rows whose sequence is not open yet. Nothing is queued here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import repeat
+
+from runtime.agent.sequences.sequence import Guest, Waiting
+from runtime.agent.steps.early_rows import Early
+from runtime.messages import Go, Pass
+from runtime.stages import Array, Slice, own
+
+
+def rows_of_go(go: Go, guests: Mapping[str, Guest], now: int) -> list[Waiting]:
+    """Rows of tokens, at the first hops of their paths."""
+    rows: list[Waiting] = []
+    at, all_tokens, count = 0, go.tokens, len(go.seqs)
+    turns, ahead = go.turns or repeat(0, count), go.ahead or repeat(False, count)
+    for seq, epoch, start, count, sample, generated, steps, turn, predicted in zip(
+        go.seqs, go.epochs, go.starts, go.counts, go.sample, go.generated, go.steps, turns, ahead, strict=True
+    ):
+        tokens = all_tokens[at : at + count]
+        at += count
+        guest = guests.get(seq)
+        if guest is None or guest.epoch != epoch:
+            continue
+        lo = guest.path[0].lo
+        rows.append(
+            Waiting(
+                guest, epoch, 0, guest.keys[lo], guest.stages[lo], start, count, tokens, None, sample, generated, steps, now, start > 0,
+                0, turn, predicted,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def rows_of_pass(rows: Pass, arrays: Sequence[Array], device: str, guests: Mapping[str, Guest], early: Early, now: int) -> list[Waiting]:
+    """Rows of hidden states, at later hops. A message whose arrays are not its rows' is dropped: nobody could say whose is whose."""
+    came: list[Waiting] = []
+    parts, turns = parts_of(rows.counts, arrays), rows.turns or repeat(0)
+    if parts is None:
+        return came
+    columns = zip(rows.seqs, rows.epochs, rows.hops, rows.starts, rows.counts, rows.sample, rows.generated, parts, strict=True)
+    for at, ((seq, epoch, index, start, count, sample, generated, part), turn) in enumerate(zip(columns, turns, strict=False)):
+        guest = guests.get(seq)
+        if guest is None or guest.epoch < epoch:
+            early.keep(rows, at, own(part), now)
+            continue
+        if guest.epoch != epoch or not 0 < index < len(guest.path):
+            continue
+        hop = guest.path[index]
+        if hop.device != device:
+            continue
+        lo = hop.lo
+        row = Waiting(guest, epoch, index, guest.keys[lo], guest.stages[lo], start, count, None, part, sample, generated, 1, now, start > 0)
+        if turn:
+            row.turn, row.ahead = turn, rows.ahead[at]
+        came.append(row)
+    return came
+
+
+def parts_of(counts: Sequence[int], arrays: Sequence[Array]) -> Sequence[Array | Slice] | None:
+    """Rows' tokens out of arrays that hold those of one row or of several, back to back; None where they do not come out even."""
+    sizes = [array.shape[0] for array in arrays]
+    if sizes == list(counts):
+        return arrays
+    parts: list[Array | Slice] = []
+    at = 0  # of the rows
+    for array, size in zip(arrays, sizes, strict=True):
+        lo = 0
+        while lo < size and at < len(counts):
+            hi = lo + counts[at]
+            parts.append(Slice(array, lo, hi))
+            lo, at = hi, at + 1
+        if lo != size:
+            return None
+    return parts if at == len(counts) else None

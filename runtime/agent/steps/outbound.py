@@ -1,0 +1,106 @@
+"""Rows that are through, as the messages that tell of them: to the next hop, or to the scheduler. Decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from runtime.agent.sequences.sequence import Waiting
+from runtime.control.commands import SCHEDULER, Send
+from runtime.messages import Done, Lost, Pass
+from runtime.stages import Array, Stacked
+from runtime.types import PromptLogprobs, Sampled
+
+
+class Told:
+    """What one step has to tell, gathered: one message for each device that rows go on to, and one for the scheduler."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._ended: list[Waiting] = []
+        self._scores: list[PromptLogprobs] = []
+        self._onward: dict[str, tuple[list[Waiting], list[Array]]] = {}
+
+    def goes_on(self, row: Waiting, output: Array) -> None:
+        device = row.guest.path[row.hop + 1].device
+        known = self._onward.get(device)
+        if known is None:
+            known = self._onward[device] = [], []
+        known[0].append(row)
+        known[1].append(output)
+
+    def ends(self, row: Waiting) -> None:
+        self._ended.append(row)
+        if row.guest.scores:
+            self._scores += row.guest.scores
+            row.guest.scores.clear()
+
+    def part(self, row: Waiting, scores: Sequence[PromptLogprobs]) -> None:
+        """Some tokens of a row have run; what they scored is told with the last ones."""
+        row.guest.scores += [each for each in scores if each.seq == row.name]
+
+    def commands(self, sampled: Mapping[str, Sampled], scores: Sequence[PromptLogprobs]) -> list[Send]:
+        """`sampled`, `scores`: under the names of tables, as the engine knows them."""
+        out = [Send(device, pass_of(rows), tuple(arrays)) for device, (rows, arrays) in self._onward.items()]
+        if self._ended:
+            prompts: dict[str, list[PromptLogprobs]] = {}
+            for part in (*self._scores, *scores):
+                prompts.setdefault(part.seq, []).append(part)
+            out.append(Send(SCHEDULER, done_of(self._device, self._ended, sampled, prompts)))
+        return out
+
+
+def onward(rows: Sequence[Waiting], outputs: Mapping[str, Array]) -> Send | None:
+    """All rows of a step in one message, where all of them stand and go on to one device, and what they go on with lies in one piece."""
+    if not rows or not isinstance(outputs, Stacked) or not outputs.of([each.name for each in rows], [each.tokens for each in rows]):
+        return None
+    device = next_device(rows)
+    return None if device is None else Send(device, pass_of(rows), (outputs.whole,))
+
+
+def next_device(rows: Sequence[Waiting]) -> str | None:
+    """Where rows go on to when they are through here, if that is one device for all; there is at least one row."""
+    path, after = rows[0].guest.path, rows[0].hop + 1
+    device = path[after].device if after < len(path) else None
+    for each in rows:
+        path, after = each.guest.path, each.hop + 1
+        if each.move or each.turn or not each.guest.here or after == len(path) or path[after].device != device:
+            return None
+        if each.part or after in each.guest.offers:  # it is not through, or nobody has what comes next yet
+            return None
+    return device
+
+
+def pass_of(rows: Sequence[Waiting]) -> Pass:
+    """These rows at the next hop of each."""
+    columns = [(each.guest.seq, each.epoch, each.hop + 1, each.start, each.tokens, each.sample, each.generated) for each in rows]
+    seqs, epochs, hops, starts, counts, sample, generated = zip(*columns, strict=True)
+    turns = _turns(rows)
+    return Pass(seqs, epochs, hops, starts, counts, sample, generated, turns, tuple(each.ahead for each in rows) if turns else ())
+
+
+def done_of(device: str, rows: Sequence[Waiting], sampled: Mapping[str, Sampled], prompts: Mapping[str, Sequence[PromptLogprobs]]) -> Done:
+    """These rows at the end of their path. `sampled`, `prompts`: by the names of tables, as the engine knows them."""
+    scores: tuple[PromptLogprobs, ...] = ()
+    if prompts:
+        scores = tuple(replace(part, seq=each.guest.seq) for each in rows if each.name in prompts for part in prompts[each.name])
+    columns = [
+        (each.guest.seq, each.epoch, each.before + each.tokens + each.steps - 1, _own(sampled.get(each.name), each.guest.seq))
+        for each in rows
+    ]
+    seqs, epochs, counts, own = zip(*columns, strict=True)
+    return Done(device, seqs, epochs, counts, own, scores, turns=_turns(rows))
+
+
+def lost_of(device: str, rows: Sequence[Waiting], reason: str, *, retry: bool) -> Lost:
+    return Lost(device, tuple(each.guest.seq for each in rows), tuple(each.epoch for each in rows), reason, retry)
+
+
+def _own(sampled: Sampled | None, seq: str) -> Sampled | None:
+    """A token under its sequence's name."""
+    return None if sampled is None else Sampled(seq, sampled.token, sampled.logprob, sampled.top)
+
+
+def _turns(rows: Sequence[Waiting]) -> tuple[int, ...]:
+    turns = [each.turn for each in rows]
+    return tuple(turns) if any(turns) else ()

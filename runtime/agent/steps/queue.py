@@ -1,0 +1,137 @@
+"""Rows that wait on one device, and which of them the next step takes.
+
+Contract: rows join in the order in which they come. `take` gives those that run now, with pages for what they write; the others stay, and
+rows of what has gone meanwhile are dropped. A step that others are due for within a moment is put off (`policy.batching.batch_wait`). Whose turn it is
+decides `policy.batching.step`; it sends nothing and knows no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from runtime.agent.sequences.page_tables import Tables
+from runtime.agent.sequences.sequence import Waiting, first_part
+from runtime.agent.speculation.hop import Ahead
+from runtime.agent.stages.stages import Shelf
+from runtime.agent.steps.expected_returns import Returns
+from runtime.agent.steps.round_trips import Due
+from runtime.policy.batching.batch_wait import until
+from runtime.policy.batching.step import HopDecision, HopLimits, decide
+
+#: A driver with one stream takes all rows in turn, what predicts before what is predicted; one with two takes either kind on its own.
+Lane = Literal["all", "real", "ahead"]
+
+
+def stands(row: Waiting, tables: Tables) -> bool:
+    """Whether a row's sequence, or its move, is as it was when the row came."""
+    if row.move:
+        return tables.has(row.name)
+    guest = row.guest
+    return guest.here and (not row.turn or not guest.superseded(row.hop, row.turn, row.start))
+
+
+class Queue:
+    """`rows`: that wait, without those that predict. `lingers`: until when the next step is put off; None while it is not."""
+
+    def __init__(self, tables: Tables, shelf: Shelf, ahead: Ahead, returns: Returns, due: Due, limits: HopLimits) -> None:
+        self._tables = tables
+        self._shelf = shelf
+        self._ahead = ahead
+        self._returns = returns
+        self._due = due
+        self._limits = limits
+        self.rows: list[Waiting] = []
+        self.lingers: int | None = None
+
+    def come(self, rows: list[Waiting], turns: bool, now: int) -> None:
+        """Rows of sequences join; the list is the queue's from now on. `turns`: some of them have one."""
+        if turns or self._returns.listens:
+            for row in rows:
+                self._comes(row, now)
+        else:
+            for row in rows if self._due else ():
+                self._due.comes(row.name, now)
+            self.rows = [*self.rows, *rows] if self.rows else rows
+
+    def waits(self, now: int) -> bool:
+        """Whether the next step waits for rows that are due; then `lingers` says how long."""
+        self.lingers = None
+        if self._due and self.rows:
+            due, deadline = self._due, self._due.deadline(now)
+            self.lingers = until(len(self.rows), len(due), deadline, due.step, due.limit, now)
+        return self.lingers is not None
+
+    def take_all(self) -> list[Waiting]:
+        """All that wait, whose turn is certain and whose pages are there."""
+        chosen, self.rows = self.rows, []
+        self._tables.write([each.name for each in chosen])
+        return chosen
+
+    def take(self, now: int, lane: Lane, running: Sequence[Waiting]) -> list[Waiting]:
+        """The rows of the next step. What predicts comes first. `running`: rows of steps that are under way."""
+        if self._ahead.queue and lane != "real":
+            chosen = self._pick(self._ahead.due([*running, *self.rows], self._stands), now)
+            self._ahead.taken(chosen)
+            if chosen:
+                return chosen
+        if lane == "ahead":
+            return []
+        # Nearly all rows have neither a move nor a turn: asked of each of them at every step.
+        waiting = [each for each in self.rows if (each.guest.here if not each.move and not each.turn else self._stands(each))]
+        chosen = self._pick(waiting, now)
+        if len(chosen) == len(waiting) and not any(each.part for each in chosen):
+            self.rows = []
+        else:
+            taken = set(map(id, chosen))
+            self.rows = [each for each in waiting if id(each) not in taken]
+        return chosen
+
+    def starved(self, since: int) -> list[Waiting]:
+        """Rows that have waited for pages since before then; they leave."""
+        late = [each for each in self.rows if each.since < since and self._stands(each) and not self._tables.fits(each.name, each.work)]
+        gone = set(map(id, late))
+        self.rows = [each for each in self.rows if id(each) not in gone]
+        return late
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _stands(self, row: Waiting) -> bool:
+        return stands(row, self._tables)
+
+    def _comes(self, row: Waiting, now: int) -> None:
+        """If it has a turn, what it supersedes will not run, and perhaps it is predicted."""
+        self._returns.comes(row.name, now)
+        self._due.comes(row.name, now)
+        self.rows.append(row)
+        if row.turn:
+            row.guest.comes(row.hop, row.turn, row.start)
+            self._ahead.comes(row)
+
+    def _pick(self, waiting: Sequence[Waiting], now: int) -> list[Waiting]:
+        """Those of these rows that run now, with pages for what they write."""
+        if not waiting:
+            return []
+        decision = decide(waiting, self._returns.expected(), self._shelf.blocks, self._limits, now)
+        if decision.parts:
+            chosen = self._divide(waiting, decision, now)
+        else:
+            rows = [waiting[place] for place in decision.rows]
+            for each in rows:
+                if each.turn:
+                    self._tables.rewind(each.name, each.start)
+            grow = self._tables.grow
+            chosen = [each for each in rows if grow(each.name, each.tokens + each.steps - 1)]
+        self._tables.write(each.name for each in chosen)
+        return chosen
+
+    def _divide(self, waiting: Sequence[Waiting], decision: HopDecision, now: int) -> list[Waiting]:
+        """Where of some rows a part runs; none of those has a turn."""
+        chosen: list[Waiting] = []
+        for place in decision.rows:
+            row, count = waiting[place], decision.parts.get(place)
+            if row.turn:
+                self._tables.rewind(row.name, row.start)
+            if self._tables.grow(row.name, row.work if count is None else count):
+                chosen.append(row if count is None else first_part(row, count, now))
+        return chosen

@@ -1,0 +1,96 @@
+"""Steps of one device: rows that wait become a plan for the engine, one at a time in each lane.
+
+Contract: `next` gives the step that runs now, or None while nothing can; it is under way from then on, until `over`. A plan says what the
+engine has not heard yet: sequences that are opened or released, and pages. Whose turn it is decides the queue.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runtime.agent.sequences.page_tables import Tables
+from runtime.agent.sequences.sequence import Waiting
+from runtime.agent.speculation.hop import Ahead
+from runtime.agent.steps.expected_returns import Returns
+from runtime.agent.steps.prefetch import Foreseen
+from runtime.agent.steps.queue import Lane, Queue
+from runtime.agent.steps.round_trips import Due
+from runtime.control.commands import StageStep
+from runtime.stages import stacked
+from runtime.types import Opened, Row, StepPlan
+
+
+class Steps:
+    """`number`: of the latest step. `under_way`: by lane, the plan and the rows that it was made of."""
+
+    def __init__(self, tables: Tables, queue: Queue, foreseen: Foreseen, ahead: Ahead, returns: Returns, due: Due) -> None:
+        self._tables = tables
+        self._queue = queue
+        self._foreseen = foreseen
+        self._ahead = ahead
+        self._returns = returns
+        self._due = due
+        self.number = 0
+        self.under_way: dict[Lane, tuple[StepPlan, list[Waiting]]] = {}
+
+    def running(self) -> list[Waiting]:
+        """Rows that run now, in their order."""
+        return [each for _, rows in self.under_way.values() for each in rows if not each.shadow]
+
+    def of(self, lane: Lane) -> tuple[StepPlan, list[Waiting]]:
+        """The step that is under way in a lane. Raises RuntimeError if there is none."""
+        if lane not in self.under_way:
+            raise RuntimeError("no step is under way")
+        return self.under_way[lane]
+
+    def over(self, lane: Lane) -> None:
+        del self.under_way[lane]
+
+    def next(self, now: int, lane: Lane) -> StageStep | None:
+        """Rows for the engine, or None. Raises RuntimeError while a step of this lane is under way."""
+        if lane in self.under_way:
+            raise RuntimeError("a step is still under way")
+        if lane != "ahead" and self._queue.waits(now):
+            return None
+        if lane == "all" and (step := self._expected(now)) is not None:
+            return step
+        chosen = self._queue.take(now, lane, self.running())
+        if not chosen and (lane == "ahead" or not self._tables.released):
+            return None
+        opened: list[Opened] = []
+        rows = tuple([self._row(each, opened) for each in chosen])
+        brought = [each for each in chosen if each.array is not None]
+        inputs = stacked([each.name for each in brought], [each.array for each in brought if each.array is not None])
+        plan = self._begin(now, lane, rows, tuple(opened), chosen)
+        return StageStep(plan, inputs, {each.name: each.steps for each in chosen if each.steps > 1})
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _begin(self, now: int, lane: Lane, rows: tuple[Row, ...], opened: tuple[Opened, ...], chosen: list[Waiting]) -> StepPlan:
+        self.number += 1
+        plan = StepPlan(self.number, rows, opened, self._tables.take_released())
+        self.under_way[lane] = plan, chosen
+        if lane != "ahead":
+            self._due.begins(now)
+        return plan
+
+    def _expected(self, now: int) -> StageStep | None:
+        """The next step, if it was made ahead and nothing else is to be run."""
+        if self._ahead.queue or self._returns.listens:
+            return None
+        taken = self._foreseen.takes(self._queue.rows)
+        if taken is None:
+            return None
+        rows, inputs = taken
+        return StageStep(self._begin(now, "all", rows, (), self._queue.take_all()), inputs, {})
+
+    def _row(self, each: Waiting, opened: list[Opened]) -> Row:
+        name, start, count, ids, tables = each.name, each.start, each.tokens, each.ids, self._tables
+        end = start + count + each.steps - 1
+        groups: tuple[tuple[int, ...], ...] = ()
+        if end > tables.told.get(name, -1):
+            if tables.introduce(name):
+                opened.append(Opened(replace(each.guest.request, seq=name, model=each.stage), each.guest.output))
+            groups = tables.tell(name, end)
+        sample = each.sample and each.move == 0 and each.hop + 1 == len(each.guest.path)
+        return Row(name, each.stage, (0,) * count if ids is None else ids, start, groups, sample, each.generated)

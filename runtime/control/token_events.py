@@ -1,0 +1,25 @@
+"""What a sequence's owner is told: the three shapes of TokenEvent an agent sends. Pure functions."""
+
+from __future__ import annotations
+
+from runtime.control.sequence import LiveSequence
+from runtime.types import FinishReason, PromptLogprobs, Sampled, SequenceRequest, TokenEvent
+
+
+def token_event(live: LiveSequence, sampled: Sampled, scores: tuple[PromptLogprobs, ...], finish: FinishReason | None) -> TokenEvent:
+    """The latest token of a sequence, which has it in its output already. `scores`: of its prompt, with its first token."""
+    request, index = live.request, len(live.output) - 1
+    return TokenEvent(request.seq, request.request, index, sampled.token, sampled.logprob, sampled.top, scores, finish)
+
+
+def end_event(live: LiveSequence, finish: FinishReason, error: str | None = None, served: str | None = None) -> TokenEvent:
+    """The end of a sequence without a token; its index is the number of tokens it had."""
+    request, scores = live.request, tuple(live.prompt_logprobs)
+    return TokenEvent(
+        request.seq, request.request, len(live.output), None, prompt_logprobs=scores, finish=finish, error=error, served=served
+    )
+
+
+def refusal_event(request: SequenceRequest, why: str) -> TokenEvent:
+    """The only event of a sequence that was never taken."""
+    return TokenEvent(request.seq, request.request, 0, None, finish="error", error=why)

@@ -1,0 +1,171 @@
+"""Steps that are made ahead, while a device waits, are those that would have been made anyway."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from runtime.agent.agent import Relay
+from runtime.config import ClusterConfig, RelayConfig
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import counting_model
+from runtime.messages import Close, Go
+from runtime.stages import Array, Stacked, StageResult
+from runtime.types import StepPlan, StepResult
+from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
+from tests.runtime.virtual import request
+
+M = counting_model("m", "1* 2* 3*", page_tokens=4, max_model_len=4096)
+CUT = (1, 2)
+
+
+class Logged(CountingEngine):
+    """Writes down the steps that it is given."""
+
+    def __init__(self, log: list[Any], pages: int, device: str) -> None:
+        super().__init__([M], pages, device=device)
+        self._log = log
+
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        self._log.append((self.device, plan, {name: bytes(array.data) for name, array in inputs.items()}))
+        return super().run(plan, inputs)
+
+
+def logged(seed: int, prepares: bool) -> tuple[VirtualCluster, list[Any]]:
+    """A random schedule: requests that come and go, are aborted, moved and wait for pages; and its steps."""
+    rng, log = random.Random(seed), list[Any]()
+    pages, devices = rng.choice((14, 24, 80)), rng.choice((2, 3))
+    cluster = VirtualCluster(
+        [M], [CUT], devices=devices, make_engine=lambda name: Logged(log, pages, name), prepares=prepares,
+        latency=rng.choice((1, 50)) * MS // 100, config=ClusterConfig(devices=devices, placing="split"),
+        relay_config=RelayConfig(chunk=8, window=1, patience_ms=rng.choice((20, 2000))),
+    )  # fmt: skip
+    for number in range(rng.randrange(2, 7)):
+        prompt = [rng.randrange(90) for _ in range(rng.randrange(1, 9))]
+        cluster.ask(request(f"r{number}", prompt, "m", max_tokens=rng.randrange(2, 24)), at=rng.choice((0, 0, rng.randrange(40 * MS))))
+    if rng.random() < 0.3:
+        cluster.abort("r0", at=rng.randrange(30 * MS))
+    for _ in range(rng.choice((0, 0, 2))):
+        cluster.at(rng.randrange(40 * MS), lambda: cluster.migrate_some(rng) and None)
+    cluster.run()
+    return cluster, log
+
+
+@given(st.integers(0, 1 << 20))
+@settings(max_examples=40, deadline=None)
+def test_steps_are_the_same_as_without(seed: int) -> None:
+    (with_, steps), (without, expected) = logged(seed, True), logged(seed, False)
+    assert steps == expected
+    assert {seq: told.tokens for seq, told in with_.told.items()} == {seq: told.tokens for seq, told in without.told.items()}
+    assert not any(node.relay.foreseen for node in without.living())
+
+
+def steady(prepares: bool = True, rows: int = 4) -> VirtualCluster:
+    """Rows that decode along three devices; the first gets tokens, the others hidden states."""
+    cluster = VirtualCluster([M], [CUT], devices=3, config=ClusterConfig(devices=3, placing="split"), prepares=prepares)
+    cluster.ask(*[request(f"r{number}", [number + 1] * (number + 1), "m", max_tokens=40) for number in range(rows)])
+    return cluster
+
+
+def test_most_steps_of_a_steady_batch_are_made_ahead_though_rows_need_pages() -> None:
+    cluster = steady()
+    cluster.run()
+    cluster.expect()
+    taken = {node.name: (node.relay.foreseen, node.relay.report().steps) for node in cluster.living()}
+    assert len(taken) == 3 and all(foreseen > 0.7 * steps for foreseen, steps in taken.values()), taken
+
+
+def waiting_relay(place: int) -> Relay:
+    """A device of a steady batch, between two steps."""
+    cluster = steady()
+    while min((node.relay.foreseen for node in cluster.living()), default=0) < 5:
+        cluster.run_one()
+    relay = next(node.relay for node in cluster.living() if node.name == f"d{place}")
+    while relay.busy:
+        cluster.run_one()
+    return relay
+
+
+def heard(relay: Relay) -> Any:
+    """The message that it expects; tokens, which it does not know, are 7, 8 and so on."""
+    (expected,) = relay._foreseen._made.values()
+    brings = expected.brings
+    return msgspec.structs.replace(brings, tokens=tuple(range(7, 7 + len(brings.seqs)))) if isinstance(brings, Go) else brings
+
+
+def columns(message: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Any:
+    """A message with every column changed."""
+    return msgspec.structs.replace(message, **{name: change(getattr(message, name)) for name in message.__struct_fields__})
+
+
+def hidden(count: int) -> Array:
+    return Array("int64", (count, 1), bytes(8 * count))
+
+
+@pytest.mark.parametrize(
+    ("what", "place"),
+    [
+        *product(["expected", "shifted", "fewer", "again", "closed", "joined"], [0, 2]),
+        ("apart", 2),
+        ("strides", 0),
+    ],
+)
+def test_what_comes_otherwise_goes_the_usual_way(what: str, place: int) -> None:
+    """The rows that are not as expected run, or do not, as they do where nothing is made ahead."""
+    relay = waiting_relay(place)
+    relay.prepare()
+    message, before = heard(relay), relay.foreseen
+    count = len(message.seqs)
+    arrays, runs = [] if place == 0 else [hidden(count)], set(message.seqs)
+    if what == "shifted":
+        message = columns(message, lambda column: (*column[1:], *column[:1]))
+    elif what == "fewer":
+        message = columns(message, lambda column: column[1:])
+        arrays, runs = [] if place == 0 else [hidden(count - 1)], set(message.seqs)
+    elif what == "again":
+        message = msgspec.structs.replace(message, starts=tuple(start - 1 for start in message.starts))
+    elif what == "apart":
+        arrays = [hidden(1) for _ in range(count)]
+    elif what == "strides":
+        message = msgspec.structs.replace(message, steps=(2,) * count)
+    elif what == "closed":
+        relay.handle(Close((message.seqs[1],), (message.epochs[1],)), (), 0)
+        runs.discard(message.seqs[1])
+    relay.handle(message, arrays, 1)
+    if what == "joined":
+        relay.handle(columns(message, lambda column: column[:1]), [] if place == 0 else [hidden(1)], 1)
+    step = relay.next_step(2)
+    assert step is not None and relay.foreseen == before + (what == "expected")
+    assert {row.seq.split("#")[0] for row in step.plan.rows} == runs
+    assert len(step.plan.rows) == len(runs)
+    starts = dict(zip(message.seqs, message.starts, strict=True))
+    assert all(row.start == starts[row.seq.split("#")[0]] for row in step.plan.rows)
+    if place == 0:
+        tokens = dict(zip(message.seqs, message.tokens, strict=True))
+        assert all(row.tokens == (tokens[row.seq.split("#")[0]],) for row in step.plan.rows)
+
+
+def test_what_waits_elsewhere_is_said_first_and_once() -> None:
+    cluster = steady()
+    middle = None
+    while middle is None:
+        cluster.run_one()
+        middle = next((node for node in cluster.living() if node.relay.foreseen > 3 and node.relay._foreseen._runs is not None), None)
+        if middle is not None and middle.relay._foreseen._runs.onward is None:
+            middle = None
+    relay = middle.relay
+    plan, rows = relay._steps.under_way["all"]
+    whole = Array("int64", (len(rows), 1), bytes(8 * len(rows)))
+    result = StageResult(StepResult(plan.step, (), (), (), 1), Stacked([row.seq for row in plan.rows], whole))
+    assert relay.first(StageResult(StepResult(plan.step + 1, (), (), (), 1), result.outputs)) is None, "of another step"
+    first = relay.first(result)
+    assert first is not None and first.message.seqs == tuple(row.guest.seq for row in rows) and first.arrays == (whole,)
+    assert relay.first(result) is None
+    assert relay.finish_step(result, 5) == []
