@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.cluster.agent_main import MakeEngine, main
+from runtime.cluster.agent_process.main import MakeEngine, main
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel
 from runtime.stages import Array, Stage, StageResult

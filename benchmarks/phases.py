@@ -29,11 +29,11 @@ from typing import Any
 import msgspec
 
 from benchmarks.chaos import CUTS, MODELS, PAGES, PATIENCE, Chaos, Clients, Kill, free_pages, spread
-from runtime.cluster.agent_main import Preparation
-from runtime.cluster.driver import ClusterDriver
-from runtime.cluster.lives import LifeConfig
-from runtime.cluster.process import AgentSettings
-from runtime.cluster.processes import ProcessConfig, Processes
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.agent_process.main import Preparation
+from runtime.cluster.agents.lifecycle import LifeConfig
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig, SpeculationConfig
 from runtime.control.commands import Serve, Tick
 from runtime.engine.fakes.integer_model import CountingModel, surrogate_of

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.agents import ENGINES
-from runtime.cluster.agent_main import Engines, MakeEngine, main
+from runtime.cluster.agent_process.main import Engines, MakeEngine, main
 from runtime.stages import Array, StageEngine, StageResult
 from runtime.types import StepPlan
 

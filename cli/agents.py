@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.cluster.agent_main import Engines, MakeEngine, main
+from runtime.cluster.agent_process.main import Engines, MakeEngine, main
 from runtime.config import EngineConfig
 from runtime.engine.fakes.integer_model import CountingModel
 

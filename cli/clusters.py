@@ -13,7 +13,7 @@ import msgspec
 
 from cli.serve_options import ServeOptions, size_of
 from cli.wiring import check_device, within_memory
-from runtime.cluster.driver import ClusterDriver
+from runtime.cluster.driver.driver import ClusterDriver
 from runtime.control.commands import Serve
 from runtime.policy.profiles import DeviceProfile
 from runtime.scheduler.admission.variant_choice import Adaptation
@@ -21,8 +21,8 @@ from runtime.trace import TraceSink
 from zoo.errors import NotServable
 
 if TYPE_CHECKING:
-    from runtime.cluster.alone import Alone
-    from runtime.cluster.fleet import Fleet
+    from runtime.cluster.agents.inline import Alone
+    from runtime.cluster.launch.launcher import Fleet
     from runtime.stages import StageEngine
     from zoo.api import Zoo
 
@@ -89,8 +89,8 @@ def start_cluster(
 
 def _alone(zoo: Zoo, options: ServeOptions, half_page: int, trace: TraceSink | None) -> Alone:
     """One agent in this process: its engine has this one's store and threads. Raises InputError when that does not fit the device."""
-    from runtime.cluster.alone import Alone
-    from runtime.cluster.process import AgentSettings
+    from runtime.cluster.agent_process.loop import AgentSettings
+    from runtime.cluster.agents.inline import Alone
     from runtime.engine.executors.stage import StagedEngine
 
     config, agents = options.engine(), AgentSettings(weights=size_of(options.agent_weights))
@@ -112,10 +112,10 @@ def _threads() -> int:
 
 def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet:
     from cli.agents import ENGINES
-    from runtime.cluster.agent_main import Preparation
-    from runtime.cluster.process import AgentSettings
-    from runtime.cluster.processes import ProcessConfig, Processes
-    from runtime.cluster.threads import Threads
+    from runtime.cluster.agent_process.loop import AgentSettings
+    from runtime.cluster.agent_process.main import Preparation
+    from runtime.cluster.launch.processes import ProcessConfig, Processes
+    from runtime.cluster.launch.threads import Threads
     from runtime.config import DirectConfig
 
     preparation = Preparation("staged", settings)
@@ -125,7 +125,7 @@ def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet:
     if options.backend == "threads":
         return Threads(lambda device: ENGINES["staged"](settings), options.relay(), agents)
     if options.backend == "ray":
-        from runtime.cluster.rays import RayConfig, Rays
+        from runtime.cluster.launch.ray_actors import RayConfig, Rays
 
         return Rays(RayConfig(preparation, ENGINES, os.environ.get("RAY_ADDRESS"), options.relay(), agents, gpus=_gpus(options)))
     return Processes(ProcessConfig(preparation, options.relay(), agents))

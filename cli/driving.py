@@ -20,7 +20,7 @@ from runtime.trace import TraceSink
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
-    from runtime.cluster.driver import ClusterDriver
+    from runtime.cluster.driver.driver import ClusterDriver
     from runtime.cluster.local import LocalDriver
     from zoo.api import Zoo
 

@@ -15,7 +15,7 @@ from zoo.errors import InputError, ZooError
 
 if TYPE_CHECKING:
     from cli.serve_options import ServeOptions
-    from runtime.cluster.reception import Reception
+    from runtime.cluster.driver.base import Reception
     from runtime.frontend.choices import Piece
     from runtime.frontend.requests import Generation
     from runtime.frontend.served import ServedModel

@@ -150,7 +150,7 @@ def _open_log(path: str | None, stack: ExitStack) -> Callable[[bytes], object] |
     """Where the log of a cluster's scheduler goes."""
     if path is None:
         return None
-    from runtime.cluster.journal import Journal
+    from runtime.cluster.driver.log_file import Journal
 
     journal = Journal(Path(path))
     stack.callback(journal.close)

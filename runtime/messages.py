@@ -7,7 +7,7 @@
 
 A sequence is named together with its *epoch*, which grows whenever it is placed anew: what belongs to an older one is dropped by whoever
 gets it, so a late message can do no harm. Sequences of columns have one entry per row. Arrays travel beside a message, in the order that it
-says. Knows no transport; `runtime.cluster.wire` turns these into bytes.
+says. Knows no transport; `runtime.transport.wire` turns these into bytes.
 """
 
 from __future__ import annotations

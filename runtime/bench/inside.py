@@ -7,7 +7,7 @@ import itertools
 from runtime.bench.answers import Heard
 from runtime.bench.drive import Clock
 from runtime.bench.workload import Ask
-from runtime.cluster.reception import Reception
+from runtime.cluster.driver.base import Reception
 from runtime.types import SamplingParams, SequenceRequest
 from zoo.errors import InputError, ZooError
 

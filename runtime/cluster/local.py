@@ -19,11 +19,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from runtime.agent.local.agent import Agent
+from runtime.cluster.driver.base import Reception
 from runtime.cluster.errors import public
 from runtime.cluster.jobs import Job
-from runtime.cluster.reception import Reception
 from runtime.cluster.stepping import Stepping
-from runtime.cluster.streams import Sink
+from runtime.cluster.streams.streams import Sink
 from runtime.config import BatchingConfig
 from runtime.control.counters import AgentState
 from runtime.trace import TraceSink

@@ -17,8 +17,8 @@ import torch
 
 from cli.clusters import start_cluster
 from cli.serve_options import ServeOptions
-from runtime.cluster.driver import ClusterDriver
-from runtime.cluster.journal import Journal
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.cluster.driver.log_file import Journal
 from runtime.config import EngineConfig
 from runtime.engine.catalog.block_profiles import measured_pieces
 from runtime.engine.catalog.describe import describe_chain

@@ -16,17 +16,17 @@ import msgspec
 import zmq
 
 from runtime.agent.agent import Relay
-from runtime.cluster.agent_main import Identity, Preparation, Word
-from runtime.cluster.directed import Directed
-from runtime.cluster.ended import Ended
-from runtime.cluster.post import Cut, Mail, Post
-from runtime.cluster.process import AgentLoop, AgentSettings
+from runtime.cluster.agent_process.exit_status import Ended
+from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
+from runtime.cluster.agent_process.main import Identity, Preparation, Word
 from runtime.config import RelayConfig
 from runtime.control.commands import SCHEDULER
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, counting_model
 from runtime.messages import Beat, Message, Peers, Ready, Report
 from runtime.stages import StageEngine
+from runtime.transport.messenger import Cut, Mail, Post
+from runtime.transport.tensor_link import Directed
 
 LIMIT = 20.0
 VERSION = "1"

@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from runtime.cluster.driver import ClusterDriver
-from runtime.cluster.fleet import Fleet
-from runtime.cluster.lives import LifeConfig
-from runtime.cluster.process import AgentSettings
-from runtime.cluster.processes import ProcessConfig, Processes
-from runtime.cluster.threads import Threads
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.agents.lifecycle import LifeConfig
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.cluster.launch.launcher import Fleet
+from runtime.cluster.launch.processes import ProcessConfig, Processes
+from runtime.cluster.launch.threads import Threads
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected

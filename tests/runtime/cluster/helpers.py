@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from runtime.cluster.local import LocalDriver
-from runtime.cluster.streams import Stream
+from runtime.cluster.streams.streams import Stream
 from runtime.config import BatchingConfig
 from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.types import EngineLost, ModelSpec, SequenceRequest, StepPlan, StepResult, TokenEvent

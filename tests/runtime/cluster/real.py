@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from runtime.cluster.agent_main import Preparation
-from runtime.cluster.driver import ClusterDriver
-from runtime.cluster.fleet import Fleet
-from runtime.cluster.lives import LifeConfig
-from runtime.cluster.process import AgentSettings
-from runtime.cluster.processes import ProcessConfig, Processes
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.agent_process.main import Preparation
+from runtime.cluster.agents.lifecycle import LifeConfig
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.cluster.launch.launcher import Fleet
+from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.config import BatchingConfig, ClusterConfig, DirectConfig, EngineConfig, RelayConfig
 from runtime.control.commands import Tick
 from runtime.engine.catalog.describe import describe_chain
@@ -121,7 +121,7 @@ def _fleet(backend: Backend, preparation: Preparation, boundary_bytes: int, dire
     if backend == "processes":
         return Processes(ProcessConfig(preparation, relay, settings, beat_seconds=0.1))
     from cli.agents import ENGINES
-    from runtime.cluster.rays import RayConfig, Rays
+    from runtime.cluster.launch.ray_actors import RayConfig, Rays
 
     return Rays(RayConfig(preparation, ENGINES, None, relay, settings))
 

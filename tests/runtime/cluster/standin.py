@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from runtime.cluster.hands import joined_rows
+from runtime.cluster.agent_process.commands import joined_rows
 from runtime.direct import CHECKSUM, Came, Said
 from runtime.stages import Array
 

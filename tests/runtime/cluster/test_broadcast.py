@@ -7,9 +7,9 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from runtime.cluster.driver import ClusterDriver
-from runtime.cluster.process import AgentSettings
-from runtime.cluster.processes import ProcessConfig, Processes
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig
 from runtime.types import TokenEvent
 from tests.runtime.cluster.agents import counting

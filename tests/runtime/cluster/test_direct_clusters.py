@@ -10,19 +10,27 @@ from typing import Any
 
 import pytest
 
-from runtime.cluster.process import AgentSettings
-from runtime.cluster.processes import ProcessConfig, Processes
-from runtime.cluster.threads import Threads
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.launch.processes import ProcessConfig, Processes
+from runtime.cluster.launch.threads import Threads
 from runtime.config import DirectConfig
 from runtime.engine.fakes.integer_links import ConnectedCounting
 from runtime.engine.tensors.links import DirectLinks
 from runtime.engine.tensors.process_groups import Gloo
 from runtime.messages import Close, Moved, Receive, Settle, Stuck
 from runtime.stages import Stage
+from tests.runtime.cluster.agent_process.test_loop import (
+    GREEDY,
+    LENGTH,
+    decode,
+    expected,
+    hop,
+    opened,
+    provide,
+)
+from tests.runtime.cluster.agent_process.test_loop import request as asked
 from tests.runtime.cluster.agents import MODEL, counting, threads
 from tests.runtime.cluster.clusters import DEVICES, LIMIT, MODELS, Load, answered, at_rest, cluster, eventually, request, verify
-from tests.runtime.cluster.test_process import GREEDY, LENGTH, decode, expected, hop, opened, provide
-from tests.runtime.cluster.test_process import request as asked
 from tests.runtime.engine.links import Faulty
 
 DIRECT = DirectConfig(seconds=1.0)

@@ -18,7 +18,7 @@ import pytest
 
 from cli.clusters import start_cluster
 from cli.serve_options import gather
-from runtime.cluster.driver import ClusterDriver
+from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig, ControlConfig, SpeculationConfig
 from runtime.scheduler.controllers.actions import Drain, Wish
 from runtime.scheduler.scheduler import Scheduler

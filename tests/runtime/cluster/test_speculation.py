@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 
-from runtime.cluster.driver import ClusterDriver
-from runtime.cluster.process import AgentSettings
-from runtime.cluster.threads import Threads
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.cluster.launch.threads import Threads
 from runtime.config import ClusterConfig, SpeculationConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import surrogate_of

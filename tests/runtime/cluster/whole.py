@@ -11,9 +11,9 @@ from dataclasses import replace
 from msgspec import structs
 
 from runtime.agent.speculation.hop import same_bits
-from runtime.cluster.alone import Alone
-from runtime.cluster.driver import ClusterDriver
-from runtime.cluster.process import AgentSettings
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.agents.inline import Alone
+from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig
 from runtime.control.commands import Serve
 from runtime.engine.fakes.fake import FakeEngine

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from runtime.cluster.sight import Sight
+from runtime.cluster.driver.view import Sight
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import counting_model

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from runtime.agent.agent import Relay
 from runtime.agent.steps.queue import Lane
-from runtime.cluster.hands import joined_rows
+from runtime.cluster.agent_process.commands import joined_rows
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.control.commands import (
     SCHEDULER,

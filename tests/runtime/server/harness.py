@@ -12,7 +12,7 @@ from typing import Any, Literal
 import httpx
 import openai
 
-from runtime.cluster.driver import ClusterDriver
+from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, ServerConfig
 from runtime.engine.fakes.fake import FakeEngine

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.cluster.driver import ClusterDriver
-from runtime.cluster.processes import Processes
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.cluster.launch.processes import Processes
 from runtime.config import ClusterConfig, ServerConfig
 from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.frontend.tokenizer import Tokenizer

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime.cluster.driver import ClusterDriver
-from runtime.cluster.process import AgentSettings
-from runtime.cluster.threads import Threads
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.cluster.launch.threads import Threads
 from runtime.config import ClusterConfig, ServerConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import counting_model, expected

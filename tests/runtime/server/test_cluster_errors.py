@@ -15,16 +15,16 @@ import httpx
 import msgspec
 import pytest
 
-from runtime.cluster.driver import ClusterDriver
-from runtime.cluster.post import Cut, Post
-from runtime.cluster.process import AgentSettings
-from runtime.cluster.processes import ProcessConfig, Processes
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.driver.driver import ClusterDriver
+from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.cluster.version import own_version
 from runtime.config import ClusterConfig, RelayConfig, ServerConfig
 from runtime.engine.fakes.integer_model import expected
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.messages import PROTOCOL, Close, Done, Message, Pages, Pass, Ready, Settle, Want
 from runtime.stages import Array, devices_of
+from runtime.transport.messenger import Cut, Post
 from runtime.types import Sampled, SamplingParams
 from tests.runtime.cluster.agents import counting
 from tests.runtime.cluster.clusters import blocks, eventually

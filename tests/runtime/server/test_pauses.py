@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from runtime.cluster.driver import ClusterDriver
+from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig, ControlConfig, ServerConfig
 from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.frontend.tokenizer import Tokenizer

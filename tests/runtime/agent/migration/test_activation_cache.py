@@ -7,7 +7,7 @@ import random
 import pytest
 
 from runtime.agent.migration.activation_cache import KeptInputs
-from runtime.cluster.hands import joined_rows
+from runtime.cluster.agent_process.commands import joined_rows
 from runtime.stages import Array
 
 #: What a piece takes beside its bytes.

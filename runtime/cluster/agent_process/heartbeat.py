@@ -1,0 +1,19 @@
+"""An agent's heart: tells the scheduler that its process lives, while its loop may be in a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from runtime.control.commands import SCHEDULER
+from runtime.messages import Beat
+from runtime.transport.messenger import Post
+
+
+def beat(post: Post, stalled_ns: Callable[[], int], seconds: float, wait: Callable[[float], bool]) -> None:
+    """Tell the scheduler every so often that the process lives, and how its loop does, until `wait(seconds)` says to end.
+
+    For a thread of its own, with a post of its own.
+    """
+    while not wait(seconds):
+        post.send(SCHEDULER, Beat(stalled_ns() // 1_000_000))
+        post.receive(0.0)

@@ -1,0 +1,305 @@
+"""One agent's loop: messages in, the relay decides, commands and steps are carried out, messages out. In a process, a thread, an actor.
+
+Contract: everything but `stop` and `stalled_ns` happens on the thread that calls `run`: the engine is loaded, read, written and run there,
+but for steps of lanes that have threads of their own (`lanes`). What a step gives is sent before its lane's next one begins. A failing step
+is its rows' affair; an EngineLost ends the agent, as it does when the scheduler or a peer will not have it. `run` returns why; it never
+leaves by an exception.
+Every wait has a limit: an agent that nobody answers ends.
+
+Control messages are taken of the scheduler only; agents may pass rows and pages. What a relay asks for beside steps is `hands`'.
+It knows no processes, no models and no tensors: engine, relay and post are passed in.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from runtime.agent.steps.queue import Lane
+from runtime.cluster.agent_process.commands import Hands
+from runtime.cluster.agent_process.exit_status import Ended, Exit
+from runtime.cluster.agent_process.lanes import lanes_for
+from runtime.cluster.errors import public
+from runtime.config import DirectConfig
+from runtime.control.commands import SCHEDULER, RelayCommand, RelayEvent, Send, StageStep
+from runtime.messages import PROTOCOL, Bid, Gone, Halt, Message, Offer, Pages, Pass, Peers, Ready, Report, Retract, Severed, ToAgent, Want
+from runtime.stages import Array, StageEngine, StageResult
+from runtime.transport.link import Link
+from runtime.transport.messenger import Cut, Mail
+from runtime.transport.tensor_link import Directed
+from runtime.types import EngineLost
+
+_log = logging.getLogger(__name__)
+
+#: What agents may say to each other.
+_OF_AGENTS = (Pass, Want, Pages, Offer, Bid, Retract)
+#: How long the loop waits for messages while rows wait for something else than them (pages, mostly), in seconds.
+_PAUSE = 0.005
+#: Below this a wait would be none, and the loop would take the processor from whoever is to answer.
+_SHORTEST = 0.001
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """`weights`: bytes of weights it may hold, 0: no limit. `hello_seconds`: how long the scheduler may take to answer.
+
+    `server`: the machine that it is on, whose devices are near each other (BL-26); the host's name if it is empty.
+    `own_lane`: steps that predict run on a thread or stream of their own, beside the others (BL-25). `direct`: its tensors go directly
+    where they can; None: by the host's memory (BL-33).
+    """
+
+    weights: int = 0
+    report_seconds: float = 0.5
+    hello_seconds: float = 10.0
+    server: str = ""
+    own_lane: bool = False
+    direct: DirectConfig | None = None
+
+
+class Relay(Protocol):
+    """What the loop needs of `runtime.agent.agent.Relay`."""
+
+    @property
+    def device(self) -> str: ...
+
+    @property
+    def busy(self) -> bool: ...
+
+    @property
+    def inputs(self) -> int: ...
+
+    @property
+    def lingers(self) -> int | None: ...
+
+    def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]: ...
+
+    def next_step(self, now: int, lane: Lane = "all") -> StageStep | None: ...
+
+    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
+
+    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
+
+    def prepare(self) -> None: ...
+
+    def first(self, result: StageResult) -> Send | None: ...
+
+    def starved(self, now: int) -> list[RelayCommand]: ...
+
+    def report(self) -> Report: ...
+
+
+class _Severed(Exception):
+    """The scheduler or a peer will not have this agent."""
+
+
+class _Unanswered(Exception):
+    """The scheduler does not answer."""
+
+
+class AgentLoop:
+    """See the top of the file. The post knows the scheduler's address already, and is closed by whoever made it.
+
+    `version`: of this program; agents of another than the scheduler's are refused. `directed`: over the same post, where tensors may go
+    directly.
+    """
+
+    def __init__(
+        self,
+        engine: StageEngine,
+        relay: Relay,
+        post: Link,
+        settings: AgentSettings,
+        version: str,
+        clock: Callable[[], int] = time.monotonic_ns,
+        directed: Directed | None = None,
+    ) -> None:
+        self._engine, self._relay, self._clock, self._directed = engine, relay, clock, directed
+        self._post: Link = directed or post
+        self._settings, self._version, self._hands = settings, version, Hands(engine, self._post, directed)
+        beside = engine.beside() if settings.own_lane else None
+        self._lanes = lanes_for(engine, beside, relay, clock, self._post.wake, self._hands.do)
+        self._agents: dict[str, int] = {}
+        self._welcome = False
+        self._stopping = self._ran = False
+        self._began: int | None = None
+        self._next_report = 0
+        self._busy_since: int | None = None
+
+    def stop(self) -> None:
+        """End after the step under way. From any thread, and from signal handlers."""
+        self._stopping = True
+        self._post.wake()
+
+    def stalled_ns(self) -> int:
+        """How long the loop, or a lane's thread, has been at one thing; 0 while all wait."""
+        since = min((each for each in (self._busy_since, self._lanes.since()) if each is not None), default=None)
+        return 0 if since is None else self._clock() - since
+
+    def run(self) -> Ended:
+        """Work until told to stop, or something ends it."""
+        try:
+            while (ended := self.turn()) is None:
+                pass
+            return ended
+        finally:
+            self._lanes.close()
+
+    def turn(self, limit: float = math.inf) -> Ended | None:
+        """Take what came and run a step, if there is one; where there is none, wait for something, up to `limit` seconds. How it ended, if
+        it did."""
+        try:
+            if self._stopping:
+                return Ended(Exit.STOPPED, "it was told to stop")
+            self._turn(limit)
+            return None
+        except EngineLost as error:
+            _log.error("the engine is lost", exc_info=True)
+            return Ended(Exit.LOST, f"the engine is lost: {public(error)}")
+        except _Severed as error:
+            return Ended(Exit.DENIED, str(error))
+        except _Unanswered as error:
+            return Ended(Exit.UNANSWERED, str(error))
+        except Exception as error:
+            _log.critical("the agent's loop has died", exc_info=True)
+            return Ended(Exit.DEFECT, f"the agent's loop has died: {public(error)}")
+
+    # -- the loop --------------------------------------------------------------------------------------------------------
+
+    def _turn(self, limit: float) -> None:
+        if self._began is None:
+            self._say_hello()
+        if not self._ran:
+            self._relay.prepare()
+            self._post.prepare()
+        self._receive(0.0 if self._ran else min(limit, self._patience()))
+        self._require_answer()
+        self._look()
+        self._ran = self._step()
+
+    def _say_hello(self) -> None:
+        engine, settings = self._engine, self._settings
+        self._began = self._clock()
+        self._post.send(
+            SCHEDULER,
+            Ready(
+                self._relay.device,
+                PROTOCOL,
+                self._version,
+                engine.page_capacity,
+                engine.page_bytes,
+                settings.weights,
+                self._post.address,
+                settings.server or platform.node(),
+                pid=os.getpid(),
+                inputs=self._relay.inputs,
+                rail="" if self._directed is None else self._directed.rail,
+            ),
+        )
+
+    def _require_answer(self) -> None:
+        limit = self._settings.hello_seconds
+        if not self._welcome and self._clock() - (self._began or 0) > limit * 1e9:
+            raise _Unanswered(f"the scheduler did not answer within {limit:g} s: a wrong address, or another key")
+
+    def _patience(self) -> float:
+        if self._relay.lingers is not None:
+            return max(_SHORTEST, min(_PAUSE, (self._relay.lingers - self._clock()) / 1e9))
+        if self._relay.busy or not self._welcome:
+            return _PAUSE
+        return max(0.0, min(self._settings.report_seconds, (self._next_report - self._clock()) / 1e9))
+
+    def _receive(self, timeout: float) -> None:
+        self._busy_since = None
+        items = self._post.receive(timeout)
+        self._busy_since = self._clock()
+        for item in items:
+            if isinstance(item, Cut):
+                self._cut(item)
+            else:
+                self._take(item)
+
+    def _look(self) -> None:
+        """What is due by time."""
+        now = self._clock()
+        if self._welcome and now >= self._next_report:
+            self._next_report = now + int(self._settings.report_seconds * 1e9)
+            self._post.send(SCHEDULER, self._report())
+            self._carry_out(self._relay.starved(now))
+
+    def _report(self) -> Report:
+        report = self._relay.report()
+        return report if self._directed is None else replace(report, links=self._directed.links())
+
+    def _step(self) -> bool:
+        """A turn of the lanes: run a step, or begin and take some; whether there was anything to do."""
+        self._busy_since = self._clock()
+        commands = self._lanes.turn()
+        if commands is None:
+            return False
+        self._carry_out(commands)
+        return True
+
+    # -- messages --------------------------------------------------------------------------------------------------------
+
+    def _take(self, mail: Mail) -> None:
+        message = mail.message
+        if mail.sender != SCHEDULER:
+            if isinstance(message, _OF_AGENTS):
+                self._tell(message, mail.arrays)
+            else:
+                self._post.deny(mail.sender, f"a {type(message).__name__} is the scheduler's to send")
+        elif isinstance(message, Peers):
+            self._peers(message)
+        elif isinstance(message, Halt):
+            self._stopping = True
+        elif isinstance(message, ToAgent):
+            self._tell(message, mail.arrays)
+        else:
+            raise _Severed(f"the scheduler sent a {type(message).__name__}")
+
+    def _peers(self, peers: Peers) -> None:
+        self._welcome = True
+        now = {name: incarnation for name, incarnation, _ in peers.agents}
+        for name, incarnation in self._agents.items():
+            if now.get(name) != incarnation:
+                self._post.forget(name)
+        for (name, incarnation, address), rail in zip(peers.agents, peers.rails or repeat(""), strict=False):
+            if name != self._relay.device:
+                self._post.learn(name, incarnation, address)
+                if self._directed is not None:
+                    self._directed.reach(name, rail)
+        self._agents = {name: incarnation for name, incarnation in now.items() if name != self._relay.device}
+
+    def _cut(self, cut: Cut) -> None:
+        if cut.peer == SCHEDULER or cut.denied:
+            raise _Severed(f"{cut.peer}: {cut.reason}")
+        self._post.send(SCHEDULER, Severed(cut.peer, cut.incarnation, cut.reason))
+        self._tell(Gone(cut.peer))
+
+    def _tell(self, event: Message | RelayEvent, arrays: Sequence[Array] = ()) -> None:
+        self._carry_out(self._relay.handle(event, arrays, self._clock()))
+
+    # -- commands --------------------------------------------------------------------------------------------------------
+
+    def _carry_out(self, commands: Iterable[RelayCommand]) -> None:
+        """In order; what a command's outcome makes the relay say comes right behind it."""
+        todo = deque(commands)
+        while todo:
+            command = todo.popleft()
+            if isinstance(command, Send) and command.to == self._relay.device:  # behind a move neighbouring hops may be on one device
+                todo.extendleft(reversed(self._relay.handle(command.message, command.arrays, self._clock())))
+                continue
+            self._busy_since = self._clock()
+            event = self._hands.do(command)
+            if event is not None:
+                todo.extendleft(reversed(self._relay.handle(event, (), self._clock())))

@@ -1,0 +1,147 @@
+"""A cluster of one device without processes, threads or bytes on the way: its agent's loop takes turns with the scheduler on one thread.
+
+    send -> Inside -> AgentLoop.turn: Relay.handle, a step of the engine -> Inside -> what the scheduler is told
+
+Contract: to the conductor it is what `Company` is. Loading and steps happen in `receive`, where no lock is held. An engine that is lost, or
+cannot be made, is not made again by itself: another one would hardly fare better in this process, so that is the end (`Lives`: failed).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from runtime.agent.agent import Relay
+from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
+from runtime.cluster.agents.lifecycle import Lives
+from runtime.cluster.agents.pool import Told, Work
+from runtime.cluster.errors import public
+from runtime.cluster.version import own_version
+from runtime.config import RelayConfig
+from runtime.control.commands import Down
+from runtime.control.counters import Tally
+from runtime.control.trace_events import Narrator
+from runtime.messages import Loaded, Message, Peers, Ready, Report
+from runtime.stages import StageEngine
+from runtime.trace import TraceSink
+from runtime.transport.link import Inside
+from runtime.types import SegmentRun, StepPlan, StepResult
+
+_log = logging.getLogger(__name__)
+
+#: What a stage's name has behind its model's: the version, and which components.
+_STAGE = re.compile(r"(#[0-9a-f]{16})?\[[0-9]+:[0-9]+\]$")
+
+
+class Alone:
+    """See the top of the file. One thread, but for `wake`.
+
+    Args:
+        make: the engine; called on the thread that will run it.
+        device: its name in paths.
+        trace: where segments that ran go; the scheduler tells all else.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], StageEngine],
+        relay: RelayConfig | None = None,
+        settings: AgentSettings | None = None,
+        device: str = "agent-0",
+        clock: Callable[[], int] = time.monotonic_ns,
+        trace: TraceSink | None = None,
+    ) -> None:
+        """(Its steps never linger: whatever is due back from the scheduler has come before the next one.)"""
+        self._make, self._settings, self._clock = make, settings or AgentSettings(), clock
+        self._relay = replace(relay or RelayConfig(), linger_us=0)
+        self._tally, self._narrator = Tally(), Narrator(trace, device)
+        self.device = device
+        self.lives = Lives([device])
+        self.reports: dict[str, Report] = {}
+        self.page_bytes = 0
+        self._link = Inside()
+        self._loop: AgentLoop | None = None
+        self._incarnation = 0
+        self._again = False
+
+    def wake(self) -> None:
+        """End a `receive` that waits."""
+        self._link.wake()
+
+    def receive(self, timeout: float) -> list[Told]:
+        """A turn of the agent's loop: what it has to say. Waits up to `timeout` seconds where there is nothing to be done."""
+        if self._again:
+            return self._end("it was restarted", planned=True)
+        for _, incarnation in self.lives.due(self._clock()):
+            return self._begin(incarnation)
+        if self._loop is None:  # it has failed, and the conductor is about to see that
+            time.sleep(min(timeout, 0.001))
+            return []
+        ended = self._loop.turn(timeout)
+        told: list[Told] = [*map(self._heard, self._link.told())]
+        return told if ended is None else [*told, *self._end(ended.reason)]
+
+    def look(self) -> list[Told]:
+        """Nothing is due by time: an agent on this thread can neither hang unseen nor be silent."""
+        return []
+
+    def send(self, device: str, message: Message) -> None:
+        if self._loop is not None and device == self.device:
+            self._link.tell(message)
+
+    def restart(self, device: str) -> None:
+        """Have another engine made in the place of this one, behind the step under way."""
+        self._again = True
+
+    def work(self) -> Work:
+        tally = self._tally
+        return Work(tally.steps, tally.busy, tally.segments, tally.idle_tokens)
+
+    def close(self, patience: float) -> None:
+        """Let the engine go."""
+        self._loop = None
+
+    # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _begin(self, incarnation: int) -> list[Told]:
+        self._incarnation = incarnation
+        try:
+            engine = self._make()
+        except Exception as error:
+            _log.error("the engine cannot be made", exc_info=True)
+            return self._end(f"the engine cannot be made: {public(error)}")
+        relay = Relay(self.device, engine.page_capacity, self._relay, engine.alike, self._ran)
+        self._loop = AgentLoop(engine, relay, self._link, self._settings, own_version(), self._clock)
+        self._link.tell(Peers(((self.device, incarnation, self._link.address),)))
+        return self.receive(0.0)
+
+    def _ran(self, plan: StepPlan, result: StepResult, now: int) -> None:
+        self._tally.step(plan, result)
+        if result.segments:
+            self._narrator.segments(now, plan.step, tuple(map(_told, result.segments)))
+
+    def _heard(self, message: Message) -> Message:
+        if isinstance(message, Ready):
+            self.page_bytes = message.page_bytes
+            self.lives.ready(self.device, self._incarnation, self._clock())
+        elif isinstance(message, Loaded):
+            self._narrator.model(self._clock(), "model.load", message.spec)
+        elif isinstance(message, Report):
+            self.reports[self.device] = message
+        return message
+
+    def _end(self, reason: str, *, planned: bool = False) -> list[Told]:
+        was_up = self.lives.up(self.device, self._incarnation)
+        self.lives.died(self.device, self._incarnation, reason, self._clock(), final=not planned, planned=planned)
+        self._loop, self._again = None, False
+        self._link.receive(0.0)
+        self.reports.clear()
+        return [Down(self.device, reason, planned=planned)] if was_up else []
+
+
+def _told(run: SegmentRun) -> SegmentRun:
+    """What a run tells users: models, as they know them, not stages."""
+    return replace(run, models=tuple(dict.fromkeys(_STAGE.sub("", model) for model in run.models)))

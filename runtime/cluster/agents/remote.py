@@ -1,0 +1,194 @@
+"""All agents of a cluster as its driver sees them: who is up, who is started, killed, refused; messages of theirs that may be believed.
+
+Contract: one thread, but for `died`, which any may call. What comes out of `receive` and `look` is what the scheduler is to be told, in
+order: messages of agents that are up, about themselves, and a Down for each that went. An agent that is of another version, has pages of
+another size, speaks for another, or says what only a scheduler says is cut off and killed; why is kept for whoever asks.
+Decides nothing about sequences.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable, Iterable
+
+from runtime.cluster.agents.lifecycle import LifeConfig, Lives
+from runtime.cluster.agents.pool import Told, Work
+from runtime.cluster.launch.launcher import Died, Fleet
+from runtime.control.commands import Down
+from runtime.messages import PROTOCOL, Beat, Halt, Message, Peers, Ready, Report, Severed, ToScheduler
+from runtime.transport.channels.sockets import ADDRESS
+from runtime.transport.messenger import Cut, Mail, Post
+
+_log = logging.getLogger(__name__)
+
+#: How long an agent that was refused may take to end by itself, in nanoseconds.
+_GRACE_NS = 5_000_000_000
+
+
+class Company:
+    """See the top of the file. `names`: of the devices that there are to be."""
+
+    def __init__(self, names: Iterable[str], fleet: Fleet, post: Post, config: LifeConfig, version: str, clock: Callable[[], int]) -> None:
+        self._fleet, self._post, self._version, self._clock = fleet, post, version, clock
+        self.lives = Lives(names, config)
+        self._addresses: dict[str, tuple[int, str]] = {}
+        self._rails: dict[str, str] = {}
+        self.reports: dict[str, Report] = {}
+        self._page_bytes: int | None = None
+        self._deaths: queue.SimpleQueue[Died] = queue.SimpleQueue()
+        self._planned: set[tuple[str, int]] = set()
+        self._leaving: list[tuple[int, str, int]] = []
+        self._past = Work()
+        post.admit(self.lives.begun)
+        fleet.attach(self.died, post.address)
+
+    @property
+    def page_bytes(self) -> int:
+        """Of every agent's pages; 0 before the first is there."""
+        return self._page_bytes or 0
+
+    # -- from anywhere ---------------------------------------------------------------------------------------------------
+
+    def died(self, died: Died) -> None:
+        """A fleet's word."""
+        self._deaths.put(died)
+        self._post.wake()
+
+    def wake(self) -> None:
+        """End a `receive` that waits."""
+        self._post.wake()
+
+    # -- what happens ----------------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float) -> list[Told]:
+        """All that came; waits for the first up to `timeout` seconds."""
+        items = self._post.receive(timeout)
+        told: list[Told] = []
+        for item in items:
+            if isinstance(item, Cut):
+                told += self._lose(item.peer, item.incarnation, item.reason, kill=True)
+            else:
+                told += self._hear(item)
+        while not self._deaths.empty():
+            died = self._deaths.get()
+            told += self._lose(died.device, died.incarnation, died.reason, final=died.final)
+        return told
+
+    def look(self) -> list[Told]:
+        """What is due by time: agents that are hung are killed, those that are to come are started."""
+        now = self._clock()
+        told: list[Told] = []
+        for late in self.lives.overdue(now):
+            told += self._lose(late.device, late.incarnation, late.reason, kill=True)
+        for _, device, incarnation in [each for each in self._leaving if each[0] <= now]:
+            self._fleet.kill(device, incarnation)
+        self._leaving = [each for each in self._leaving if each[0] > now]
+        for device, incarnation in self.lives.due(now):
+            self._fleet.start(device, incarnation)
+        return told
+
+    # -- what is to happen -----------------------------------------------------------------------------------------------
+
+    def send(self, device: str, message: Message) -> None:
+        """To an agent; one that is gone is nothing to do: the scheduler hears of it."""
+        if self._post.knows(device):
+            self._post.send(device, message)
+
+    def restart(self, device: str) -> None:
+        """Have an agent end after its step and another take its place."""
+        self._planned.add((device, self.lives.incarnation(device)))
+        self.send(device, Halt())
+
+    def work(self) -> Work:
+        """(Agents tell of steps and their time only, once per period.)"""
+        reports, past = self.reports.values(), self._past
+        return Work(past.steps + sum(each.steps for each in reports), past.busy + sum(each.busy for each in reports))
+
+    def close(self, patience: float) -> None:
+        """End all agents, those that take longer than so many seconds by force, and let everything go."""
+        self.halt()
+        self._post.close()
+        self._fleet.shutdown(patience)
+
+    def halt(self) -> None:
+        for device in self._addresses:
+            self.send(device, Halt())
+
+    # -- inside ----------------------------------------------------------------------------------------------------------
+
+    def _hear(self, mail: Mail) -> list[Told]:
+        message, device, incarnation = mail.message, mail.sender, mail.incarnation
+        if isinstance(message, Ready):
+            return self._welcome(device, incarnation, message)
+        if not self.lives.up(device, incarnation):
+            return []
+        if isinstance(message, Beat):
+            self.lives.beat(device, incarnation, message.stalled_ms, self._clock())
+            return []
+        if isinstance(message, Severed):
+            return self._lose(message.peer, message.incarnation, f"{device} has cut it off: {message.reason}", kill=True)
+        if isinstance(message, ToScheduler) and message.device == device:
+            if isinstance(message, Report):
+                self.reports[device] = message
+            return [message]
+        return self._refuse(device, incarnation, f"a {type(message).__name__} is not its to send", kill=True)
+
+    def _welcome(self, device: str, incarnation: int, ready: Ready) -> list[Told]:
+        why = self._why_not(device, ready)
+        if why is not None:
+            return self._refuse(device, incarnation, why, final=True)
+        if not self.lives.ready(device, incarnation, self._clock()):
+            return self._refuse(device, incarnation, "nobody waits for an agent of that name")
+        self._page_bytes = ready.page_bytes
+        self._addresses[device] = incarnation, ready.address
+        self._rails[device] = ready.rail
+        self._introduce()
+        return [ready]
+
+    def _why_not(self, device: str, ready: Ready) -> str | None:
+        """Why an agent cannot be one of this cluster."""
+        if ready.device != device:
+            return "it calls itself by two names"
+        if ready.protocol != PROTOCOL or ready.version != self._version:
+            return f"it is of version {ready.version!r} (protocol {ready.protocol}), the cluster of {self._version!r} (protocol {PROTOCOL})"
+        if self._page_bytes not in (None, ready.page_bytes):
+            return f"its pages have {ready.page_bytes} bytes, those of the cluster {self._page_bytes}"
+        if ready.page_capacity < 1 or ready.page_bytes < 1 or ready.weights < 0:
+            return "it has no room for a page"
+        if not ADDRESS.fullmatch(ready.address):
+            return "it gives no address that others could reach it at"
+        return None
+
+    def _refuse(self, device: str, incarnation: int, reason: str, *, final: bool = False, kill: bool = False) -> list[Told]:
+        _log.warning("the agent of %s is refused: %s", device, reason)
+        self._post.deny(device, reason)
+        self._leaving.append((self._clock() + _GRACE_NS, device, incarnation))
+        return self._lose(device, incarnation, reason, final=final, kill=kill)
+
+    def _lose(self, device: str, incarnation: int, reason: str, *, final: bool = False, kill: bool = False) -> list[Told]:
+        """An agent is gone, or is to be; nothing if that was known."""
+        planned = (device, incarnation) in self._planned
+        self._planned.discard((device, incarnation))
+        was_up = self.lives.up(device, incarnation)
+        if not self.lives.died(device, incarnation, reason, self._clock(), final=final, planned=planned):
+            return []
+        _log.log(logging.INFO if planned else logging.WARNING, "the agent of %s is gone: %s", device, reason)
+        if kill:
+            self._fleet.kill(device, incarnation)
+        self._addresses.pop(device, None)
+        last = self.reports.pop(device, None)
+        if last is not None:
+            self._past = Work(self._past.steps + last.steps, self._past.busy + last.busy)
+        self._post.forget(device)
+        self._introduce()
+        return [Down(device, reason, planned=planned)] if was_up else []
+
+    def _introduce(self) -> None:
+        """Tell all agents who there is."""
+        rails = tuple(self._rails.get(device, "") for device in self._addresses)
+        peers = Peers(
+            tuple((device, incarnation, address) for device, (incarnation, address) in self._addresses.items()), rails if any(rails) else ()
+        )
+        for device in self._addresses:
+            self.send(device, peers)

@@ -1,0 +1,303 @@
+"""The driver of a cluster: a scheduler on a thread of its own, a fleet that brings agents up, streams to whoever asked.
+
+    open_stream -> Arrive -> Scheduler -> Open, Go -> agents … Done -> Scheduler -> Emit -> Stream     an agent dies -> Down -> another
+
+Contract: to servers it is what `LocalDriver` is. A device that cannot be brought up again ends what cannot run without it, with the reason;
+where nothing is left that could run, and after a defect of the control plane, the driver is dead: `alive` is false, `death` says why, every
+stream ends with an error, none hangs. It knows no HTTP, no text, no tensors and no processes: the fleet is passed in, `company` speaks with
+the agents, `conductor` with the scheduler, `sight` looks at both.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import zmq
+
+from runtime.cluster.agents.inline import Alone
+from runtime.cluster.agents.lifecycle import AgentFacts, LifeConfig
+from runtime.cluster.agents.pool import Crew
+from runtime.cluster.agents.remote import Company
+from runtime.cluster.driver.base import Reception
+from runtime.cluster.driver.scheduler_loop import TICK, Conductor
+from runtime.cluster.driver.view import Sight
+from runtime.cluster.launch.launcher import Fleet, Seat
+from runtime.cluster.streams.streams import Sink
+from runtime.cluster.version import own_version
+from runtime.config import ClusterConfig
+from runtime.control.commands import SCHEDULER, Serve, Updated, Withdraw
+from runtime.control.counters import AgentState
+from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.scheduler.observe.replay_log import Recorder, head_of
+from runtime.scheduler.scheduler import Scheduler
+from runtime.stages import Block, Chain, Surrogate
+from runtime.trace import TraceSink
+from runtime.transport.messenger import Post
+from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
+from zoo.errors import InUse, NotFound, NotServable, Unavailable, ZooError
+
+_log = logging.getLogger(__name__)
+
+#: How long agents may take to end by themselves, in seconds.
+_PATIENCE = 10.0
+
+T = TypeVar("T")
+
+
+class ClusterDriver(Reception):
+    """Runs a cluster until `shutdown`. Every method may be called from any thread; those that wait say so.
+
+    Args:
+        chains, blocks: the models that are served, and all blocks of them.
+        devices: names of the agents that there are to be.
+        fleet: what brings them up, or the only one, which runs on the scheduler's thread; it is shut down with the driver.
+        config, lives: of the scheduler; of the agents' restarts.
+        adaptation: what adaptive requests may get. describe: how models that are asked for later are served; None: there are none.
+        surrogates: by model, cheaper stand-ins of parts of it (BL-25).
+        log: takes lines of the scheduler's log (`scheduler.observe.replay_log`), on its thread.
+    """
+
+    def __init__(
+        self,
+        chains: Sequence[Chain],
+        blocks: Sequence[Block],
+        devices: Sequence[str],
+        fleet: Fleet | Alone,
+        config: ClusterConfig | None = None,
+        lives: LifeConfig | None = None,
+        trace: TraceSink | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+        version: str | None = None,
+        adaptation: Adaptation | None = None,
+        describe: Callable[[str], Serve] | None = None,
+        surrogates: Mapping[str, Sequence[Surrogate]] | None = None,
+        log: Callable[[bytes], object] | None = None,
+    ) -> None:
+        """Waits until all agents are there, with a path for each model. Raises Unavailable if one cannot be brought up; the fleet is shut
+        down then, and on Ctrl-C."""
+        super().__init__("cluster")
+        self._describe = describe
+        config = replace(config or ClusterConfig(), devices=len(devices))
+        with ExitStack() as undo:
+            undo.callback(_let_go, fleet)
+            self._scheduler = Scheduler(chains, blocks, config, trace, surrogates or {}, adaptation)
+            self._company: Crew = fleet if isinstance(fleet, Alone) else _company(devices, fleet, lives or LifeConfig(), version, clock)
+            head = head_of(chains, blocks, config, surrogates or {}, adaptation)
+            handler = None if log is None else Recorder(self._scheduler, head, log)
+            self._conductor = Conductor(self._scheduler, self._company, self._changed, self._routes, clock, self._die, handler)
+            self.sight = Sight(self._scheduler, self._company, self._conductor.strandings, self._changed)
+            undo.pop_all()
+            undo.callback(self.shutdown)
+            self._conductor.start()
+            self._await_all()
+            undo.pop_all()
+
+    # -- requests ------------------------------------------------------------------------------------------------------
+
+    def abort(self, seqs: Iterable[str]) -> None:
+        """End sequences; those that have ended already are nothing to do."""
+        self._conductor.abort(tuple(seqs))
+
+    def move(self, seq: str, blocks: range, target: str) -> str | None:
+        """Begin to move blocks of a running sequence's chain, all on one device, to another; why that cannot be, or None. Waits for the
+        scheduler, not for the move.
+
+        Raises Unavailable once the driver is dead.
+        """
+        return self._answer(self._conductor.move(seq, blocks, target))
+
+    def pause(self, request: str, expected: int | None = None) -> int:
+        """No tokens of a request's sequences from now on, but those that are under way, until `resume`; they keep their K and V, which may
+        move meanwhile (BL-17). How many sequences those are; 0 for a request that is not here. Waits for the scheduler.
+
+        Args:
+            expected: how long it will be, in ns, where that is known.
+
+        Raises Unavailable once the driver is dead.
+        """
+        return self._answer(self._conductor.pause(request, expected))
+
+    def resume(self, request: str) -> int:
+        """They go on. As `pause`."""
+        return self._answer(self._conductor.resume(request))
+
+    # -- models --------------------------------------------------------------------------------------------------------
+
+    def models(self) -> tuple[ModelSpec, ...]:
+        return self.sight.models()
+
+    def load(self, name: str) -> ModelSpec:
+        """One that is served is nothing to do. Waits until another one's blocks are placed and loaded.
+
+        Raises NotServable where there is no room, or where this cluster takes its models when it starts only; else as `describe`.
+        """
+        chain = self.sight.chain(name)
+        if chain is not None:
+            return chain.spec
+        if self._describe is None:
+            raise NotServable(f"a cluster serves the models that it was started with, and {name} is not one of them")
+        return self.serve(self._describe(name))
+
+    def require_loaded(self) -> None:
+        """Raises NotServable where a device could not load its part of a model."""
+        for why in self.sight.refused().values():
+            raise NotServable(why)
+
+    def serve(self, event: Serve, timeout: float = 600.0) -> ModelSpec:
+        """A new model, or another version of one: whoever is there finishes on the one it began with. Waits until newcomers get it.
+
+        Raises NotServable with the reason why they never will; Unavailable once the driver is dead, or after that many seconds.
+        """
+        updated = self._change(event, timeout)
+        if updated.error:
+            raise NotServable(updated.error)
+        return event.chain.spec
+
+    def unload(self, name: str, timeout: float = 60.0) -> None:
+        """Take no more requests for a model, wait for its running ones, and until devices are told to drop what only it needed.
+
+        Raises NotFound; InUse if they have not ended after `timeout` seconds, and then it takes requests again or says why it cannot;
+        NotServable, for it goes on being served, where this cluster takes its models when it starts only; Unavailable.
+        """
+        if self.sight.chain(name) is None:
+            raise NotFound(f"no model named {name!r} is served")
+        if self._describe is None:
+            raise NotServable(f"{name} stays: a cluster serves the models that it was started with")
+        self._change(Withdraw(name), timeout)
+        with self._changed:
+            gone = self._changed.wait_for(lambda: self._death is not None or not self.sight.leaving(name), timeout)
+        if not gone:
+            why = f"sequences of {name} still run after {timeout:g} s"
+            try:
+                self.serve(self._describe(name))
+            except ZooError as error:
+                raise InUse(f"{why}; it takes no others, for it cannot be served again: {error}") from error
+            raise InUse(why)
+
+    # -- looking in ----------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> str:
+        return self._company.device if isinstance(self._company, Alone) else "cluster"
+
+    def state(self) -> AgentState:
+        return self.sight.state()
+
+    def picture(self) -> Mapping[str, Any]:
+        """Devices, instances, chains, moves (`scheduler.observe.snapshot`)."""
+        return self.sight.picture()
+
+    def agents(self) -> tuple[AgentFacts, ...]:
+        return self.sight.agents()
+
+    def health(self) -> Mapping[str, Any]:
+        """For `/health`."""
+        return self.sight.health()
+
+    def memory(self) -> EngineMemory:
+        """Bytes of all living devices, as of their last loads."""
+        return self.sight.memory()
+
+    # -- ends ----------------------------------------------------------------------------------------------------------
+
+    def restart(self, device: str, timeout: float) -> bool:
+        """Have a device's agent end after its step, and another take its place; what ran there runs again. Waits for the new one, false if
+        that takes over `timeout` seconds."""
+        with self._changed:
+            before = self._company.lives.incarnation(device)
+        self._conductor.ask(lambda now: self._company.restart(device))
+        with self._changed:
+            return self._changed.wait_for(lambda: self._death is not None or self._follows(device, before), timeout) and self.alive
+
+    def roll(self, timeout: float) -> bool:
+        """Restart one device after another, `timeout` seconds for each at most; false if one does not come back: the others stay."""
+        return all(self.restart(each.device, timeout) for each in self.agents())
+
+    def shutdown(self, timeout: float | None = None) -> bool:
+        """End all agents after their steps; what is unfinished ends with an error. Again: nothing to do. False if that takes longer."""
+        with self._changed:
+            self._draining = True
+        self._conductor.stop()
+        return self._conductor.join(timeout)
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _submit(self, requests: Sequence[SequenceRequest], sink: Sink) -> list[TokenEvent]:
+        with self._changed:
+            self._require_open(requests)
+            self._routes.add(requests, sink)
+        self._conductor.submit(requests)
+        return []
+
+    def _busy(self) -> bool:
+        """(A request that was taken is not told to the scheduler at the same moment.)"""
+        return len(self._routes) > 0 or not self._conductor.idle
+
+    def _change(self, event: Serve | Withdraw, timeout: float) -> Updated:
+        return self._answer(self._conductor.change(event), timeout)
+
+    def _answer(self, answer: Future[T], timeout: float = float("inf")) -> T:
+        """Raises Unavailable once the driver is dead, or after so many seconds."""
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                return answer.result(TICK)
+            except TimeoutError:
+                if self._death is not None:
+                    raise Unavailable(self._death) from None
+                if time.monotonic() > end:
+                    raise Unavailable(f"it is not done within {timeout:g} seconds, and goes on") from None
+
+    def _await_all(self) -> None:
+        lives = self._company.lives
+        with self._changed:
+            self._changed.wait_for(lambda: self._death is not None or self._complete() or bool(lives.failed()))
+            if self._complete() and self._death is None:
+                return
+            why = self._death or "; ".join(f"the agent of {each.device}: {each.reason}" for each in lives.facts() if each.phase == "failed")
+        raise Unavailable(f"the cluster cannot be brought up: {why}")
+
+    def _complete(self) -> bool:
+        """Whether all agents are there, and all that models need to begin."""
+        return self._company.lives.all_up() and not self._scheduler.loading
+
+    def _follows(self, device: str, before: int) -> bool:
+        lives = self._company.lives
+        return lives.incarnation(device) > before and lives.up(device, lives.incarnation(device))
+
+    def _die(self, reason: str) -> None:
+        """Nothing may wait for the scheduler any more: no stream, no drain. Agents end with it, on its thread."""
+        with self._changed:
+            self._death = reason
+            self._routes.deliver(self._routes.ends(reason))
+            self._changed.notify_all()
+        try:
+            self._company.close(_PATIENCE)
+        except Exception:
+            _log.critical("the cluster's agents could not be ended well", exc_info=True)
+
+
+def _let_go(fleet: Fleet | Alone) -> None:
+    if isinstance(fleet, Alone):
+        fleet.close(_PATIENCE)
+    else:
+        fleet.shutdown(_PATIENCE)
+
+
+def _company(devices: Sequence[str], fleet: Fleet, lives: LifeConfig, version: str | None, clock: Callable[[], int]) -> Company:
+    """Raises Unavailable."""
+    return Company(devices, fleet, _listening(fleet.seat), lives, version or own_version(), clock)
+
+
+def _listening(seat: Seat) -> Post:
+    """The scheduler's post. Raises Unavailable."""
+    try:
+        return Post(SCHEDULER, 0, seat.bind, seat.keys, context=seat.context)
+    except (ValueError, zmq.ZMQError) as error:
+        raise Unavailable(f"the cluster cannot be brought up: its scheduler cannot listen: {error}") from None

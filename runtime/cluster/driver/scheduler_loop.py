@@ -1,0 +1,244 @@
+"""The scheduler's thread: what agents say and what was asked goes in, in order; what the scheduler wants done is carried out.
+
+    company.receive, company.look -> Scheduler.handle <- ask            Send -> company    Emit -> routes    Updated -> changes
+
+Contract: the scheduler is called on this one thread, behind a lock that is never held while anything waits, and that whoever looks at the
+scheduler from elsewhere holds. It ends when it is told to, when nothing is left that could run, or by a defect: `died` is called once, with
+the reason, and the agents end with it. It knows no HTTP, no text, no tensors and no processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+
+from runtime.cluster.agents.pool import Crew
+from runtime.cluster.driver.pending_updates import Changes
+from runtime.cluster.driver.unavailable_models import Hopeless, Strandings, ending, whys
+from runtime.cluster.errors import public
+from runtime.cluster.streams.router import Routes
+from runtime.control.commands import (
+    Abort,
+    Arrive,
+    ArriveTogether,
+    Down,
+    Emit,
+    Move,
+    Moving,
+    Pause,
+    Resume,
+    SchedulerCommand,
+    SchedulerEvent,
+    Send,
+    Serve,
+    Tick,
+    Updated,
+    Withdraw,
+)
+from runtime.control.token_events import refusal_event
+from runtime.messages import Message
+from runtime.scheduler.observe.replay_log import Handler
+from runtime.scheduler.scheduler import Scheduler
+from runtime.types import SequenceRequest
+
+_log = logging.getLogger(__name__)
+
+#: Period of what is due by time alone, in seconds.
+TICK = 0.05
+
+#: Tokens of prompts that are taken in together: a lot is one line of the log, which has a limit.
+_LOT = 1 << 20
+
+
+class Conductor:
+    """See the top of the file. Methods that say so are for any thread, all others for its own.
+
+    Args:
+        changed: the lock, notified after whatever has happened. routes: who hears of which sequence, behind it.
+        died: told once why it ended, by its thread, without the lock.
+        handler: what stands in the scheduler's place when something has happened (`scheduler.observe.replay_log`).
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        company: Crew,
+        changed: threading.Condition,
+        routes: Routes,
+        clock: Callable[[], int],
+        died: Callable[[str], None],
+        handler: Handler | None = None,
+    ) -> None:
+        self._handle = (handler or scheduler).handle
+        self._scheduler, self._company, self._clock, self._died = scheduler, company, clock, died
+        self._changed, self._routes = changed, routes
+        self._changes, self.strandings = Changes(), Strandings()
+        self._asked: deque[Callable[[int], None]] = deque()
+        self._arrivals: deque[SequenceRequest] = deque()
+        self._stopping = False
+        self._next_tick = 0
+        self._thread = threading.Thread(target=self._run, name="zoo-scheduler", daemon=True)
+
+    # -- any thread ----------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after what it is at."""
+        self._stopping = True
+        self._company.wake()
+
+    def join(self, timeout: float | None) -> bool:
+        """Whether it has ended within `timeout` seconds."""
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing was asked. The lock is held."""
+        return not (self._asked or self._scheduler.busy)
+
+    def ask(self, act: Callable[[int], None]) -> None:
+        """Have its thread do something, behind what was asked before."""
+        self._asked.append(act)
+        self._company.wake()
+
+    def submit(self, requests: Sequence[SequenceRequest]) -> None:
+        """Those that come while its thread is at something else are taken in together."""
+        self._arrivals.extend(requests)
+        self.ask(self._arrive)
+
+    def abort(self, seqs: Sequence[str]) -> None:
+        self.ask(lambda now: self._tell([Abort(seq) for seq in seqs], now))
+
+    def change(self, event: Serve | Withdraw) -> Future[Updated]:
+        """Of the models that are served. What comes of it."""
+        answer: Future[Updated] = Future()
+        self.ask(lambda now: self._begin(event, answer, now))
+        return answer
+
+    def move(self, seq: str, blocks: range, target: str) -> Future[str | None]:
+        """Begin to move blocks of a running sequence. Why that cannot be, or None."""
+        answer: Future[str | None] = Future()
+        self.ask(lambda now: self._move(seq, blocks, target, answer, now))
+        return answer
+
+    def pause(self, request: str, expected: int | None) -> Future[int]:
+        """A request's sequences get no rows until they go on. How many those are."""
+        return self._of(request, lambda seq: Pause(seq, expected))
+
+    def resume(self, request: str) -> Future[int]:
+        return self._of(request, Resume)
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        reason = "the driver was shut down"
+        try:
+            while not self._stopping:
+                self._turn()
+        except Hopeless as error:
+            reason = str(error)
+        except BaseException as error:
+            _log.critical("the scheduler's loop has died", exc_info=True)
+            reason = f"the scheduler's loop has died: {public(error)}"
+        self._asked.clear()
+        self._died(reason)
+
+    def _turn(self) -> None:
+        told = self._company.receive(TICK if not self._asked else 0.0)
+        with self._changed:
+            now = self._clock()
+            told += self._company.look()
+            self._tell(told, now)
+            while self._asked:
+                self._asked.popleft()(now)
+            if now >= self._next_tick:
+                self._next_tick = now + int(TICK * 1e9)
+                self._tell([Tick()], now)
+                self._strand(now)
+            self._changed.notify_all()
+
+    def _tell(self, events: Iterable[Message | SchedulerEvent], now: int) -> None:
+        for event in events:
+            self._carry_out(self._handle(event, now), now)
+
+    def _carry_out(self, commands: Iterable[SchedulerCommand], now: int) -> None:
+        """A Replace is nothing to do: `company` has known of the death before the scheduler, and starts another when its time has come."""
+        for command in commands:
+            if isinstance(command, Send):
+                self._company.send(command.to, command.message)
+            elif isinstance(command, Emit):
+                self._tell([Abort(seq) for seq in self._routes.deliver(command.events)], now)
+            elif isinstance(command, Updated):
+                self._changes.answered(command)
+
+    # -- what was asked ------------------------------------------------------------------------------------------------
+
+    def _arrive(self, now: int) -> None:
+        taken: list[SequenceRequest] = []
+        tokens = 0
+        while self._arrivals:
+            one = self._arrivals.popleft()
+            if (why := self.strandings.reason(one.model)) is not None:
+                self._routes.deliver([refusal_event(one, why)])
+                continue
+            tokens += len(one.prompt)
+            if taken and tokens > _LOT:
+                self._take_in(taken, now)
+                taken, tokens = [], len(one.prompt)
+            taken.append(one)
+        if taken:
+            self._take_in(taken, now)
+
+    def _take_in(self, taken: Sequence[SequenceRequest], now: int) -> None:
+        self._tell([Arrive(taken[0]) if len(taken) == 1 else ArriveTogether(tuple(taken))], now)
+
+    def _begin(self, event: Serve | Withdraw, answer: Future[Updated], now: int) -> None:
+        self._changes.asked(event, answer)
+        self._tell([event], now)
+
+    def _move(self, seq: str, blocks: range, target: str, answer: Future[str | None], now: int) -> None:
+        commands = self._handle(Move(seq, blocks.start, blocks.stop, target), now)
+        self._carry_out(commands, now)
+        answer.set_result(next((each.error for each in commands if isinstance(each, Moving)), "") or None)
+
+    def _of(self, request: str, event: Callable[[str], Pause | Resume]) -> Future[int]:
+        answer: Future[int] = Future()
+
+        def tell(now: int) -> None:
+            seqs = [seq for seq, member in self._scheduler.members.items() if member.request.request == request]
+            self._tell([event(seq) for seq in seqs], now)
+            answer.set_result(len(seqs))
+
+        self.ask(tell)
+        return answer
+
+    # -- what cannot go on ---------------------------------------------------------------------------------------------
+
+    def _strand(self, now: int) -> None:
+        """End what waits for devices that will not come back. Raises Hopeless where that is everything that is served, or every device."""
+        failed = self._company.lives.failed()
+        if not failed:
+            return
+        reasons = {each.device: each.reason for each in self._company.lives.facts()}
+        self._tell([Down(name, reasons[name], final=True) for name in failed if not self._known_final(name)], now)
+        chains, instances = self._scheduler.chains(), self._scheduler.provision.instances
+        self.strandings.look(chains, instances, failed, reasons)
+        # Each by the chain that it keeps to, which newcomers may not get any more. Whoever runs, runs elsewhere.
+        waiting = [(seq, member.chain) for seq, member in self._scheduler.members.items() if not member.path]
+        ends = {chain.version: whys([chain], instances, failed, reasons) for chain in {each.version: each for _, each in waiting}.values()}
+        for seq, chain in waiting:
+            for why in ends[chain.version].values():
+                self._carry_out(ending(self._handle(Abort(seq), now), seq, why), now)
+        self.strandings.require_hope(chains)
+        if len(failed) == len(reasons):
+            raise Hopeless(f"no agent comes back, that of {failed[0]} because: {reasons[failed[0]]}")
+
+    def _known_final(self, name: str) -> bool:
+        device = self._scheduler.devices.get(name)
+        return device is None or device.final

@@ -1,0 +1,111 @@
+"""A running cluster as others see it: agents, models, what moves, what it holds. Reads behind the driver's lock, changes nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from runtime.cluster.agents.lifecycle import AgentFacts
+from runtime.cluster.agents.pool import Crew
+from runtime.cluster.driver.unavailable_models import Strandings
+from runtime.control.counters import AgentState
+from runtime.messages import Report
+from runtime.scheduler.devices.devices import Device
+from runtime.scheduler.migration.migration import HandoverCounts
+from runtime.scheduler.observe.snapshot import picture_of
+from runtime.scheduler.scheduler import Scheduler
+from runtime.scheduler.speculation.speculation import SpeculationCounts
+from runtime.stages import Chain
+from runtime.types import EngineMemory, ModelSpec
+
+
+class Sight:
+    """See the top of the file. Every method may be called from any thread."""
+
+    def __init__(self, scheduler: Scheduler, company: Crew, strandings: Strandings, changed: threading.Condition) -> None:
+        self._scheduler, self._company, self._strandings, self._changed = scheduler, company, strandings, changed
+
+    def models(self) -> tuple[ModelSpec, ...]:
+        """`max_model_len` is what the living devices can hold of one sequence, together."""
+        with self._changed:
+            specs, pages = self._scheduler.models(), sum(device.capacity for device in self._scheduler.devices if device.alive)
+        return tuple(_capped(spec, pages) for spec in specs)
+
+    def chain(self, model: str) -> Chain | None:
+        """Of a model that newcomers may ask for."""
+        with self._changed:
+            return next((chain for chain in self._scheduler.chains() if chain.model == model), None)
+
+    def state(self) -> AgentState:
+        with self._changed:
+            state, work = self._scheduler.state(), self._company.work()
+        done = replace(state.counters, steps=work.steps, busy=work.busy, segments=work.segments, idle_tokens=work.idle)
+        return replace(state, counters=done)
+
+    def leaving(self, model: str) -> bool:
+        """Whether a version of a model that no newcomer gets still runs, or is on devices."""
+        with self._changed:
+            return self._scheduler.uses(model)
+
+    def refused(self) -> Mapping[str, str]:
+        """Stages that devices could not load, when they were last asked for them, and why."""
+        with self._changed:
+            return {stage: refusal.why for device in self._scheduler.devices for stage, refusal in device.refusals.items()}
+
+    def picture(self) -> Mapping[str, Any]:
+        """Devices, instances, chains, moves (`scheduler.observe.snapshot`)."""
+        with self._changed:
+            picture = picture_of(self._scheduler)
+        return picture.document()  # which takes longer: the scheduler need not wait for it
+
+    def agents(self) -> tuple[AgentFacts, ...]:
+        with self._changed:
+            return self._company.lives.facts()
+
+    def reports(self) -> Mapping[str, Report]:
+        """The last that each agent that is up has told of itself."""
+        with self._changed:
+            return dict(self._company.reports)
+
+    def moving(self) -> int:
+        """Migrations under way."""
+        with self._changed:
+            return len(self._scheduler.handovers)
+
+    def moves(self) -> HandoverCounts:
+        """Migrations so far."""
+        with self._changed:
+            return self._scheduler.handovers.counts()
+
+    def speculation(self) -> SpeculationCounts:
+        """Predicted hops so far (BL-25)."""
+        with self._changed:
+            return self._scheduler.speculation.counts()
+
+    def health(self) -> Mapping[str, Any]:
+        """For `/health`: `degraded` while an agent is away; requests are taken all the same, and wait where they must."""
+        facts, stranded = self.agents(), self._strandings.reasons()
+        degraded = bool(stranded) or any(each.phase != "up" for each in facts)
+        unavailable = {"unavailable": stranded} if stranded else {}
+        return {"status": "degraded" if degraded else "ok", "agents": [asdict(each) for each in facts], **unavailable}
+
+    def memory(self) -> EngineMemory:
+        """Bytes of all living devices, as of their last loads. `weights_unshared`: each stage of each model with weights of its own."""
+        with self._changed:
+            alive = [device for device in self._scheduler.devices if device.alive]
+            unshared = sum(map(self._stages_bytes, alive))
+            pages = sum(device.capacity for device in alive)
+            return EngineMemory(sum(d.weights for d in alive), unshared, pages * self._company.page_bytes)
+
+    def _stages_bytes(self, device: Device) -> int:
+        """Of the blocks of each stage that is loaded there."""
+        block, wanted = self._scheduler.provision.block, device.wanted
+        return sum(block(each).nbytes for stage in device.loaded if stage in wanted for each in wanted[stage][1])
+
+
+def _capped(spec: ModelSpec, pages: int) -> ModelSpec:
+    """A model with a context that so many pages can hold. (A cluster that has no devices now will have some.)"""
+    fits = pages // spec.kv_layers * spec.page_tokens - spec.virtual_tokens if pages and spec.kv_layers else spec.max_model_len
+    return spec if fits >= spec.max_model_len else replace(spec, max_model_len=max(fits, 1))

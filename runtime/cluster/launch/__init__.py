@@ -1,0 +1,1 @@
+"""Launchers of agents: subprocesses, threads, Ray actors."""

@@ -1,0 +1,259 @@
+"""Agents as plain subprocesses of this one: started by arguments, told who they are through a pipe, noticed at once when they end.
+
+One process stands by warm, with everything imported, so that a device whose agent was killed has another in the time that it takes to load
+weights; it is begun when all others have imported what they need, so that it takes no processor from those that are waited for. Sockets
+lie in a folder that only this user can enter; over the network (`host`) everything is encrypted with the cluster's keys.
+
+Contract: `Fleet`. Children are started from one thread that lives as long as the fleet does, because the kernel ends them with it
+(PR_SET_PDEATHSIG is the thread's death); where there is no such thing they end when their pipe does. No agent outlives this process. What
+cannot be started ends with the reason, whatever it was; that thread goes on. Nothing is written to a child under the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Literal
+
+import msgspec
+
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.agent_process.main import Identity, Preparation, Word
+from runtime.cluster.launch.launcher import Died, Seat
+from runtime.config import RelayConfig
+from runtime.transport.keys import Keys
+from runtime.transport.socket_dir import SocketFolder
+
+_log = logging.getLogger(__name__)
+
+#: Starts an agent's process; arguments say nothing but which program it is.
+PROGRAM = (sys.executable, "-m", "cli.agents")
+#: Standbys that die without ever having been used, in a row, before no more are made.
+_MAX_SPOILED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessConfig:
+    """`preparation`: what engine they have. `host`: listen and connect over tcp there, instead of sockets in a folder. `warm`: whether one
+    stands by. `sockets`: the kind of those in a folder (`transport.channels.sockets`)."""
+
+    preparation: Preparation
+    relay: RelayConfig = field(default_factory=RelayConfig)
+    settings: AgentSettings = field(default_factory=AgentSettings)
+    beat_seconds: float = 0.5
+    host: str | None = None
+    sockets: Literal["unix", "ipc"] = "unix"
+    warm: bool = True
+    program: Sequence[str] = PROGRAM
+
+
+class _Child:
+    """One process, and, from `begin` on, the thread that reads its words until it has ended."""
+
+    def __init__(self, program: Sequence[str], warmed: Callable[[], None], ended: Callable[[_Child, int, str], None]) -> None:
+        self.who: tuple[str, int] | None = None
+        self.warm = False
+        self._warmed, self._ended = warmed, ended
+        self.process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self._thread = threading.Thread(target=self._read, name=f"zoo-agent-{self.process.pid}", daemon=True)
+
+    def begin(self) -> None:
+        """Raises RuntimeError where there can be no thread; it has been killed then."""
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def tell(self, line: msgspec.Struct) -> None:
+        """A line of its standard input. If it has died meanwhile, its thread tells of that."""
+        pipe = self.process.stdin
+        with suppress(OSError, ValueError):
+            if pipe is not None:
+                pipe.write(msgspec.json.encode(line) + b"\n")
+                pipe.flush()
+
+    def _read(self) -> None:
+        reason = ""
+        pipe = self.process.stdout
+        for line in pipe or ():
+            try:
+                word = msgspec.json.decode(line, type=Word)
+            except msgspec.MsgspecError:
+                continue
+            reason = word.reason or reason
+            if word.warm:
+                self.warm = True
+                self._warmed()
+        code = self.process.wait()
+        for each in (self.process.stdin, pipe):
+            if each is not None:
+                with suppress(OSError):  # what was still to be written to it
+                    each.close()
+        self._ended(self, code, reason or _meaning(code))
+
+
+class Processes:
+    """See the top of the file."""
+
+    def __init__(self, config: ProcessConfig) -> None:
+        """Raises InputError where its sockets cannot lie."""
+        self._config = config
+        self._folder = SocketFolder()
+        keys = Keys.make() if config.host is not None else None
+        self.seat = Seat(self._bind("scheduler"), keys)
+        self._listener: Callable[[Died], None] = lambda died: None
+        self._scheduler = ""
+        self._lock = threading.Condition()
+        self._children: dict[tuple[str, int], _Child] = {}
+        self._all: set[_Child] = set()
+        self._spare: _Child | None = None
+        self._spoiled = 0
+        self._closing = False
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="zoo-fleet", daemon=True)
+        self._thread.start()
+
+    def attach(self, listener: Callable[[Died], None], scheduler: str) -> None:
+        self._listener, self._scheduler = listener, scheduler
+
+    def start(self, device: str, incarnation: int) -> None:
+        self._work.put(lambda: self._start(device, incarnation))
+        self._warmed()
+
+    def kill(self, device: str, incarnation: int) -> None:
+        with self._lock:
+            child = self._children.get((device, incarnation))
+        if child is not None:
+            child.process.kill()
+
+    def pid(self, device: str, incarnation: int) -> int | None:
+        """Of a living agent."""
+        with self._lock:
+            child = self._children.get((device, incarnation))
+            return None if child is None else child.process.pid
+
+    def shutdown(self, timeout: float) -> None:
+        with self._lock:
+            self._closing = True
+            for child in self._all:
+                child.process.terminate()  # after the step under way; at once where it is not so far yet
+            if not self._lock.wait_for(lambda: not self._all, timeout):
+                for child in self._all:
+                    child.process.kill()
+                self._lock.wait_for(lambda: not self._all, timeout)
+        self._work.put(None)
+        self._thread.join(timeout)
+        self._folder.remove()
+
+    def _warmed(self) -> None:
+        """Perhaps it is time for one to stand by. From any thread."""
+        if self._config.warm:
+            self._work.put(self._stand_by)
+
+    # -- inside: the fleet's thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:  # with this thread all agents would end
+                _log.critical("the fleet could not do what it was to do", exc_info=True)
+
+    def _start(self, device: str, incarnation: int) -> None:
+        with self._lock:
+            if self._closing:
+                return
+            child, self._spare = self._spare, None
+        try:
+            child = child or self._spawn()
+        except (OSError, RuntimeError) as error:
+            self._listener(Died(device, incarnation, None, f"its process cannot be started: {_strerror(error)}"))
+            return
+        with self._lock:
+            self._spoiled = 0
+            child.who = device, incarnation
+            ended = child not in self._all
+            if not ended:
+                self._children[child.who] = child
+        if ended:
+            self._listener(Died(device, incarnation, child.process.returncode, "it ended while it stood by"))
+            return
+        child.tell(self._identity(device, incarnation))
+
+    def _stand_by(self) -> None:
+        """Have one more process than is needed, once none is waited for."""
+        with self._lock:
+            busy = any(not child.warm for child in self._all)
+            if self._closing or busy or self._spare is not None or self._spoiled >= _MAX_SPOILED:
+                return
+        try:
+            child = self._spawn()
+        except (OSError, RuntimeError) as error:
+            _log.warning("no agent can stand by: %s", _strerror(error))
+            return
+        with self._lock:
+            self._spare = child if child in self._all else None
+
+    def _spawn(self) -> _Child:
+        """Raises OSError, and RuntimeError where there can be no thread for it."""
+        child = _Child(self._config.program, self._warmed, self._ended)
+        with self._lock:
+            self._all.add(child)
+        try:
+            child.begin()
+        except RuntimeError:
+            with self._lock:
+                self._all.discard(child)
+            raise
+        child.tell(self._config.preparation)
+        with self._lock:
+            if self._closing:  # whoever shut down may not have seen it
+                child.process.terminate()
+        return child
+
+    def _bind(self, name: str) -> str:
+        config = self._config
+        return f"tcp://{config.host}:*" if config.host is not None else f"{config.sockets}://{self._folder.path}/{name}"
+
+    def _identity(self, device: str, incarnation: int) -> Identity:
+        config, keys = self._config, self.seat.keys
+        bind = self._bind(f"{device}.{incarnation}")
+        pair = None if keys is None else (keys.public, keys.secret)
+        return Identity(device, incarnation, self._scheduler, bind, config.settings, config.relay, pair, config.beat_seconds)
+
+    # -- inside: a child's thread ----------------------------------------------------------------------------------------
+
+    def _ended(self, child: _Child, code: int, reason: str) -> None:
+        with self._lock:
+            self._all.discard(child)
+            who = child.who
+            if who is not None:
+                self._children.pop(who, None)
+            spoiled = child is self._spare
+            if spoiled:
+                self._spare = None
+                self._spoiled += 1
+            self._lock.notify_all()
+        if who is not None:
+            self._listener(Died(*who, code, reason))
+            self._warmed()
+        elif spoiled and not self._closing:
+            _log.warning("an agent that stood by has ended: %s", reason)
+            self._work.put(self._stand_by)
+
+
+def _strerror(error: OSError | RuntimeError) -> str:
+    return (error.strerror or "") if isinstance(error, OSError) else str(error)
+
+
+def _meaning(code: int) -> str:
+    """Of an exit code without words."""
+    return f"its process was ended by signal {-code}" if code < 0 else f"its process ended with code {code}"

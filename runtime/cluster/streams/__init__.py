@@ -1,0 +1,1 @@
+"""Streams of token events, and the router that fills them."""

@@ -1,0 +1,125 @@
+"""The sockets of one post: how they are made, guarded and bounded.
+
+tcp://      over the network, with the cluster's keys       inproc://   between threads of a process
+ipc://      between processes of one machine                unix://     the same, where short messages take a shorter way (`transport.channels.seqpacket`)
+"""
+
+from __future__ import annotations
+
+import re
+import socket as plain
+from contextlib import suppress
+
+import zmq
+
+from runtime.transport.channels.channel import COPIED_BYTES, Carrier, Road, Twofold
+from runtime.transport.channels.seqpacket import AVAILABLE, SUFFIX, Quick
+from runtime.transport.keys import Doorkeeper, Keys
+from runtime.transport.wire import MAX_FRAME_BYTES
+
+ADDRESS = re.compile(r"(?:(?:ipc|unix):///[^\0]{1,100}|tcp://[A-Za-z0-9_.:\[\]-]{3,255}|inproc://[A-Za-z0-9_.-]{1,100})")
+_UNIX, _IPC = "unix://", "ipc://"
+
+
+class Sockets:
+    """Makes sockets. `keys`: the cluster's; needed, and used, for tcp only. `context`: shared; else one is made.
+
+    `high_water`: messages that the transport itself holds for a peer, on each side.
+    """
+
+    def __init__(self, keys: Keys | None, context: zmq.Context[zmq.Socket[bytes]] | None, high_water: int) -> None:
+        self._keys, self._high_water = keys, high_water
+        self._own_context = context is None
+        self._context = context if context is not None else zmq.Context()
+        self._doorkeeper: Doorkeeper | None = None
+
+    def bound(self, address: str) -> tuple[Carrier, str]:
+        """What all connect to, and the address that they find it at. Raises ValueError for an address that is none, for tcp without keys;
+        zmq.ZMQError.
+        """
+        if not ADDRESS.fullmatch(address.replace("*", "0")):
+            raise ValueError(f"{address!r} is no address to listen on")
+        socket = self._socket(zmq.ROUTER)
+        socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that connects again is let in: its numbers tell whether something was lost
+        if address.startswith("tcp:"):
+            self._doorkeeper = Doorkeeper(self._context, self._secrets())
+            self._secrets().guard(socket)
+        try:
+            socket.bind(_slow(address))
+        except zmq.ZMQError:
+            socket.close()
+            self.close()
+            raise
+        if address.startswith(_UNIX) and AVAILABLE:
+            quick = Quick()
+            with suppress(OSError):  # others find nobody there, and take the other way
+                quick.listen(address.removeprefix(_UNIX) + SUFFIX)
+            return Twofold(Road(socket, named=True), quick), address
+        return Road(socket, named=True), socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def connected(self, address: str, who: bytes) -> Carrier:
+        """To one peer; says who this is."""
+        socket = self._socket(zmq.DEALER)
+        socket.setsockopt(zmq.ROUTING_ID, who)
+        if address.startswith("tcp:"):
+            self._secrets().introduce(socket)
+        socket.connect(_slow(address))
+        road = Road(socket, named=False)
+        if address.startswith(_UNIX) and AVAILABLE:
+            quick = Quick()
+            if quick.dial(address.removeprefix(_UNIX) + SUFFIX, who):
+                return Twofold(road, quick)
+            quick.close()
+        return road
+
+    def close(self) -> None:
+        """Sockets are closed before."""
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
+        if self._own_context:
+            self._context.term()
+
+    def _socket(self, kind: int) -> zmq.Socket[bytes]:
+        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        socket.set_hwm(self._high_water)
+        socket.copy_threshold = COPIED_BYTES
+        socket.setsockopt(zmq.HEARTBEAT_IVL, 2000)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 10000)
+        return socket
+
+    def _secrets(self) -> Keys:
+        if self._keys is None:
+            raise ValueError("nothing goes over the network without the cluster's keys")
+        return self._keys
+
+
+class Bell:
+    """Wakes a poller; `ring` is for any thread."""
+
+    def __init__(self) -> None:
+        self._bell, self._button = plain.socketpair()
+        self._bell.setblocking(False)
+        self._button.setblocking(False)
+
+    def fileno(self) -> int:
+        return self._bell.fileno()
+
+    def ring(self) -> None:
+        with suppress(BlockingIOError, OSError):  # full: it rings; closed: nobody listens
+            self._button.send(b"\0")
+
+    def quiet(self) -> None:
+        with suppress(BlockingIOError):
+            while self._bell.recv(4096):
+                pass
+
+    def close(self) -> None:
+        self._bell.close()
+        self._button.close()
+
+
+def _slow(address: str) -> str:
+    return _IPC + address.removeprefix(_UNIX) if address.startswith(_UNIX) else address

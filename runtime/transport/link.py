@@ -1,0 +1,85 @@
+"""What an agent's loop needs of whoever carries its messages, and the one that carries them nowhere: the scheduler is on the same thread.
+
+Contract of a Link: as `transport.messenger.Post`, which is one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from runtime.control.commands import SCHEDULER
+from runtime.messages import Message
+from runtime.stages import Array
+from runtime.transport.messenger import Cut, Mail
+
+
+class Link(Protocol):
+    address: str
+
+    def send(self, to: str, message: Message, arrays: Sequence[Array] = ()) -> bool: ...
+
+    def receive(self, timeout: float) -> list[Mail | Cut]: ...
+
+    def learn(self, name: str, incarnation: int, address: str) -> None: ...
+
+    def forget(self, name: str) -> None: ...
+
+    def deny(self, name: str, reason: str) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def prepare(self) -> None: ...
+
+
+class Inside:
+    """Between a scheduler and one agent on one thread: messages as they are. `wake` alone may be called from another."""
+
+    address = "inproc://here"
+
+    def __init__(self) -> None:
+        self._in: list[Mail | Cut] = []
+        self._out: list[Message] = []
+        self._woken = threading.Event()
+
+    # -- the scheduler's side --------------------------------------------------------------------------------------------
+
+    def tell(self, message: Message) -> None:
+        self._in.append(Mail(SCHEDULER, 0, message))
+
+    def told(self) -> list[Message]:
+        """All that the agent has said since the last look."""
+        out, self._out = self._out, []
+        return out
+
+    # -- the agent's side ------------------------------------------------------------------------------------------------
+
+    def send(self, to: str, message: Message, arrays: Sequence[Array] = ()) -> bool:
+        """There is nobody but the scheduler, who takes no arrays."""
+        if to != SCHEDULER:
+            return False
+        self._out.append(message)
+        return True
+
+    def receive(self, timeout: float) -> list[Mail | Cut]:
+        if not self._in and timeout > 0:
+            self._woken.wait(timeout)
+        self._woken.clear()
+        out, self._in = self._in, []
+        return out
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def prepare(self) -> None:
+        """Messages are handed over as they are."""
+
+    def learn(self, name: str, incarnation: int, address: str) -> None:
+        """Nobody else is there."""
+
+    def forget(self, name: str) -> None:
+        """Nobody else is there."""
+
+    def deny(self, name: str, reason: str) -> None:
+        """Nobody else is there."""

@@ -1,0 +1,385 @@
+"""One process's end of all its links: typed messages to peers by name and from them, in order for each pair, or a word why not.
+
+    inbox      everyone who has something for this process connects to it and says who it is (`name/incarnation/purpose`)
+    links      one per peer that this one has something for, connected when it first has; peers without an address are answered through
+               the inbox, over the connection that they made (so agents need not be reachable for the scheduler)
+
+Both are `carriers`; what they are made of is `sockets`'.
+
+Contract: one thread; `wake` alone may be called from any. Nothing here blocks but `receive`, and that no longer than it is told to.
+A peer that sends what is no message, leaves one out, does not read, or speaks another protocol is *cut*: it is told why, what else comes
+from it is dropped, and whoever uses the post hears of it once. An incarnation that was forgotten, or was followed by a later one, is not
+heard any more. Nobody takes another's place by saying so: whoever was learnt is who was learnt, a later life of it waits until that is
+learnt, and where lives are `admitted` all others are denied. Knows neither relays nor schedulers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import zmq
+
+from runtime.messages import Denial, Message
+from runtime.stages import Array
+from runtime.transport.channels.channel import Carrier
+from runtime.transport.channels.sockets import ADDRESS, Bell, Sockets
+from runtime.transport.delta import Heard
+from runtime.transport.keys import Keys
+from runtime.transport.peers import NAME, Register, link
+from runtime.transport.send_queue import Choked, Outbox
+from runtime.transport.validate import WireError, check_arrays, speaker
+from runtime.transport.wire import OtherProtocol, Parcel, decode
+
+#: Messages of lives that are not known yet which are kept for each peer.
+_EARLY = 256
+#: How soon what waits for a peer is tried again.
+_RETRY_MS = 5
+_LINGER_MS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """A message of a peer. `incarnation`: which life of it that is. `ticket`: under which its arrays come directly, without `data` here;
+    None where they are here."""
+
+    sender: str
+    incarnation: int
+    message: Message
+    arrays: tuple[Array, ...] = ()
+    ticket: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Nothing more comes from a peer, or goes to it. `denied`: it was the peer that would not have us."""
+
+    peer: str
+    incarnation: int
+    reason: str
+    denied: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """`backlog`: bytes that may wait for one peer in this process, beyond what the transport holds: `high_water` messages on each side."""
+
+    backlog: int = 256 << 20
+    high_water: int = 1000
+
+
+@dataclass(slots=True)
+class _Peer:
+    """How a peer is reached in one incarnation. `line`: None where its own connection is used. `calls`: it may connect to this one."""
+
+    incarnation: int
+    address: str | None
+    calls: bool = True
+    outbox: Outbox | None = None
+    line: Carrier | None = None
+
+
+class Post:
+    """See the top of the file.
+
+    Args:
+        name, incarnation: who this is.
+        bind: where others reach it (`unix:///…`, `ipc:///…`, `tcp://host:*`, `inproc://…`), None for nowhere.
+        keys: the cluster's; needed, and used, for tcp only.
+        context: shared by posts of one process that speak `inproc`; else each makes its own.
+        purpose: of several posts of one process and name: each has links of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        incarnation: int = 0,
+        bind: str | None = None,
+        keys: Keys | None = None,
+        *,
+        context: zmq.Context[zmq.Socket[bytes]] | None = None,
+        purpose: str = "main",
+        settings: Settings | None = None,
+    ) -> None:
+        """Raises ValueError for a name or an address that is none, for tcp without keys; zmq.ZMQError if it cannot bind."""
+        if not NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name for a process of a cluster")
+        self._who = link(name, incarnation, purpose)
+        self._settings = settings or Settings()
+        self._sockets = Sockets(keys, context, self._settings.high_water)
+        self._peers: dict[str, _Peer] = {}
+        self._register = Register()
+        self._admits: Callable[[str, int], bool] = lambda name, incarnation: True
+        self._early: dict[str, list[tuple[bytes, list[memoryview]]]] = {}
+        #: By peer and link: what its short messages go on from.
+        self._heard: dict[str, dict[bytes, Heard]] = {}
+        self._notices: list[Mail | Cut] = []
+        #: Whether messages may come whose arrays come otherwise.
+        self.announced = False
+        self._poller, self._bell = zmq.Poller(), Bell()
+        self._poller.register(self._bell, zmq.POLLIN)
+        self._carriers: dict[zmq.Socket[bytes] | int, Carrier] = {}
+        self._inbox: Carrier | None = None
+        self.address = ""
+        if bind is not None:
+            self._inbox, self.address = self._sockets.bound(bind)
+            self._attend(self._inbox)
+
+    # -- who is where ----------------------------------------------------------------------------------------------------
+
+    def admit(self, admits: Callable[[str, int], bool]) -> None:
+        """From now on only these lives, by name and incarnation, are heard over the inbox; all others are denied."""
+        self._admits = admits
+
+    def learn(self, name: str, incarnation: int, address: str, *, calls: bool = True) -> None:
+        """Where a peer is; it is connected when something is to go there. What is known already is nothing to do.
+
+        `calls`: it may connect to this one, too; else whoever does in its name is not heard. Raises ValueError for addresses that are none.
+        """
+        if not NAME.fullmatch(name) or not ADDRESS.fullmatch(address):
+            raise ValueError("a peer's name or address is none")
+        known = self._peers.get(name)
+        if self._register.outdated(name, incarnation) or (
+            known is not None and (known.incarnation, known.address) == (incarnation, address)
+        ):
+            return
+        self._drop(name)
+        self._register.met(name, incarnation)
+        self._peers[name] = _Peer(incarnation, address, calls)
+        for who, frames in self._early.pop(name, ()):
+            if (item := self._come(who, frames)) is not None:
+                self._notices.append(item)
+
+    def forget(self, name: str) -> None:
+        """A peer is gone, in the incarnation that is known: what still comes of that is dropped. A later one is another."""
+        known = self._peers.get(name)
+        self._drop(name)
+        self._register.gone(name, None if known is None else known.incarnation)
+        self._heard.pop(name, None)
+
+    def knows(self, name: str) -> bool:
+        return name in self._peers
+
+    # -- sending ---------------------------------------------------------------------------------------------------------
+
+    def send(self, to: str, message: Message, arrays: Sequence[Array] = (), ticket: int | None = None) -> bool:
+        """Hand a message over, in order behind those before; arrays must not change any more. `ticket`: under which they go otherwise.
+
+        False if nothing goes to that peer any more: it is gone, or is cut now, and `receive` tells of that.
+        """
+        peer = self._peers.get(to)
+        if peer is None:
+            return False
+        try:
+            self._outbox(to, peer).send(message, arrays, ticket)
+        except Choked as error:
+            self._give_up(to, peer.incarnation, f"it does not read what is sent to it: {error}")
+            return False
+        except zmq.ZMQError as error:
+            self._give_up(to, peer.incarnation, f"it cannot be reached: {error.strerror or error}")
+            return False
+        return True
+
+    def deny(self, name: str, reason: str) -> None:
+        """Cut a peer off, telling it why."""
+        peer = self._peers.get(name)
+        if peer is not None:
+            self.send(name, Denial(reason))
+            self._register.cut(link(name, peer.incarnation), link(name, peer.incarnation, "link"))
+            self._drop(name, _LINGER_MS)
+
+    def prepare(self) -> None:
+        """Make short work of what will most likely come and go next. To be called while there is nothing else to do."""
+        for peer in self._peers.values():
+            if peer.outbox is not None:
+                peer.outbox.prepare()
+        for links in self._heard.values():
+            for heard in links.values():
+                heard.prepare()
+
+    def wake(self) -> None:
+        """End a `receive` that waits. From any thread."""
+        self._bell.ring()
+
+    # -- receiving -------------------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float) -> list[Mail | Cut]:
+        """All that is there; waits for the first up to `timeout` seconds."""
+        flushed = self._flush()
+        out, self._notices = self._notices, []
+        wait = 0 if out else max(0, int(timeout * 1000))
+        for source, _ in self._poller.poll(wait if flushed else min(wait, _RETRY_MS)):
+            if source == self._bell.fileno():
+                self._bell.quiet()
+            elif source in self._carriers:  # not one that another one's message has just had cut
+                out += self._take(self._carriers[source])
+        for late in {id(each): each for each in self._carriers.values() if each.late}.values():
+            out += self._take(late)
+        out += self._notices
+        self._notices = []
+        return out
+
+    def close(self) -> None:
+        """Give what was sent a moment to go out, and let everything go."""
+        self._flush()
+        for name in list(self._peers):
+            self._drop(name, _LINGER_MS)
+        if self._inbox is not None:
+            self._neglect(self._inbox, _LINGER_MS)
+        self._bell.close()
+        self._sockets.close()
+
+    # -- inside: links -------------------------------------------------------------------------------------------------
+
+    def _outbox(self, name: str, peer: _Peer) -> Outbox:
+        if peer.outbox is None:
+            if peer.address is not None:
+                peer.line = self._sockets.connected(peer.address, self._who)
+                self._attend(peer.line)
+                put = peer.line.put
+            elif self._inbox is not None:
+                put = partial(self._inbox.put, to=link(name, peer.incarnation))
+            else:
+                raise zmq.ZMQError(zmq.EHOSTUNREACH)
+            peer.outbox = Outbox(put, self._settings.backlog)
+        return peer.outbox
+
+    def _flush(self) -> bool:
+        """Whether nothing waits for anybody."""
+        done = True
+        for name, peer in list(self._peers.items()):
+            if peer.outbox is not None and peer.outbox.waiting:
+                try:
+                    done &= peer.outbox.flush()
+                except zmq.ZMQError as error:
+                    self._give_up(name, peer.incarnation, f"it cannot be reached: {error.strerror or error}")
+        return done
+
+    # -- inside: what comes ------------------------------------------------------------------------------------------------
+
+    def _take(self, carrier: Carrier) -> Iterable[Mail | Cut]:
+        out: list[Mail | Cut] = []
+        for who, frames in carrier.take():
+            item = self._come(who, frames) if carrier is self._inbox else self._read(self._other_end(carrier), frames)
+            if item is not None:
+                out.append(item)
+            if carrier.closed:  # what it brought has just had it cut
+                break
+        return out
+
+    def _come(self, who: bytes, frames: list[memoryview]) -> Mail | Cut | None:
+        """What came over the inbox, where whoever connects says himself who he is."""
+        heard = self._register.heard(who)
+        if heard is None:
+            return None
+        name, incarnation = heard
+        if not self._admits(name, incarnation):
+            self._turn_away(who, f"nobody waits for {name} in its life {incarnation}")
+            return None
+        known = self._peers.get(name)
+        if known is not None and not known.calls:
+            return None
+        unknown = name in self._early if known is None else known.address is not None and incarnation > known.incarnation
+        if unknown:
+            early = self._early.setdefault(name, [])
+            if len(early) < _EARLY:  # what is left out is missed, and cut, when that life is learnt
+                early.append((who, frames))
+            return None
+        return self._read(who, frames)
+
+    def _turn_away(self, who: bytes, reason: str) -> None:
+        if self._inbox is not None:
+            with suppress(zmq.ZMQError, Choked):
+                Outbox(partial(self._inbox.put, to=who), 0).send(Denial(reason))
+
+    def _other_end(self, line: Carrier) -> bytes:
+        name, peer = next((name, peer) for name, peer in self._peers.items() if peer.line is line)
+        return link(name, peer.incarnation, "link")
+
+    def _read(self, who: bytes, frames: list[memoryview]) -> Mail | Cut | None:
+        """What a message says, if whoever sent it is to be heard."""
+        heard = self._register.heard(who)
+        if heard is None:
+            return None
+        name, incarnation = heard
+        try:
+            parcel = decode(frames)
+            self._register.count(who, parcel.number)
+            message = self._full(name, who, parcel)
+            if speaker(message) not in (None, name):
+                raise WireError("it is said in another's name")
+            if parcel.ticket is not None and not self.announced:
+                raise WireError("its arrays are to come directly, and there is no link for that")
+        except WireError as error:
+            return self._refuse(who, name, incarnation, error)
+        self._meet(name, incarnation)
+        if isinstance(message, Denial):
+            self._register.cut(who)
+            self._drop(name)
+            return Cut(name, incarnation, message.reason, denied=True)
+        return Mail(name, incarnation, message, parcel.arrays, parcel.ticket)
+
+    def _full(self, name: str, who: bytes, parcel: Parcel) -> Message:
+        """What a message says, said in full. Raises WireError."""
+        links = self._heard.setdefault(name, {})
+        heard = links.get(who)
+        if heard is None:
+            for over in [each for each in links if self._register.heard(each) is None]:
+                del links[over]  # earlier lives go with their bases
+            heard = links[who] = Heard()
+        message = heard.full(parcel.message)
+        if message is None:
+            raise WireError("it goes on from a message that never came")
+        if message is not parcel.message:
+            check_arrays(message, parcel.arrays)
+        return message
+
+    def _meet(self, name: str, incarnation: int) -> None:
+        """Whoever speaks and has no address is answered the way it came. A new life of a peer ends the one before."""
+        known = self._peers.get(name)
+        if known is None or known.incarnation < incarnation:
+            self._drop(name)
+            self._register.met(name, incarnation)
+            self._peers[name] = _Peer(incarnation, None)
+
+    def _refuse(self, who: bytes, name: str, incarnation: int, error: WireError) -> Cut:
+        """Cut a peer off, and tell it why, the way its message came."""
+        self._meet(name, incarnation)
+        reason = str(error) if isinstance(error, OtherProtocol) else f"what it sent cannot be taken: {error}"
+        if who.endswith(b"/link"):
+            self.send(name, Denial(reason))
+        elif self._inbox is not None:
+            with suppress(zmq.ZMQError, Choked):
+                self._denial_outbox(name, who, self._inbox).send(Denial(reason))
+        self._register.cut(who)
+        self._drop(name, _LINGER_MS)
+        return Cut(name, incarnation, reason)
+
+    def _denial_outbox(self, name: str, who: bytes, inbox: Carrier) -> Outbox:
+        """Over the connection that it made: its numbers go on there, where there have been any."""
+        peer = self._peers[name]
+        if peer.address is None and who.endswith(b"/main"):
+            return self._outbox(name, peer)
+        return Outbox(partial(inbox.put, to=who), self._settings.backlog)
+
+    def _give_up(self, name: str, incarnation: int, reason: str) -> None:
+        self._drop(name)
+        self._notices.append(Cut(name, incarnation, reason))
+
+    def _drop(self, name: str, linger: int = 0) -> None:
+        peer = self._peers.pop(name, None)
+        if peer is not None and peer.line is not None:
+            self._neglect(peer.line, linger)
+
+    def _attend(self, carrier: Carrier) -> None:
+        for each in carrier.polled:
+            self._carriers[each] = carrier
+            self._poller.register(each, zmq.POLLIN)
+
+    def _neglect(self, carrier: Carrier, linger: int) -> None:
+        for each in carrier.polled:
+            del self._carriers[each]
+            self._poller.unregister(each)
+        carrier.close(linger)

@@ -1,0 +1,259 @@
+"""An agent's link whose tensors go past the host's memory where both ends can: a post, and a Direct beside it.
+
+    send       message, arrays --> post: the message, and what the arrays are, under a ticket      direct: the arrays themselves
+    receive    such a message waits until its arrays are there, and what came behind it from the same peer waits with it
+
+Contract: a `Link` (`transport.link`): messages of a peer come in order, each once, with their arrays or not at all. Links to peers are begun
+when there is first something for them, and until one stands, where there can be none, and once it has failed, arrays go over the post as
+ever. What was announced and does not come costs its rows, no more: the scheduler hears that they are lost and runs them again; pages are
+told to be missing. Who announces what no link was begun for, or counts wrong, is cut off as one who sends what is no message. Nothing
+waits here but `receive`. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
+
+from runtime.cluster.agent_process.commands import Seals
+from runtime.control.commands import SCHEDULER
+from runtime.direct import CHECKSUM, Came, Direct, Said
+from runtime.messages import Lost, Meet, Message, Pages, Pass, Unlinked
+from runtime.stages import Array
+from runtime.transport.messenger import Cut, Mail, Post
+from runtime.transport.wire import MAX_FRAME_BYTES, nbytes_of
+
+_log = logging.getLogger(__name__)
+
+#: What is kept of what a peer says of links before it is known how it can be reached.
+_EARLY = 16
+#: Bytes announced by one peer that have not come: its own limit is far below (`DirectConfig.backlog`), but for what is not free yet.
+_MOST_ANNOUNCED = 2 << 30
+
+
+@dataclass(slots=True)
+class _Pair:
+    """A peer in one life. `rail`: None until it is learnt; `early`: what it says of links before. `sent`, `heard`: the last tickets, to it
+    and from it. `held`: what came of it and is not through yet, in order; `missing`: bytes of that which are announced."""
+
+    incarnation: int
+    rail: str | None = None
+    early: list[Meet] = field(default_factory=list)
+    sent: int = 0
+    heard: int = 0
+    held: deque[Mail] = field(default_factory=deque)
+    missing: int = 0
+
+
+class Directed(Seals):
+    """See the top of the file. `device`: whose link it is."""
+
+    def __init__(self, device: str, post: Post, direct: Direct) -> None:
+        self._device, self._post, self._direct = device, post, direct
+        self.address = post.address
+        self._pairs: dict[str, _Pair] = {}
+        self._through: list[Mail | Cut] = []
+        post.announced = True
+        direct.begin(post.wake)
+
+    @property
+    def rail(self) -> str:
+        """What others must have to be linked with this one."""
+        return self._direct.rail
+
+    def links(self) -> tuple[tuple[str, str], ...]:
+        """For `messages.Report`."""
+        return tuple(sorted(self._direct.state().items()))
+
+    # -- who is where ----------------------------------------------------------------------------------------------------
+
+    def learn(self, name: str, incarnation: int, address: str) -> None:
+        known = self._pairs.get(name)
+        if known is not None and known.incarnation != incarnation:
+            self._let_go(name)
+        self._pairs.setdefault(name, _Pair(incarnation))
+        self._post.learn(name, incarnation, address)
+
+    def reach(self, name: str, rail: str) -> None:
+        """How the tensors of a peer that was learnt may come and go."""
+        pair = self._pairs[name]
+        pair.rail, early = rail, pair.early
+        pair.early = []
+        for message in early:
+            self._meet(name, pair, message)
+
+    def forget(self, name: str) -> None:
+        self._let_go(name)
+        self._post.forget(name)
+
+    def deny(self, name: str, reason: str) -> None:
+        self._post.deny(name, reason)
+        self._let_go(name)
+
+    def wake(self) -> None:
+        self._post.wake()
+
+    def prepare(self) -> None:
+        self._post.prepare()
+
+    def close(self) -> None:
+        """The post is closed by whoever made it."""
+        self._direct.close()
+
+    # -- sending ---------------------------------------------------------------------------------------------------------
+
+    def send(self, to: str, message: Message, arrays: Sequence[Array] = ()) -> bool:
+        """As `Post.send`; arrays go directly where they can."""
+        pair = self._pairs.get(to) if arrays else None
+        if pair is None or not self._carries(to, pair, arrays):
+            return self._post.send(to, message, tuple([self._direct.hosted(array) for array in arrays]))
+        pair.sent += 1
+        sent = self._post.send(to, message, arrays, pair.sent)  # first: it is on its way while the arrays are handed over
+        if sent:
+            self._direct.send(to, pair.sent, arrays)
+        self._tell()
+        return sent
+
+    def _carries(self, to: str, pair: _Pair, arrays: Sequence[Array]) -> bool:
+        """Whether these arrays go directly now; if there is no link yet it is begun."""
+        nbytes = nbytes_of(arrays)
+        if not self._linkable(pair) or not 0 < nbytes <= MAX_FRAME_BYTES:
+            return False
+        self._direct.offer(to)
+        self._tell()
+        return self._direct.carries(to, nbytes)
+
+    def _linkable(self, pair: _Pair) -> bool:
+        return bool(pair.rail) and pair.rail == self.rail
+
+    def _tell(self) -> None:
+        for said in self._direct.said():
+            self._post.send(said.peer, _message_of(said))
+
+    # -- what moves: sealed and verified where it lies ---------------------------------------------------------------------
+
+    def sealed(self, to: str, pieces: Sequence[tuple[Array, int, int]] | Array) -> tuple[Array, str]:
+        array = pieces if isinstance(pieces, Array) else self._direct.joined(pieces)
+        pair = self._pairs.get(to)
+        if pair is not None and self._carries(to, pair, (array,)):
+            return array, self._direct.digest(array)
+        return super().sealed(to, self._direct.hosted(array))
+
+    def verified(self, array: Array, digest: str) -> bool:
+        if digest.startswith(CHECKSUM):
+            return digest == self._direct.digest(array)
+        return super().verified(self._direct.hosted(array), digest)
+
+    # -- receiving -------------------------------------------------------------------------------------------------------
+
+    def receive(self, timeout: float) -> list[Mail | Cut]:
+        """As `Post.receive`."""
+        self._arrive()
+        self._tell()
+        for item in self._post.receive(0.0 if self._through else timeout):
+            if isinstance(item, Cut):
+                self._let_go(item.peer)
+                self._through.append(item)
+            else:
+                self._take(item)
+        self._arrive()
+        self._tell()
+        out, self._through = self._through, []
+        return out
+
+    def _take(self, mail: Mail) -> None:
+        """What came over the post: it is through, or it waits."""
+        if mail.sender == SCHEDULER:
+            if mail.ticket is None:  # it has no arrays to send
+                self._through.append(mail)
+            return
+        pair, message = self._pair(mail), mail.message
+        match message:
+            case Meet():
+                self._meet(mail.sender, pair, message)
+                return
+            case Unlinked():
+                self._direct.over(mail.sender, not message.outgoing, message.reason)
+                return
+        if mail.ticket is not None and not self._expect(mail, mail.ticket, pair):
+            return
+        if mail.ticket is not None or pair.held:
+            pair.held.append(mail)
+        else:
+            self._through.append(mail)
+
+    def _pair(self, mail: Mail) -> _Pair:
+        """Of whoever sent it, who may speak before it is known where he is."""
+        pair = self._pairs.get(mail.sender)
+        if pair is None or pair.incarnation != mail.incarnation:
+            self._let_go(mail.sender)
+            pair = self._pairs[mail.sender] = _Pair(mail.incarnation)
+        return pair
+
+    def _meet(self, peer: str, pair: _Pair, message: Meet) -> None:
+        if pair.rail is None:
+            if len(pair.early) < _EARLY:
+                pair.early.append(message)
+        elif self._linkable(pair):
+            self._direct.met(peer, not message.outgoing, message.key, message.value)
+        else:
+            self._post.send(peer, Unlinked(not message.outgoing, "there can be no link"))
+
+    def _expect(self, mail: Mail, ticket: int, pair: _Pair) -> bool:
+        """Have what a message announces brought; false if its sender is cut off for it."""
+        nbytes = nbytes_of(mail.arrays)
+        if not self._direct.expects(mail.sender):
+            why = "it announces arrays, and has no link to send them over"
+        elif ticket <= pair.heard:
+            why = "it announces arrays under a ticket that was used"
+        elif pair.missing + nbytes > _MOST_ANNOUNCED:
+            why = "it announces more than can come"
+        else:
+            pair.heard = ticket
+            pair.missing += nbytes
+            self._direct.expect(mail.sender, ticket, mail.arrays)
+            return True
+        self.deny(mail.sender, why)
+        self._through.append(Cut(mail.sender, mail.incarnation, why))
+        return False
+
+    def _arrive(self) -> None:
+        """What has come, or will not: whatever waited for it, and no longer does, is through."""
+        for came in self._direct.came():
+            pair = self._pairs.get(came.peer)
+            if pair is None:
+                continue
+            at = next((at for at, mail in enumerate(pair.held) if mail.ticket == came.ticket), None)
+            if at is None:
+                continue
+            complete = self._complete(pair.held[at], pair, came)
+            if complete is None:
+                del pair.held[at]
+            else:
+                pair.held[at] = complete
+            while pair.held and pair.held[0].ticket is None:
+                self._through.append(pair.held.popleft())
+
+    def _complete(self, mail: Mail, pair: _Pair, came: Came) -> Mail | None:
+        """A message with its arrays; one that must do without says so. None where it is nothing then: the scheduler hears of its rows."""
+        pair.missing -= nbytes_of(mail.arrays)
+        if not came.error:
+            return Mail(mail.sender, mail.incarnation, mail.message, came.arrays)
+        message, why = mail.message, f"its tensors did not come directly: {came.error}"
+        if isinstance(message, Pages):
+            return Mail(mail.sender, mail.incarnation, replace(message, digest="", error=why))
+        if isinstance(message, Pass):
+            self._post.send(SCHEDULER, Lost(self._device, message.seqs, message.epochs, why, True))
+        return None
+
+    def _let_go(self, name: str) -> None:
+        if self._pairs.pop(name, None) is not None:
+            self._direct.forget(name)
+
+
+def _message_of(said: Said) -> Message:
+    return Meet(said.outgoing, said.key, said.value) if said.key else Unlinked(said.outgoing, said.reason)

@@ -1,0 +1,99 @@
+"""Who may be an agent of a cluster: what one says of itself is checked before others hear of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from runtime.cluster.agents.lifecycle import LifeConfig
+from runtime.cluster.agents.remote import Company
+from runtime.cluster.launch.launcher import Died, Seat
+from runtime.control.commands import Down
+from runtime.messages import PROTOCOL, Ready
+from runtime.transport.messenger import Post
+
+
+class Silent:
+    """A fleet that does nothing."""
+
+    seat = Seat("")
+
+    def attach(self, listener: Any, scheduler: str) -> None: ...
+
+    def start(self, device: str, incarnation: int) -> None: ...
+
+    def kill(self, device: str, incarnation: int) -> None: ...
+
+    def shutdown(self, timeout: float) -> None: ...
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Any]]:
+    made: zmq.Context[Any] = zmq.Context()
+    yield made
+    made.destroy(0)  # a test that has failed has left its posts open
+
+
+def met(context: zmq.Context[Any]) -> tuple[Post, Post, Company]:
+    """The scheduler's post, that of agent a, which is awaited, and the company."""
+    scheduler = Post("scheduler", bind="inproc://scheduler", context=context)
+    agent = Post("a", 1, bind="inproc://a", context=context)
+    company = Company(["a", "b"], Silent(), scheduler, LifeConfig(), "v", lambda: 0)
+    company.look()
+    agent.learn("scheduler", 0, scheduler.address)
+    return scheduler, agent, company
+
+
+def ready(agent: Post) -> dict[str, Any]:
+    return {
+        "device": "a",
+        "protocol": PROTOCOL,
+        "version": "v",
+        "page_capacity": 8,
+        "page_bytes": 64,
+        "weights": 0,
+        "address": agent.address,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({}, None),
+        ({"address": ""}, "no address"),
+        ({"address": "file:///etc/passwd"}, "no address"),
+        ({"address": "tcp://host:1\n"}, "no address"),
+        ({"device": "b"}, "two names"),
+        ({"protocol": PROTOCOL + 1}, "of version"),
+        ({"version": "other"}, "of version"),
+        ({"page_capacity": 0}, "no room"),
+    ],
+)
+def test_what_an_agent_says_of_itself_is_checked(context: zmq.Context[Any], changed: dict[str, Any], why: str | None) -> None:
+    scheduler, agent, company = met(context)
+    agent.send("scheduler", Ready(**(ready(agent) | changed)))
+    told = company.receive(5.0)
+    (facts, _) = company.lives.facts()
+    if why is None:
+        assert [type(each) for each in told] == [Ready] and facts.phase == "up"
+    else:
+        assert told == [] and facts.phase == "failed" and why in facts.reason
+    for post in (agent, scheduler):
+        post.close()
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_whether_an_agent_was_told_to_end_is_said_of_its_end(context: zmq.Context[Any], asked: bool) -> None:
+    scheduler, agent, company = met(context)
+    agent.send("scheduler", Ready(**ready(agent)))
+    assert len(company.receive(5.0)) == 1
+    if asked:
+        company.restart("a")
+    company.died(Died("a", 1, 0, "it has ended"))
+    assert company.receive(5.0) == [Down("a", "it has ended", planned=asked)]
+    assert company.lives.facts()[0].deaths == (not asked)
+    for post in (agent, scheduler):
+        post.close()

@@ -1,0 +1,118 @@
+"""What starts agents as processes, where starting goes wrong: told as an end with the reason; nothing waits for a child under a lock."""
+
+from __future__ import annotations
+
+import queue
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from runtime.cluster.agent_process.main import Preparation
+from runtime.cluster.launch import processes
+from runtime.cluster.launch.launcher import Died
+from runtime.cluster.launch.processes import ProcessConfig, Processes
+
+LIMIT = 20.0
+ENDS = (sys.executable, "-c", "import sys; sys.stdin.readline(); sys.stdin.readline(); sys.exit(3)")
+#: Does not read what it is told.
+SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
+Deaths = queue.SimpleQueue[Died]
+
+
+@pytest.fixture
+def made() -> Iterator[Callable[..., tuple[Processes, Deaths]]]:
+    with ExitStack() as stack:
+
+        def make(program: tuple[str, ...], settings: dict[str, object] | None = None, warm: bool = False) -> tuple[Processes, Deaths]:
+            fleet, deaths = Processes(ProcessConfig(Preparation("none", settings or {}), program=program, warm=warm)), Deaths()
+            fleet.attach(deaths.put, "ipc:///nowhere")
+            stack.callback(fleet.shutdown, LIMIT)
+            return fleet, deaths
+
+        yield make
+
+
+def test_what_cannot_be_started_is_told_and_the_next_one_starts(
+    made: Callable[..., tuple[Processes, Deaths]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, deaths = made(ENDS)
+
+    def fail(child: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(processes._Child, "begin", fail)
+        fleet.start("a", 1)
+        assert deaths.get(timeout=LIMIT) == Died("a", 1, None, "its process cannot be started: can't start new thread")
+    fleet.start("a", 2)
+    assert deaths.get(timeout=LIMIT) == Died("a", 2, 3, "its process ended with code 3")
+
+
+def test_a_program_that_is_not_there_is_the_reason(made: Callable[..., tuple[Processes, Deaths]]) -> None:
+    fleet, deaths = made(("/no/such/program",), warm=True)
+    for life in (1, 2):
+        fleet.start("a", life)
+        assert "cannot be started: No such file" in deaths.get(timeout=LIMIT).reason
+
+
+def test_a_child_that_does_not_listen_holds_nobody_up(made: Callable[..., tuple[Processes, Deaths]]) -> None:
+    """More than a pipe takes is being written to it meanwhile."""
+    fleet, _ = made(SLEEPS, {"much": "x" * (1 << 20)})
+    fleet.start("a", 1)
+    end = time.monotonic() + LIMIT
+    while not fleet._all and time.monotonic() < end:
+        time.sleep(0.01)
+    began = time.monotonic()
+    assert fleet.pid("a", 1) is None
+    fleet.kill("a", 1)
+    fleet.shutdown(LIMIT)
+    assert time.monotonic() - began < LIMIT / 2 and not fleet._all
+
+
+def test_standbys_that_end_unused_are_made_again_a_few_times_for_each_start(made: Callable[..., tuple[Processes, Deaths]]) -> None:
+    fleet, deaths = made((sys.executable, "-c", "import sys; sys.exit(4)"), warm=True)
+    made_so_far: list[int] = []
+    spawn = fleet._spawn
+
+    def counted() -> processes._Child:
+        made_so_far.append(1)
+        return spawn()
+
+    fleet._spawn = counted  # type: ignore[method-assign]
+    for life in (1, 2):
+        before = len(made_so_far)
+        fleet.start("a", life)
+        assert deaths.get(timeout=LIMIT).device == "a"
+        end = time.monotonic() + LIMIT
+        while fleet._spoiled < processes._MAX_SPOILED and time.monotonic() < end:
+            time.sleep(0.01)
+        assert fleet._spoiled == processes._MAX_SPOILED and 2 <= len(made_so_far) - before <= processes._MAX_SPOILED + 2
+
+
+#: Says that it is warm when it is told to, and lives on.
+WARMS = (sys.executable, "-c", "import sys\nsys.stdin.readline()\nprint('{\"warm\": true}', flush=True)\nsys.stdin.read()")
+
+
+def test_one_stands_by_once_those_that_are_waited_for_are_warm(
+    made: Callable[..., tuple[Processes, Deaths]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet, _ = made(WARMS, warm=True)
+    held: list[Callable[[], None]] = []
+    tell = processes._Child.tell
+    monkeypatch.setattr(processes._Child, "tell", lambda child, line: held.append(lambda: tell(child, line)))
+    for device in ("a", "b"):
+        fleet.start(device, 1)
+    end = time.monotonic() + LIMIT
+    while len(held) < 4 and time.monotonic() < end:
+        time.sleep(0.01)
+    time.sleep(0.1)
+    assert len(fleet._all) == 2 and fleet._spare is None
+    monkeypatch.setattr(processes._Child, "tell", tell)
+    for say in held:
+        say()
+    while fleet._spare is None and time.monotonic() < end:
+        time.sleep(0.01)
+    assert len(fleet._all) == 3 and fleet._spare is not None

@@ -1,0 +1,146 @@
+"""Ray that fails: whatever it raises ends the agent that it concerns, and neither who asked nor who watches. Ray's place is taken."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from runtime.cluster.launch import ray_actors as rays
+from runtime.cluster.launch.launcher import Died
+from runtime.cluster.launch.ray_actors import RayConfig, Rays
+from tests.runtime.cluster.agents import counting
+from zoo.errors import InputError
+
+LIMIT = 10.0
+
+
+class Lost(Exception):
+    """What Ray raises."""
+
+
+class Actor:
+    """`run`: what becomes of it is a queue's next item."""
+
+    def __init__(self, ray: Ray) -> None:
+        self.outcome: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.prepare = SimpleNamespace(remote=lambda preparation: 1)
+        self.run = SimpleNamespace(remote=lambda identity: ray.failing("run") or self)
+
+
+class Ray:
+    """`broken`: names of calls that fail."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.actors: list[Actor] = []
+        self.waits = 0
+        self.util = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+
+    def failing(self, name: str) -> None:
+        if name in self.broken:
+            raise Lost(name)
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def init(self, **options: Any) -> None:
+        raise ConnectionError("no token was found\nand much more")
+
+    def remote(self, kind: type) -> Any:
+        def made(engines: Any) -> Actor:
+            self.failing("make")
+            self.actors.append(Actor(self))
+            return self.actors[-1]
+
+        return SimpleNamespace(options=lambda **_: SimpleNamespace(remote=made))
+
+    def wait(self, runs: list[Actor], num_returns: int, timeout: float) -> tuple[list[Actor], list[Actor]]:
+        self.waits += 1
+        self.failing("wait")
+        threading.Event().wait(0.01)
+        return [run for run in runs if not run.outcome.empty()][:num_returns], []
+
+    def get(self, run: Actor) -> Any:
+        outcome = run.outcome.get()
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    def kill(self, actor: Actor, no_restart: bool) -> None:
+        self.failing("kill")
+        actor.outcome.put(Lost("killed"))
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rays, Ray, queue.SimpleQueue[Died]]]:
+    ray, deaths = Ray(), queue.SimpleQueue[Died]()
+    monkeypatch.setattr(rays, "_ray", lambda: ray)
+    monkeypatch.setattr(rays, "_require_tokens", lambda address: None)
+    monkeypatch.setattr(rays, "_LOOK", 0.01)
+    fleet = Rays(RayConfig(counting(), {}))
+    fleet.attach(deaths.put, "tcp://127.0.0.1:1")
+    yield fleet, ray, deaths
+    ray.broken.clear()
+    fleet.shutdown(LIMIT)
+    assert not fleet._thread.is_alive()
+
+
+@pytest.mark.parametrize(("address", "where"), [(None, "cannot be started"), ("10.0.0.1:6379", "at 10.0.0.1:6379 cannot be joined")])
+def test_a_cluster_that_does_not_let_it_in_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, address: str | None, where: str) -> None:
+    ray = Ray()
+    ray.is_initialized = lambda: False  # type: ignore[method-assign]
+    monkeypatch.setattr(rays, "_ray", lambda: ray)
+    monkeypatch.setattr(rays, "_require_tokens", lambda address: None)
+    with pytest.raises(InputError, match=f"{where}: no token was found$"):
+        Rays(RayConfig(counting(), {}, address))
+
+
+Made = tuple[Rays, Ray, "queue.SimpleQueue[Died]"]
+
+
+@pytest.mark.parametrize("broken", ["make", "run"])
+def test_what_cannot_be_started_is_an_end_with_the_reason(made: Made, broken: str) -> None:
+    fleet, ray, deaths = made
+    ray.broken = {broken}
+    fleet.start("a", 1)
+    assert deaths.get(timeout=LIMIT) == Died("a", 1, None, "Ray does not start it: Lost")
+    ray.broken = set()
+    fleet.start("a", 2)
+    ray.actors[-2].outcome.put((0, "it was told to stop"))  # behind it stands the one that is warm
+    assert deaths.get(timeout=LIMIT) == Died("a", 2, 0, "it was told to stop")
+
+
+def test_what_cannot_be_killed_is_left_to_its_silence(made: Made) -> None:
+    fleet, ray, deaths = made
+    fleet.start("a", 1)
+    ray.broken = {"kill"}
+    fleet.kill("a", 1)
+    ray.actors[0].outcome.put(ValueError("its answer cannot be read"))
+    assert deaths.get(timeout=LIMIT) == Died("a", 1, None, "its actor has ended: ValueError")
+
+
+def test_who_watches_goes_on_when_ray_is_back(made: Made) -> None:
+    fleet, ray, deaths = made
+    ray.broken = {"wait"}
+    fleet.start("a", 1)
+    while ray.waits < 3:
+        threading.Event().wait(0.01)
+    ray.broken = set()
+    fleet.kill("a", 1)
+    assert deaths.get(timeout=LIMIT) == Died("a", 1, None, "its actor has ended: Lost")
+
+
+def test_without_one_that_stands_by_it_goes_on(made: Made) -> None:
+    fleet, ray, deaths = made
+    fleet.start("a", 1)
+    fleet._spare = None
+    ray.broken = {"make"}
+    fleet.start("b", 1)
+    assert deaths.get(timeout=LIMIT).device == "b"
+    fleet.kill("a", 1)
+    assert deaths.get(timeout=LIMIT).device == "a"

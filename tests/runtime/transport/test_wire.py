@@ -1,0 +1,299 @@
+"""Messages survive the wire; nothing else that comes over it is taken, and nothing that comes over it breaks who reads."""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from runtime.messages import (
+    PROTOCOL,
+    Beat,
+    Bid,
+    Close,
+    Done,
+    Go,
+    Lost,
+    Meet,
+    Message,
+    Moved,
+    Offer,
+    Open,
+    Pages,
+    Pass,
+    Peers,
+    Ready,
+    Report,
+    Retract,
+    Unlinked,
+    Verdict,
+    Want,
+    Won,
+)  # fmt: skip
+from runtime.stages import Array, Hop, RunAhead, Stage
+from runtime.transport import wire
+from runtime.transport.delta import PassAgain
+from runtime.transport.validate import WireError
+from runtime.transport.wire import Frame, OtherProtocol, decode, encode
+from runtime.types import Logprob, PromptLogprobs, Sampled, SamplingParams, SequenceRequest
+
+ROWS = Pass(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4))
+TURNS = Pass(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4), (4, 5), (True, False))
+PAIR = Pass(("a", "b"), (1, 1), (1, 1), (0, 0), (1, 1), (True, True), (0, 0))
+STATES = (Array("float32", (3, 2), bytes(range(24))), Array("float32", (1, 2), bytes(range(8))))
+REQUEST = SequenceRequest("a", "r", "org/m", (1, 2, 3), SamplingParams(4, logit_bias=((3, -1.5),), stop_token_ids=(7,)), slo_ms=50)
+MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
+    (Open((1,), (REQUEST,), ((5, 6),), ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),), (False,), (0,), (("b", 4),)), ()),
+    (Close(("a",), (3,)), ()),
+    (Go(("a", "b"), (1, 1), (0, 4), (2, 1), (8, 9, 10), (False, True), (0, 1), (1, 1)), ()),
+    (ROWS, STATES),
+    (ROWS, (Array("float32", (4, 2), bytes(range(32))),)),
+    (Go(("a",), (1,), (0,), (2,), (8, 9), (False,), (0,), (1,), (4,), (True,)), ()),
+    (TURNS, STATES),
+    (Verdict("x", ("a", "b"), (1, 2), (4, 6), (True, False), (1.0, 0.25)), ()),
+    (
+        Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),), (False,), (0,), (None,), (None,), (((1, ("y", "z")),),)),
+        (),
+    ),
+    (Offer("x", ("a", "b"), (1, 1), (1, 2), (8, 3)), ()),
+    (Bid("y", ("a", "b"), (1, 1), (1, 2)), ()),
+    (Retract(("a",), (1,), (1,)), ()),
+    (Won("x", ("a",), (1,), (1,), (0,), (8,), ("y",)), ()),
+    (Pages(1, "a", 2, 0, 16, "d" * 64), (Array("uint8", (4, 64), bytes(256)),)),
+    (Pages(1, "a", 2, 0, 16, "", "it is not here"), ()),
+    (Pages(1, "a", 2, 4, 6, "d" * 64, "", 3, ((0, 6), (9, 10))), (Array("float16", (2, 5), bytes(20)),)),
+    (Pages(1, "a", 2, 4, 6, "", "it is not kept", 3, ((9, 10),)), ()),
+    (Want(1, "a", 2, (3, 5), 4, 6, "x", 3), ()),
+    (Ready("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x"), ()),
+    (
+        Done("x", ("a",), (1,), (3,), (Sampled("a", 5, -0.5, (Logprob(5, -0.5),)),), (PromptLogprobs("a", 1, (Logprob(2, -1.0),), ((),)),)),
+        (),
+    ),
+    (Lost("x", ("a",), (1,), "no pages", True), ()),
+    (Report("x", 1, 2, 3, 4, 5, (("block", 1),)), ()),
+    (Peers((("x", 1, "ipc:///x"),)), ()),
+    (Peers((("x", 1, "ipc:///x"), ("y", 2, "ipc:///y")), ("gloo/here", "")), ()),
+    (Ready("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x", rail="gloo/here"), ()),
+    (Report("x", 1, 2, 3, 4, 5, (("block", 1),), (("y", "direct"),)), ()),
+    (Meet(True, "store/0/0", b"\0\1"), ()),
+    (Unlinked(False, "it has not come"), ()),
+    (Beat(12), ()),
+]
+
+
+def frames_of(message: Message, arrays: tuple[Array, ...] = (), number: int = 3) -> list[Frame]:
+    """As a transport gives them: read-only."""
+    return [memoryview(bytes(frame)) for frame in encode(number, message, arrays)]
+
+
+@pytest.mark.parametrize(("message", "arrays"), MESSAGES, ids=lambda value: type(value).__name__)
+def test_a_message_comes_back_as_it_was(message: Message, arrays: tuple[Array, ...]) -> None:
+    parcel = decode(frames_of(message, arrays))
+    assert parcel.message == message and parcel.number == 3
+    assert [(each.dtype, each.shape, bytes(each.data)) for each in parcel.arrays] == [(e.dtype, e.shape, bytes(e.data)) for e in arrays]
+
+
+def test_small_arrays_share_a_frame_and_large_ones_are_not_copied() -> None:
+    assert len(encode(0, ROWS, STATES)) == 2
+    large = tuple(Array("uint8", (count, 1 << 20), bytes(count << 20)) for count in ROWS.counts)
+    frames = encode(0, ROWS, large)
+    assert len(frames) == 3
+    for frame, array in zip(frames[1:], large, strict=True):
+        assert isinstance(frame, memoryview) and frame.obj is array.data
+    views = decode(frames).arrays
+    assert [view.data.obj for view in views] == [array.data for array in large]
+
+
+def changed(body: Frame, **fields: object) -> bytes:
+    """A message's first frame with fields of its preamble replaced."""
+    magic, protocol, number = struct.unpack_from("<4sHxxQ", body)
+    values = {"magic": magic, "protocol": protocol, "number": number} | fields
+    return struct.pack("<4sHxxQ", values["magic"], values["protocol"], values["number"]) + bytes(body[16:])
+
+
+def test_another_protocol_is_told_before_anything_is_read() -> None:
+    body = changed(frames_of(Beat(1))[0], protocol=PROTOCOL + 1)[:17]
+    with pytest.raises(OtherProtocol, match=f"it speaks protocol {PROTOCOL + 1}, not {PROTOCOL}"):
+        decode([body])
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [b""],
+        [b"BZoo"],
+        [changed(frames_of(Beat(1))[0], magic=b"HTTP")],
+        [bytes(frames_of(Beat(1))[0]) + b"\0"],
+        [bytes(frames_of(Beat(1))[0])[:-1]],
+        [*frames_of(Beat(1)), b"more"],
+        [*frames_of(ROWS, STATES), b""],
+        frames_of(ROWS, STATES)[:1],
+        [frames_of(ROWS, STATES)[0], bytes(31)],
+        [frames_of(ROWS, STATES)[0], bytes(33)],
+        [frames_of(ROWS, STATES)[0], bytes(8), bytes(24)],
+        [bytes(frames_of(Beat(1))[0][:16]) + b"\x93" * 4000],
+    ],
+    ids=range(13),
+)
+def test_what_is_no_message_is_refused(frames: list[Frame]) -> None:
+    with pytest.raises(WireError):
+        decode(frames)
+
+
+def lying(message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: bytes, counts: tuple[int, ...] = ()) -> list[Frame]:
+    """What a sender without our checks could send. `counts`: how many arrays of each kind it says there are."""
+    body = bytearray(16)
+    struct.pack_into("<4sHxxQ", body, 0, b"BZoo", PROTOCOL, 0)
+    kinds = tuple((dtype, shape, count) for (dtype, shape), count in zip(arrays, counts or (1,) * len(arrays), strict=True))
+    wire._encoder.encode_into((kinds, message), body, 16)
+    return [bytes(body), *data]
+
+
+def announced(
+    message: Message, arrays: list[tuple[str, tuple[int, ...]]], *data: bytes, ticket: int = 5, counts: tuple[int, ...] = ()
+) -> list[Frame]:
+    """As `lying`, of arrays that are said to come directly."""
+    body = bytearray(16)
+    struct.pack_into("<4sHxxQ", body, 0, b"BZoo", PROTOCOL, 0)
+    kinds = tuple((dtype, shape, count) for (dtype, shape), count in zip(arrays, counts or (1,) * len(arrays), strict=True))
+    wire._encoder.encode_into((kinds, message, ticket), body, 16)
+    return [bytes(body), *data]
+
+
+@pytest.mark.parametrize(("message", "short"), [(ROWS, None), (ROWS, PassAgain())], ids=["in full", "in short"])
+def test_arrays_that_come_directly_are_only_said(message: Message, short: Message | None) -> None:
+    nothing = tuple(structs.replace(each, data=None) for each in STATES)
+    (body,) = encode(3, message, nothing, short, 7)
+    parcel = decode([bytes(body)])
+    assert (parcel.ticket, parcel.number, parcel.arrays) == (7, 3, nothing)
+    assert parcel.message == (short or message)
+    assert decode(announced(ROWS, [("float32", (3, 2)), ("float32", (1, 2))])).arrays == nothing
+    for wrong in ((), (Array("float32", (4, 1 << 30), None),), (Array("object", (4, 2), None),)):
+        with pytest.raises(WireError):
+            encode(3, message, wrong, short, 7)
+
+
+def test_what_comes_beside_its_message_says_nothing_of_tickets() -> None:
+    """The frames of those who send nothing directly are what they would be if there were no such thing."""
+    for message, arrays in ((ROWS, STATES), (PAIR, (Array("float32", (2, 2), bytes(16)),)), (Beat(1), ())):
+        body, *_ = encode(0, message, arrays)
+        assert len(msgspec.msgpack.decode(bytes(body)[16:])) == 2
+        assert decode(frames_of(message, arrays)).ticket is None
+
+
+def test_arrays_that_are_alike_are_said_once() -> None:
+    assert decode(lying(PAIR, [("float32", (1, 2))], bytes(range(16)), counts=(2,))).arrays[1].data == bytes(range(8, 16))
+    assert decode(lying(PAIR, [("float32", (1, 2))], bytes(8), bytes(range(8)), counts=(2,))).arrays[1].data == bytes(range(8))
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        lying(ROWS, [("float32", (3, 2)), ("object", (1, 2))], bytes(24), bytes(8)),
+        lying(ROWS, [("float32", (3, 2)), ("float32", (-1, -2))], bytes(24), bytes(8)),
+        lying(ROWS, [("float32", (3, 2)), ("float32", (1 << 40, 1 << 40))], bytes(24), bytes(8)),
+        lying(ROWS, [("float32", (3, 2)), ("float32", (1, 1, 1, 1, 2))], bytes(24), bytes(8)),
+        lying(ROWS, [("float32", (3, 2))], bytes(24)),
+        lying(PAIR, [("float32", (1, 2))], bytes(8), bytes(8), counts=(3,)),
+        lying(PAIR, [("float32", (1, 2))], bytes(24), counts=(2,)),
+        lying(PAIR, [("float32", (1, 2))], bytes(16), counts=(-2,)),
+        lying(PAIR, [("float32", (1, 2)), ("uint8", (1, 2))], bytes(16), counts=(2, 0)),
+        lying(PAIR, [("float32", (1, 2))], bytes(16), counts=(1 << 60,)),
+        lying(PAIR, [("float32", (1, 0))], b"", counts=(1 << 60,)),
+        lying(ROWS, [("float32", (2, 2)), ("float32", (1, 2))], bytes(16), bytes(8)),
+        lying(Pass(("a",), (1,), (1,), (0,), (1 << 30,), (True,), (0,)), [("float32", (1 << 30, 0))], b""),
+        lying(Pass(("a",), (1,), (1,), (0,), (0,), (True,), (0,)), [("float32", (0, 2))], b""),
+        lying(ROWS, [("float32", (2, 2)), ("float32", (2, 2))], bytes(16), bytes(16)),
+        lying(ROWS, [("float32", (5, 2))], bytes(40)),
+        lying(ROWS, [("float32", (4,))], bytes(16)),
+        lying(Pages(1, "a", 1, 0, 4, "d"), []),
+        lying(Pages(1, "a", 1, 0, 4, "", "no"), [("uint8", (1, 4))], bytes(4)),
+        lying(Pages(1, "a", 1, 0, 4, "d"), [("float32", (1, 1))], bytes(4)),
+        lying(Pages(1, "a", 1, 0, 4, "d", "", 2), [("float32", (1, 1))], bytes(4)),
+        lying(Pages(1, "a", 1, 4, 4, "d", "", 2), [("float32", (0, 1))], b""),
+        lying(Beat(1), [("uint8", (1,))], b"x"),
+        lying(Close(("a", "b"), (1,)), []),
+        lying(Go(("a",), (1,), (0,), (2,), (8,), (True,), (0,), (1,)), []),
+        lying(Go(("a",), (1,), (-1,), (1,), (8,), (True,), (0,), (1,)), []),
+        lying(Done("x", ("a", "b"), (1, 1), (1, 1), (None, None), (), (2, 4, 6)), []),
+        lying(Done("x", ("a", "b"), (1, 1), (1, 1), (None, None), turns=(2,)), []),
+        lying(Go(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (-2,), (True,)), []),
+        lying(Go(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (2,)), []),
+        lying(Verdict("x", ("a",), (1,), (2, 4), (True,), (1.0,)), []),
+        lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (RunAhead(0, Stage("m", 0, 3), None),)), []),
+        lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (), (((0, ("x",)),),)), []),
+        lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9)),), (False,), (0,), (None,), (), (((1, ()),),)), []),
+        lying(Offer("x", ("a",), (1,), (1, 2), (8,)), []),
+        lying(Won("x", ("a",), (1,), (-1,), (0,), (8,), ("y",)), []),
+        lying(Done("x", ("a",), (1,), (-7,), (None,)), []),
+        lying(Done("x", ("a",), (1,), (1,), (Sampled("a", -1),)), []),
+        lying(Verdict("x", ("a",), (1,), (2,), (True,), (float("nan"),)), []),
+        lying(Verdict("x", ("a",), (1,), (2,), (True,), (float("inf"),)), []),
+        lying(Report("x", -1, 0, 0, 0, 0, ()), []),
+        lying(Report("x", 0, 0, 0, 0, -5, ()), []),
+        lying(Ready("x", 1, "v", -1, 8, 0, "ipc://x"), []),
+        lying(Moved("x", 1, "a", (), (), -8), []),
+        lying(Want(1, "a", 1, (0, 1), -4, 4, "x"), []),
+        lying(Peers((("x", 1, "ipc:///x"),), ("a", "b")), []),
+        lying(Ready("x", 1, "v", 1, 8, 0, "ipc://x", rail="x" * 201), []),
+        lying(Meet(True, "", b"x"), []),
+        lying(Meet(True, "k" * 201, b"x"), []),
+        lying(Meet(True, "k", bytes((1 << 16) + 1)), []),
+        lying(Unlinked(True, "no"), [("uint8", (1,))], b"x"),
+        announced(ROWS, [("float32", (3, 2)), ("float32", (1, 2))], bytes(24), bytes(8)),
+        announced(ROWS, [("float32", (3, 2))]),
+        announced(ROWS, [("float32", (4, 2))], ticket=-1),
+        announced(ROWS, [("object", (4, 2))]),
+        announced(ROWS, [("float32", (4, 1 << 29))]),
+        announced(PAIR, [("float32", (1, (1 << 27) + 1))], counts=(2,)),
+        announced(PAIR, [("float32", (1, 2))], counts=(1 << 40,)),
+        announced(Beat(1), []),
+        announced(Pages(1, "a", 1, 0, 4, "d"), [("uint8", (0, 64))]),
+    ],
+    ids=range(60),
+)
+def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
+    with pytest.raises(WireError):
+        decode(frames)
+
+
+@pytest.mark.parametrize(
+    ("message", "arrays"),
+    [
+        (ROWS, STATES[:1]),
+        (ROWS, tuple(structs.replace(each, shape=(1, 1)) for each in STATES)),
+        (Close(("a",), ()), ()),
+        (Beat(1), STATES),
+    ],
+)
+def test_what_would_be_refused_does_not_go_out(message: Message, arrays: tuple[Array, ...]) -> None:
+    with pytest.raises(WireError):
+        encode(0, message, arrays)
+
+
+@given(st.lists(st.binary(max_size=200), max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_noise_is_a_wire_error(frames: list[bytes]) -> None:
+    with pytest.raises(WireError):
+        decode(frames)
+
+
+@given(st.sampled_from(MESSAGES), st.data())
+@settings(max_examples=400, deadline=None)
+def test_a_message_with_changed_bytes_is_another_message_or_a_wire_error(
+    case: tuple[Message, tuple[Array, ...]], data: st.DataObject
+) -> None:
+    body, *rest = frames_of(*case)
+    noisy = bytearray(body)
+    for _ in range(data.draw(st.integers(1, 4))):
+        noisy[data.draw(st.integers(16, len(noisy) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        parcel = decode([bytes(noisy), *rest])
+    except WireError:
+        return
+    assert encode(parcel.number, parcel.message, parcel.arrays)
