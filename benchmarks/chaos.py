@@ -26,6 +26,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.reports import deliver
+from runtime.chains import Block
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agent_process.main import Preparation
 from runtime.cluster.agents.lifecycle import LifeConfig
@@ -33,7 +34,6 @@ from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig, DirectConfig
 from runtime.engine.fakes.integer_model import counting_model, expected
-from runtime.stages import Block
 from runtime.types import SamplingParams, SequenceRequest
 
 #: Two fine-tunes of one foundation, two stages of which attend.

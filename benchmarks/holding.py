@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
+from runtime.chains import Array, Stage, StageResult
 from runtime.cluster.agent_process.main import MakeEngine, main
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel
-from runtime.stages import Array, Stage, StageResult
 from runtime.types import ModelSpec, StepPlan
 
 

@@ -37,14 +37,14 @@ import msgspec
 
 from benchmarks.reports import deliver
 from benchmarks.stamped_agents import STAMPS
+from runtime.chains import Array, Hop, Stage
+from runtime.chains import Path as Hops
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agent_process.main import Preparation
 from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.config import DirectConfig, EngineConfig
 from runtime.control.commands import SCHEDULER
 from runtime.messages import Done, Go, Load, Loaded, Lost, Message, Open, Pages, Peers, Ready, Report
-from runtime.stages import Array, Hop, Stage
-from runtime.stages import Path as Hops
 from runtime.transport.keys import Keys
 from runtime.transport.messenger import Mail, Post
 from runtime.types import SamplingParams, SequenceRequest

@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from benchmarks.chaos import CUTS, MODELS, PAGES, PATIENCE, Chaos, Clients, Kill, free_pages, spread
+from runtime.chains import Surrogate, devices_of
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agent_process.main import Preparation
 from runtime.cluster.agents.lifecycle import LifeConfig
@@ -37,7 +38,6 @@ from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig, SpeculationConfig
 from runtime.control.commands import Serve, Tick
 from runtime.engine.fakes.integer_model import CountingModel, surrogate_of
-from runtime.stages import Surrogate, devices_of
 
 DEVICES = ("d0", "d1", "d2")
 #: Another version of the first model, whose last part is new.

@@ -18,12 +18,12 @@ from typing import Any
 
 from benchmarks.reports import deliver
 from runtime.agent.agent import Relay
+from runtime.chains import Array, StageResult
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.control.commands import Arrive, Send, StageLoaded
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import PROTOCOL, Done, Go, Load, Loaded, Open, Ready
 from runtime.scheduler.scheduler import Scheduler
-from runtime.stages import Array, StageResult
 from runtime.types import Sampled, SamplingParams, SequenceRequest, StepResult
 
 MODEL = counting_model("m", "1 2* 3 4* 5* 6", max_model_len=8192, page_tokens=16)

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cli.agents import ENGINES
+from runtime.chains import Array, StageEngine, StageResult
 from runtime.cluster.agent_process.main import Engines, MakeEngine, main
-from runtime.stages import Array, StageEngine, StageResult
 from runtime.types import StepPlan
 
 STAMPS = "ZOO_BENCHMARK_STAMPS"

@@ -17,13 +17,13 @@ from runtime.cluster.driver.driver import ClusterDriver
 from runtime.control.commands import Serve
 from runtime.policy.profiles import DeviceProfile
 from runtime.scheduler.admission.variant_choice import Adaptation
-from runtime.trace import TraceSink
+from runtime.tracing.sink import TraceSink
 from zoo.errors import NotServable
 
 if TYPE_CHECKING:
+    from runtime.chains import StageEngine
     from runtime.cluster.agents.inline import Alone
     from runtime.cluster.launch.launcher import Fleet
-    from runtime.stages import StageEngine
     from zoo.api import Zoo
 
 #: A block is cut into pieces so that there are about this many on each agent: enough to even loads out, few enough to plan with.

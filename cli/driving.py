@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from cli.serve_effects import require_effects
 from cli.serve_options import ServeOptions
 from cli.wiring import Chosen, start_engine
-from runtime.trace import TraceSink
+from runtime.tracing.sink import TraceSink
 from zoo.errors import InputError
 
 if TYPE_CHECKING:

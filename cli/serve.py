@@ -20,7 +20,7 @@ from cli.serve_options import ServeOptions, gather
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
-    from runtime.trace import Trace, TraceSink
+    from runtime.tracing.sink import Trace, TraceSink
     from zoo.api import Zoo
 
 _LOCAL = ("127.", "::1", "localhost")
@@ -139,7 +139,7 @@ def _open_spans(endpoint: str | None, trace: Trace | None, stack: ExitStack) -> 
     """Where events go: to the trace, and as spans to a collector if there is one. Raises InputError without the packages for that."""
     if endpoint is None:
         return trace
-    from runtime.spans import Spans, exporting
+    from runtime.tracing.otel import Spans, exporting
 
     provider = exporting(endpoint)
     stack.callback(provider.shutdown)
@@ -160,7 +160,7 @@ def _open_log(path: str | None, stack: ExitStack) -> Callable[[bytes], object] |
 def _open_trace(path: str | None, stack: ExitStack) -> Trace | None:
     if path is None:
         return None
-    from runtime.trace import Trace
+    from runtime.tracing.sink import Trace
 
     try:
         trace = Trace(Path(path))

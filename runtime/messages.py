@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime.stages import Hop, RunAhead, Stage
+from runtime.chains import Hop, RunAhead, Stage
 from runtime.types import ModelSpec, PromptLogprobs, Sampled, SequenceRequest
 
 #: Of these messages; agents and schedulers of different ones refuse each other.

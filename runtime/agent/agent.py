@@ -44,6 +44,7 @@ from runtime.agent.steps.prefetch import Foreseen
 from runtime.agent.steps.queue import Lane, Queue, stands
 from runtime.agent.steps.round_trips import Due
 from runtime.agent.steps.steps import Steps
+from runtime.chains import Array, StageResult, own
 from runtime.config import RelayConfig
 from runtime.control.commands import (
     SCHEDULER,
@@ -76,7 +77,6 @@ from runtime.messages import (
     Want,
 )
 from runtime.policy.batching.step import HopLimits
-from runtime.stages import Array, StageResult, own
 from runtime.types import PageCounts, StepPlan, StepResult
 
 

@@ -26,7 +26,7 @@ from runtime.cluster.stepping import Stepping
 from runtime.cluster.streams.streams import Sink
 from runtime.config import BatchingConfig
 from runtime.control.counters import AgentState
-from runtime.trace import TraceSink
+from runtime.tracing.sink import TraceSink
 from runtime.types import Engine, EngineLost, EngineMemory, ModelSpec, SequenceRequest, TokenEvent
 from zoo.errors import InUse, NotServable, Unavailable, ZooError
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from runtime.chains import Array, Block, Chain, Stage, Variant
 from runtime.messages import Message
 from runtime.policy.profiles import BlockProfile
-from runtime.stages import Array, Block, Chain, Stage, Variant
 from runtime.types import ModelSpec, SequenceRequest, StepPlan, TokenEvent
 
 #: The scheduler's name where a device's could stand.

@@ -10,12 +10,12 @@ from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from runtime.chains import Chain, Hop, Path
 from runtime.messages import Moved
 from runtime.policy.batching.continuous import Phase
 from runtime.policy.migration.two_ended import met_at
 from runtime.policy.routing.variants import Dispatch
-from runtime.stages import Chain, Hop, Path
-from runtime.trace import TraceSink
+from runtime.tracing.sink import TraceSink
 from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, TraceEvent
 
 

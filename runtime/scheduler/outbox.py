@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
 
+from runtime.chains import Path, RunAhead, Stage
 from runtime.control.commands import Emit, Moving, Replace, SchedulerCommand, Send, Updated
 from runtime.messages import Close, Drop, Go, Load, Message, Open
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.speculation.in_flight import Try
-from runtime.stages import Path, RunAhead, Stage
 from runtime.types import SequenceRequest, TokenEvent
 
 

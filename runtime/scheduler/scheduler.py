@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+from runtime.chains import Block, Chain, Surrogate
 from runtime.config import ClusterConfig
 from runtime.control.commands import (
     Abort,
@@ -55,8 +56,7 @@ from runtime.scheduler.sequences.lifecycle import Seating, SharingCounts
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.speculation.speculation import Speculation
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Block, Chain, Surrogate
-from runtime.trace import TraceSink
+from runtime.tracing.sink import TraceSink
 from runtime.types import ModelSpec, PageCounts
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from runtime.chains import Chain, Stage, Variant
 from runtime.config import ClusterConfig
 from runtime.control.counters import Tally
 from runtime.control.trace_events import Narrator
@@ -19,7 +20,6 @@ from runtime.scheduler.kv.prefix_index import Prefixes
 from runtime.scheduler.outbox import Outbox
 from runtime.scheduler.placement.provision import Provision
 from runtime.scheduler.sequences.sequence import Member
-from runtime.stages import Chain, Stage, Variant
 
 
 @dataclass(slots=True)

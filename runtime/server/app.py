@@ -21,7 +21,7 @@ from runtime.server.guard import Guard
 from runtime.server.replies import handle
 from runtime.server.routes import Routes
 from runtime.server.service import Service, make_service
-from runtime.trace import Trace
+from runtime.tracing.sink import Trace
 from zoo.errors import ZooError
 
 

@@ -16,7 +16,7 @@ from runtime.server.guard import is_known
 from runtime.server.replies import reply
 from runtime.server.service import Service
 from runtime.server.state import state_document
-from runtime.trace import Trace
+from runtime.tracing.sink import Trace
 from zoo.errors import ZooError
 
 _LINES_PER_WRITE = 512

@@ -14,7 +14,7 @@ from runtime.frontend.served import ServedModels
 from runtime.server.driver import Driver, ModelSource
 from runtime.server.gate import Gate
 from runtime.server.metrics import Metrics
-from runtime.trace import Trace
+from runtime.tracing.sink import Trace
 
 T = TypeVar("T")
 

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from runtime.agent.steps.queue import Lane
+from runtime.chains import Array, Stage
 from runtime.control.commands import (
     SCHEDULER,
     Arrive,
@@ -46,7 +47,6 @@ from runtime.sim.engine import hollow_rows
 from runtime.sim.ledger import Ledger, Sample
 from runtime.sim.network import Network
 from runtime.sim.nodes import Cost, Node, Pace
-from runtime.stages import Array, Stage
 from runtime.types import SequenceRequest
 from zoo.errors import ZooError
 

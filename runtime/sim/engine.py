@@ -1,6 +1,6 @@
 """An engine without data: arrays have shapes but no bytes, tokens are all zero, and a step takes what the costs say.
 
-Contract: implements `runtime.stages.StageEngine`. The weights that stages on the device have in common are there once and are read once per
+Contract: implements `runtime.chains.StageEngine`. The weights that stages on the device have in common are there once and are read once per
 step, for the rows of all of them together (BL-14). A model's adapters are read for its own rows, and launched together with others of
 their kind. `steps`: rows that decode more tokens than one before they come back (strides). Where answers end says who asks (`max_tokens`,
 with `ignore_eos`).
@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from runtime.chains import Array, Likeness, Stage, StageResult
 from runtime.sim.families import Family
 from runtime.sim.hardware import Gpu, Server
 from runtime.sim.pricing import Piece, Pricing
-from runtime.stages import Array, Likeness, Stage, StageResult
 from runtime.types import EngineMemory, ModelSpec, Sampled, StepPlan, StepResult
 
 #: Bytes of a number of what travels: hidden states, and pages as they are.
@@ -60,7 +60,7 @@ class _Loaded:
 
 
 class SimEngine:
-    """Implements `runtime.stages.StageEngine`.
+    """Implements `runtime.chains.StageEngine`.
 
     Args:
         pricing: of devices like this one, theirs together; one of its own where there is none.

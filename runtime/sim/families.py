@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, get_args
 
+from runtime.chains import Block, BlockUse, Chain, Stage
 from runtime.sim.shapes import Shape, shape_named
-from runtime.stages import Block, BlockUse, Chain, Stage
 from runtime.types import ModelSpec
 from zoo.errors import InputError, NotFound
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from runtime.chains import Chain, Variant
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.sim.costs import Work, table_cost
 from runtime.sim.families import Family, Part
 from runtime.sim.hardware import Gpu
-from runtime.stages import Chain, Variant
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (1, 256, 512, 1024)

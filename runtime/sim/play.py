@@ -15,6 +15,7 @@ from typing import TextIO
 
 from runtime.agent.agent import Relay
 from runtime.agent.steps.queue import Lane
+from runtime.chains import Surrogate
 from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.scheduler.observe.replay_log import Handler, Recorder, head_of
@@ -31,8 +32,7 @@ from runtime.sim.nodes import Cost, Node
 from runtime.sim.pricing import Pricing
 from runtime.sim.scenario import Policy, Scenario
 from runtime.sim.standins import with_stand_ins, with_variants
-from runtime.stages import Surrogate
-from runtime.trace import TraceSink, line_of
+from runtime.tracing.sink import TraceSink, line_of
 from runtime.types import TraceEvent
 from zoo.errors import InputError
 

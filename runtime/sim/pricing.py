@@ -12,10 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from runtime.chains import BlockUse, Stage
 from runtime.sim.costs import BlockCost, TableCost, Work, adapter_cost, launch_cost, prefix_cost, table_cost
 from runtime.sim.families import VIRTUAL, Family
 from runtime.sim.hardware import Gpu
-from runtime.stages import BlockUse, Stage
 from runtime.types import Row
 
 #: Sets of stages whose pieces are remembered; then it begins anew.

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from runtime.chains import Block, BlockUse, Chain, Surrogate, Variant
 from runtime.sim.families import Family, Part
 from runtime.sim.models.variants import ScoredPair, variants_of
-from runtime.stages import Block, BlockUse, Chain, Surrogate, Variant
 from zoo.errors import InputError
 
 #: Of a block's weights (Table 4).

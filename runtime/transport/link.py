@@ -9,9 +9,9 @@ import threading
 from collections.abc import Sequence
 from typing import Protocol
 
+from runtime.chains import Array
 from runtime.control.commands import SCHEDULER
 from runtime.messages import Message
-from runtime.stages import Array
 from runtime.transport.messenger import Cut, Mail
 
 

@@ -22,8 +22,8 @@ from functools import partial
 
 import zmq
 
+from runtime.chains import Array
 from runtime.messages import Denial, Message
-from runtime.stages import Array
 from runtime.transport.channels.channel import Carrier
 from runtime.transport.channels.sockets import ADDRESS, Bell, Sockets
 from runtime.transport.delta import Heard

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from runtime.chains import Array
 from runtime.messages import Message
-from runtime.stages import Array
 from runtime.transport.delta import Said
 from runtime.transport.wire import Frame, encode
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import accumulate
 from math import isfinite
 
+from runtime.chains import Array
 from runtime.messages import (
     Bid,
     Close,
@@ -35,7 +36,6 @@ from runtime.messages import (
     Want,
     Won,
 )
-from runtime.stages import Array
 
 
 class WireError(Exception):

@@ -23,8 +23,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from runtime.chains import Array
 from runtime.messages import PROTOCOL, Message, ToAgent, ToDriver, ToScheduler
-from runtime.stages import Array
 from runtime.transport.delta import PassAgain, Short
 from runtime.transport.validate import WireError, check, check_arrays
 

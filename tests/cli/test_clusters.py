@@ -25,7 +25,7 @@ from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.models.registry import half_page
 from runtime.engine.profiling.document import KIND, device_key, hardware_of
 from runtime.scheduler.observe.replay_log import Diverged, replay
-from runtime.trace import Trace
+from runtime.tracing.sink import Trace
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.cluster import clusters
 from zoo.api import Zoo

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from runtime.agent.local.agent import Agent
 from runtime.config import BatchingConfig
 from runtime.engine.fakes.fake import FakeEngine
-from runtime.trace import line_of
+from runtime.tracing.sink import line_of
 from runtime.types import ModelSpec, SamplingParams, SequenceRequest, StepPlan, StepSkipped, TokenEvent, TraceEvent
 
 

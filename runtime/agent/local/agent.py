@@ -34,7 +34,7 @@ from runtime.control.token_events import end_event, refusal_event, token_event
 from runtime.control.trace_events import Narrator
 from runtime.kv.pages import PageBook
 from runtime.policy.batching.continuous import decide
-from runtime.trace import TraceSink
+from runtime.tracing.sink import TraceSink
 from runtime.types import FinishReason, ModelSpec, Opened, Row, Sampled, SequenceRequest, StepPlan, StepResult, TokenEvent
 from zoo.errors import InUse
 

@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from runtime.chains import Array
 from runtime.policy.migration.two_ended import Spans
-from runtime.stages import Array
 
 #: What a piece takes beside its bytes, about.
 _AROUND = 256

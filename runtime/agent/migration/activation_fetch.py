@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.agent.migration.activation_cache import size_of
-from runtime.stages import Array
+from runtime.chains import Array
 
 #: Spans whose inputs did not come, or did not verify, after which the front gives up.
 _FAILURES = 4

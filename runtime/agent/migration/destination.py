@@ -21,6 +21,7 @@ from runtime.agent.migration.activation_fetch import Feed
 from runtime.agent.migration.incoming import Incoming
 from runtime.agent.sequences.page_tables import Tables
 from runtime.agent.sequences.sequence import Guest, Waiting
+from runtime.chains import Array, own
 from runtime.config import RelayConfig
 from runtime.control.commands import (
     SCHEDULER,
@@ -33,7 +34,6 @@ from runtime.control.commands import (
 )
 from runtime.messages import Moved, Pages, Receive, Settle, Stuck
 from runtime.policy.migration.two_ended import TwoEnded
-from runtime.stages import Array, own
 from runtime.types import ModelSpec
 
 

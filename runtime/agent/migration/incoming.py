@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from runtime.agent.migration.activation_fetch import Feed
 from runtime.agent.sequences.page_tables import Tables
 from runtime.agent.sequences.sequence import Guest, Waiting
+from runtime.chains import Array
 from runtime.config import RelayConfig
 from runtime.control.commands import Send
 from runtime.messages import Receive, Want
 from runtime.policy.migration.pace import Pace, SharedPace
 from runtime.policy.migration.two_ended import TwoEnded
-from runtime.stages import Array
 from runtime.types import ModelSpec
 
 #: Spans that are asked for ahead of the row that runs, at most.

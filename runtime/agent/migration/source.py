@@ -8,9 +8,9 @@ from __future__ import annotations
 from runtime.agent.migration.activation_cache import KeptInputs
 from runtime.agent.sequences.page_tables import Tables
 from runtime.agent.sequences.sequence import Guest
+from runtime.chains import Hop
 from runtime.control.commands import ReadPages, RelayCommand, Send, SendInputs
 from runtime.messages import Pages, Want
-from runtime.stages import Hop
 
 
 def answer(want: Want, guest: Guest | None, device: str, tables: Tables, kept: KeptInputs) -> RelayCommand:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec.structs import replace
 
-from runtime.stages import Array, Path, RunAhead, Slice
+from runtime.chains import Array, Path, RunAhead, Slice
 from runtime.types import PromptLogprobs, SequenceRequest
 
 

@@ -15,8 +15,8 @@ from runtime.agent.sequences.page_tables import Piece, Tables
 from runtime.agent.sequences.sequence import Guest
 from runtime.agent.speculation.hop import Ahead
 from runtime.agent.stages.stages import Shelf
+from runtime.chains import Hop, Stage
 from runtime.messages import Open
-from runtime.stages import Hop, Stage
 from runtime.types import ModelSpec
 
 

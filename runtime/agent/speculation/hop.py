@@ -30,10 +30,10 @@ from msgspec.structs import replace
 
 from runtime.agent.sequences.page_tables import Tables
 from runtime.agent.sequences.sequence import Guest, Waiting
+from runtime.chains import Array, Likeness
 from runtime.control.commands import SCHEDULER, Send
 from runtime.messages import Verdict
 from runtime.policy.speculation.choice import stands
-from runtime.stages import Array, Likeness
 from runtime.types import ModelSpec
 
 #: `StageEngine.alike`.

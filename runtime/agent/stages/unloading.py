@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from runtime.agent.sequences.page_tables import Tables
+from runtime.chains import Stage
 from runtime.control.commands import DropStage
-from runtime.stages import Stage
 
 
 class Parting:

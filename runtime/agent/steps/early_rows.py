@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.chains import Array
 from runtime.messages import Pass
-from runtime.stages import Array
 
 #: How long a row is kept: far longer than one link may be behind another, in nanoseconds.
 _KEPT_NS = 30 * 1_000_000_000

@@ -10,8 +10,8 @@ from itertools import repeat
 
 from runtime.agent.sequences.sequence import Guest, Waiting
 from runtime.agent.steps.early_rows import Early
+from runtime.chains import Array, Slice, own
 from runtime.messages import Go, Pass
-from runtime.stages import Array, Slice, own
 
 
 def rows_of_go(go: Go, guests: Mapping[str, Guest], now: int) -> list[Waiting]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from runtime.agent.sequences.sequence import Waiting
+from runtime.chains import Array, Stacked
 from runtime.control.commands import SCHEDULER, Send
 from runtime.messages import Done, Lost, Pass
-from runtime.stages import Array, Stacked
 from runtime.types import PromptLogprobs, Sampled
 
 

@@ -21,10 +21,10 @@ from typing import TypeVar
 from runtime.agent.sequences.page_tables import Tables
 from runtime.agent.sequences.sequence import Waiting
 from runtime.agent.steps.outbound import next_device, pass_of
+from runtime.chains import Array, Slice, Stacked
 from runtime.control.commands import Send
 from runtime.messages import Go, Pass
 from runtime.policy.batching.step import Blocks, HopLimits, all_fit
-from runtime.stages import Array, Slice, Stacked
 from runtime.types import Row
 
 #: Steps that are made ahead: a path that comes back to a device has several, whose turns come one after the other.

@@ -15,8 +15,8 @@ from runtime.agent.steps.expected_returns import Returns
 from runtime.agent.steps.prefetch import Foreseen
 from runtime.agent.steps.queue import Lane, Queue
 from runtime.agent.steps.round_trips import Due
+from runtime.chains import stacked
 from runtime.control.commands import StageStep
-from runtime.stages import stacked
 from runtime.types import Opened, Row, StepPlan
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import msgspec
 from blake3 import blake3
 
+from runtime.chains import Array, StageEngine
 from runtime.cluster.errors import public
 from runtime.control.commands import (
     CheckInputs,
@@ -30,7 +31,6 @@ from runtime.control.commands import (
     WritePages,
 )
 from runtime.messages import Message
-from runtime.stages import Array, StageEngine
 from runtime.transport.link import Link
 from runtime.types import EngineLost
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.agent.steps.queue import Lane
+from runtime.chains import StageResult, StepRunner
 from runtime.cluster.errors import MAX_FAILURES, public
 from runtime.control.commands import RelayCommand, Send, StageStep
-from runtime.stages import StageResult, StepRunner
 from runtime.types import EngineLost
 
 _log = logging.getLogger(__name__)

@@ -26,6 +26,7 @@ from typing import Protocol
 from msgspec.structs import replace
 
 from runtime.agent.steps.queue import Lane
+from runtime.chains import Array, StageEngine, StageResult
 from runtime.cluster.agent_process.commands import Hands
 from runtime.cluster.agent_process.exit_status import Ended, Exit
 from runtime.cluster.agent_process.lanes import lanes_for
@@ -33,7 +34,6 @@ from runtime.cluster.errors import public
 from runtime.config import DirectConfig
 from runtime.control.commands import SCHEDULER, RelayCommand, RelayEvent, Send, StageStep
 from runtime.messages import PROTOCOL, Bid, Gone, Halt, Message, Offer, Pages, Pass, Peers, Ready, Report, Retract, Severed, ToAgent, Want
-from runtime.stages import Array, StageEngine, StageResult
 from runtime.transport.link import Link
 from runtime.transport.messenger import Cut, Mail
 from runtime.transport.tensor_link import Directed

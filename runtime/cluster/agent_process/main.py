@@ -23,6 +23,7 @@ import msgspec
 import zmq
 
 from runtime.agent.agent import Relay
+from runtime.chains import StageEngine
 from runtime.cluster.agent_process.exit_status import Ended, Exit
 from runtime.cluster.agent_process.heartbeat import beat
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
@@ -30,8 +31,7 @@ from runtime.cluster.errors import public
 from runtime.cluster.version import own_version
 from runtime.config import DirectConfig, RelayConfig
 from runtime.control.commands import SCHEDULER
-from runtime.direct import Connectable, Direct
-from runtime.stages import StageEngine
+from runtime.transport.interfaces import Connectable, Direct
 from runtime.transport.keys import Keys
 from runtime.transport.messenger import Post
 from runtime.transport.tensor_link import Directed

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from runtime.agent.agent import Relay
+from runtime.chains import StageEngine
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
 from runtime.cluster.agents.lifecycle import Lives
 from runtime.cluster.agents.pool import Told, Work
@@ -25,8 +26,7 @@ from runtime.control.commands import Down
 from runtime.control.counters import Tally
 from runtime.control.trace_events import Narrator
 from runtime.messages import Loaded, Message, Peers, Ready, Report
-from runtime.stages import StageEngine
-from runtime.trace import TraceSink
+from runtime.tracing.sink import TraceSink
 from runtime.transport.link import Inside
 from runtime.types import SegmentRun, StepPlan, StepResult
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import zmq
 
+from runtime.chains import Block, Chain, Surrogate
 from runtime.cluster.agents.inline import Alone
 from runtime.cluster.agents.lifecycle import AgentFacts, LifeConfig
 from runtime.cluster.agents.pool import Crew
@@ -36,8 +37,7 @@ from runtime.control.counters import AgentState
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.scheduler.observe.replay_log import Recorder, head_of
 from runtime.scheduler.scheduler import Scheduler
-from runtime.stages import Block, Chain, Surrogate
-from runtime.trace import TraceSink
+from runtime.tracing.sink import TraceSink
 from runtime.transport.messenger import Post
 from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
 from zoo.errors import InUse, NotFound, NotServable, Unavailable, ZooError

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from msgspec import structs
 
+from runtime.chains import Chain
 from runtime.control.commands import Emit, SchedulerCommand
-from runtime.stages import Chain
 
 
 class Hopeless(Exception):

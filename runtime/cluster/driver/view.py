@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from runtime.chains import Chain
 from runtime.cluster.agents.lifecycle import AgentFacts
 from runtime.cluster.agents.pool import Crew
 from runtime.cluster.driver.unavailable_models import Strandings
@@ -17,7 +18,6 @@ from runtime.scheduler.migration.migration import HandoverCounts
 from runtime.scheduler.observe.snapshot import picture_of
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.speculation.speculation import SpeculationCounts
-from runtime.stages import Chain
 from runtime.types import EngineMemory, ModelSpec
 
 

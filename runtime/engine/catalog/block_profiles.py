@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from runtime.chains import BlockUse, Chain
 from runtime.engine.catalog.describe import Sizes
 from runtime.engine.profiling.document import KIND, device_key, hardware_of
 from runtime.policy.profiles import BlockProfile, part_of, profile_of
-from runtime.stages import BlockUse, Chain
 from zoo.catalog import Reader
 from zoo.manifest import ChainBlock, Component
 from zoo.store import Store

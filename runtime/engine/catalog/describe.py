@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from runtime.chains import Block, BlockUse, Chain
 from runtime.config import EngineConfig
 from runtime.engine.models.load import spec_of
 from runtime.engine.models.registry import dtype_named
 from runtime.engine.models.servable import servable
 from runtime.engine.models.versions import pinned, version_of
 from runtime.kv.pool import PageSizes
-from runtime.stages import Block, BlockUse, Chain
 from zoo.manifest import ChainBlock, Component, ModelManifest, digest_of
 from zoo.store import Store
 

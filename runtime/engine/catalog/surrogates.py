@@ -6,7 +6,7 @@ everywhere else, bit for bit: a part of them is a part of the parent with the st
 
 from __future__ import annotations
 
-from runtime.stages import Surrogate
+from runtime.chains import Surrogate
 from zoo.manifest import ModelManifest
 from zoo.records import Equivalence
 from zoo.store import Store

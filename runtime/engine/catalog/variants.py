@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from runtime.chains import Block, Chain, Variant
 from runtime.config import EngineConfig
 from runtime.engine.catalog.describe import describe_chain
 from runtime.policy.routing.variants import DispatchLimits
-from runtime.stages import Block, Chain, Variant
 from zoo.catalog import Reader
 from zoo.errors import NotServable
 from zoo.records import Equivalence, Run

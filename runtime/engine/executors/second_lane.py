@@ -3,7 +3,7 @@
     shared         units, their adapters, pages
     of each lane   sequences and their page tables, scratch, programs, rotary modules, joined adapters (`engine.adapters.stack_cache`), a CUDA stream
 
-Contract: `runtime.stages.StepRunner`, on a thread of its own. A sequence is known to the lane that opened it; what is released may be
+Contract: `runtime.chains.StepRunner`, on a thread of its own. A sequence is known to the lane that opened it; what is released may be
 told to either. Whoever loads or unloads holds `turn`, as every step here does, and says so (`follow`).
 """
 
@@ -18,12 +18,12 @@ from dataclasses import replace
 
 import torch
 
+from runtime.chains import Array, StageResult
 from runtime.engine.executors.stage_step import stepped
 from runtime.engine.kernels.program_cache import Programs
 from runtime.engine.models.components import UnitStore
 from runtime.engine.models.loaded import LoadedModel, PageTables
 from runtime.kv.pool import PagePool
-from runtime.stages import Array, StageResult
 from runtime.types import StepPlan
 
 

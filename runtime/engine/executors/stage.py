@@ -2,7 +2,7 @@
 
     inputs --joined by stage--> hidden states --segments, as for whole models--> tokens (with a head) | hidden states --> outputs
 
-Implements `runtime.stages.StageEngine`. A stage is a model whose chain is a part (`engine.models.load`): two that have a unit in common, of
+Implements `runtime.chains.StageEngine`. A stage is a model whose chain is a part (`engine.models.load`): two that have a unit in common, of
 whichever models, hold it once and run it once. Decides nothing: which rows run, and on which pages, is in the plan.
 """
 
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from runtime.chains import Array, Likeness, Stage, StageResult, StepRunner
 from runtime.config import DirectConfig, EngineConfig
 from runtime.engine.executors.second_lane import Beside, Released
 from runtime.engine.executors.stage_step import stepped
@@ -24,7 +25,6 @@ from runtime.engine.recording.graphs import graphs_for
 from runtime.engine.step.decode_reuse import Again
 from runtime.engine.tensors.convert import array_of, joined, likeness, staying
 from runtime.kv.pool import PagePool
-from runtime.stages import Array, Likeness, Stage, StageResult, StepRunner
 from runtime.types import EngineMemory, ModelSpec, StepPlan
 from zoo.store import Store
 
@@ -107,7 +107,7 @@ class StagedEngine:
         return self._beside
 
     def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:
-        """`runtime.direct.Connectable`: gloo between CPUs, NCCL between GPUs. Raises NotServable where torch has none."""
+        """`runtime.transport.interfaces.Connectable`: gloo between CPUs, NCCL between GPUs. Raises NotServable where torch has none."""
         from runtime.engine.tensors.links import DirectLinks  # what there is of torch.distributed differs from build to build
         from runtime.engine.tensors.process_groups import rail_for
 

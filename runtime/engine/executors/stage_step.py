@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from runtime.chains import Array, Stacked, StageResult
 from runtime.engine.executors.paged import eager, laid, learn, open_pages
 from runtime.engine.models.components import UnitStore
 from runtime.engine.models.loaded import LoadedModel
@@ -18,7 +19,6 @@ from runtime.engine.step.batch import Rows
 from runtime.engine.step.decode_reuse import Again, Made
 from runtime.engine.tensors.convert import gather, gathered, whole_of
 from runtime.kv.pool import PagePool
-from runtime.stages import Array, Stacked, StageResult
 from runtime.types import StepPlan, StepResult
 
 

@@ -5,7 +5,7 @@ its square in V's, and reads what the pages of all tokens so far hold. So a page
 later token, unless all differences happen to cancel. Log-probabilities are the fake engine's (`engine.fakes.fake`).
 A step over n tokens takes `alpha + beta * n` nanoseconds; `pace` may spend them for real.
 
-Contract: `runtime.stages.StageEngine`. Raises PlanViolation, before a row has run, unless rows and inputs follow from what went before.
+Contract: `runtime.chains.StageEngine`. Raises PlanViolation, before a row has run, unless rows and inputs follow from what went before.
 What a new table's pages hold already (they were shared, or written by `write_pages`) is taken as it is. It knows no torch and no clock.
 """
 
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 
+from runtime.chains import Array, Likeness, Stacked, Stage, StageResult, StepRunner
 from runtime.engine.fakes.fake import FakeFault, require
 from runtime.engine.fakes.integer_lanes import CountingLanes
 from runtime.engine.fakes.integer_model import (
@@ -28,7 +29,6 @@ from runtime.engine.fakes.integer_model import (
     sampled_of,
 )
 from runtime.kv.pages import Group
-from runtime.stages import Array, Likeness, Stacked, Stage, StageResult, StepRunner
 from runtime.types import EngineMemory, ModelSpec, Opened, PromptLogprobs, Row, Sampled, StepPlan, StepResult
 from zoo.errors import NotFound, NotServable
 

@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from runtime.chains import Array, StageResult
 from runtime.engine.fakes.fake import require
-from runtime.stages import Array, StageResult
 from runtime.types import StepPlan
 
 #: How long a step waits for those before it, in seconds.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ConnectedCounting(CountingEngine):
-    """`runtime.direct.Connectable`. It needs torch from when it is asked for its links."""
+    """`runtime.transport.interfaces.Connectable`. It needs torch from when it is asked for its links."""
 
     def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:
         from runtime.engine.tensors.links import DirectLinks

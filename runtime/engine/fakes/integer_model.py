@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from runtime.chains import Block, BlockUse, Chain
 from runtime.engine.fakes.fake import allowed, alternatives, ends_of
-from runtime.stages import Block, BlockUse, Chain
 from runtime.types import Logprob, ModelSpec, PromptLogprobs, Row, Sampled, SamplingParams, SequenceRequest
 
 #: Values are below it.

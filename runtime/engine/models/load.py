@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from runtime.chains import Stage
 from runtime.config import EngineConfig
 from runtime.engine.adapters.attach import attach, detach
 from runtime.engine.attention.interface import register
@@ -14,7 +15,6 @@ from runtime.engine.models.components import Unit, UnitStore
 from runtime.engine.models.loaded import LoadedModel, PageTables, adapter_keys, kv_indices, part_of
 from runtime.engine.models.servable import Executor, Servable, servable
 from runtime.kv.pool import Pages
-from runtime.stages import Stage
 from runtime.types import ModelSpec
 from surgery.adapters.prompts import virtual_tokens
 from surgery.chains import ChainPlan

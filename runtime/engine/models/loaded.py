@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from runtime.chains import Stage
 from runtime.engine.models.components import Unit
 from runtime.kv.transfers import put
-from runtime.stages import Stage
 from runtime.types import ModelSpec, SequenceRequest
 from zoo.errors import NotServable
 from zoo.manifest import ModelManifest

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
+from runtime.chains import Stage
 from runtime.config import EngineConfig
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import NoKernels
@@ -19,7 +20,6 @@ from runtime.engine.models.openmp import give_back
 from runtime.engine.models.servable import Executor, servable, stored_dtype
 from runtime.engine.models.versions import check_version, unpinned
 from runtime.kv.pool import Pages
-from runtime.stages import Stage
 from runtime.types import ModelSpec
 from surgery.tensors import TensorPool
 from zoo.errors import InputError, NotFound

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from runtime.chains import Array, Stacked
 from runtime.engine.kernels.program import Program
 from runtime.engine.kernels.program_reuse import Attending, Onward, Room
 from runtime.engine.layers.rotary import RotaryTables
@@ -32,7 +33,6 @@ from runtime.engine.step.context import Frame, RowSpan, running
 from runtime.engine.step.runner import Call, StepRun, segments_of
 from runtime.engine.step.segments import Segment
 from runtime.kv.transfers import put
-from runtime.stages import Array, Stacked
 from runtime.types import Row, SegmentRun, StepPlan
 from surgery.components import Where
 

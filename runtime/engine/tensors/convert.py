@@ -1,4 +1,4 @@
-"""Between tensors and the arrays that pass from device to device (`runtime.stages.Array`), by their bytes, whatever the dtype.
+"""Between tensors and the arrays that pass from device to device (`runtime.chains.Array`), by their bytes, whatever the dtype.
 
 Out: one copy to the host, where the tensor is not there already; the array is a view of it. In: one copy, into what the rows of a model
 start from together. Where arrays go directly from device to device (`engine.tensors.links`) their data is a flat tensor of uint8 on its device,
@@ -14,7 +14,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from runtime.stages import Array, Likeness, Stacked
+from runtime.chains import Array, Likeness, Stacked
 
 
 def whole_of(hidden: Tensor, stays: bool = False) -> Array:

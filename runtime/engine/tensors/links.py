@@ -1,4 +1,4 @@
-"""Tensors between agents' devices without the host's memory (BL-33): `runtime.direct.Direct` over a rail, an end for each way.
+"""Tensors between agents' devices without the host's memory (BL-33): `runtime.transport.interfaces.Direct` over a rail, an end for each way.
 
     send       arrays -> one flat tensor of bytes on the device (a view of it, where it is one array) -> Outgoing
     came       Incoming -> one flat tensor -> arrays, views of it
@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from runtime.chains import Array
 from runtime.config import DirectConfig
-from runtime.direct import CHECKSUM, Came, Said
 from runtime.engine.tensors.checksum import checksum
 from runtime.engine.tensors.convert import bytes_of, flat_of, is_tensor
 from runtime.engine.tensors.endpoints import Incoming, Outgoing
 from runtime.engine.tensors.process_groups import Rail
-from runtime.stages import Array
+from runtime.transport.interfaces import CHECKSUM, Came, Said
 
 _log = logging.getLogger(__name__)
 

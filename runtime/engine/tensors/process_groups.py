@@ -34,7 +34,7 @@ _TAGS = 1 << 31
 
 
 class Rail(Protocol):
-    """`device`: where tensors lie. `name`: as `runtime.direct.Direct.rail`."""
+    """`device`: where tensors lie. `name`: as `runtime.transport.interfaces.Direct.rail`."""
 
     device: torch.device
 

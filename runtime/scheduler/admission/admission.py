@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Mapping, Sequence
 from functools import partial
 
+from runtime.chains import Chain, Stage, devices_of
 from runtime.control.request_checks import refusal
 from runtime.control.sequence import Rank
 from runtime.kv.pages import groups_for
@@ -23,7 +24,6 @@ from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.lifecycle import Seating
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Chain, Stage, devices_of
 from runtime.types import SequenceRequest
 
 #: How long after idle copies of a chain were looked for, in ns, it is not done again: loading one takes far longer.

@@ -17,13 +17,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain as joined
 
+from runtime.chains import Chain, Path, Variant
 from runtime.control.request_checks import refusal
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.policy.routing.latency import Candidate, Work
 from runtime.policy.routing.variants import Dispatch, DispatchLimits, Kind, Option, dispatch
 from runtime.scheduler.routing.estimates import Estimates
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Chain, Path, Variant
 from runtime.types import SequenceRequest
 
 #: Where nothing was measured: bytes of weights that a step reads in a second, and rows that cost as much again.

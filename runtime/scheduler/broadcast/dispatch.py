@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import heapq
 
+from runtime.chains import Hop
 from runtime.kv.pages import groups_for
 from runtime.messages import Won
 from runtime.scheduler.devices.devices import Device
@@ -23,7 +24,6 @@ from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.lifecycle import Seating
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Hop
 
 
 class Offers:

@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from runtime.chains import Chain
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.kv.prefix_cache import Donors
 from runtime.scheduler.migration.migrations import Handovers
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Chain
 
 #: Wishes that a tick asks for at most, whether or not they are granted.
 _ASKED = 64

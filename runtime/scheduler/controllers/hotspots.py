@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from runtime.chains import Chain
 from runtime.kv.pages import groups_for
 from runtime.policy.migration.order import Mover
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Chain
 
 #: Chains whose queues are looked at, and devices of each of their blocks.
 _CHAINS, _PLACES = 64, 16

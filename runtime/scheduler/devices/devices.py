@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from runtime.chains import Stage
 from runtime.messages import Ready
-from runtime.stages import Stage
 from runtime.types import ModelSpec
 
 if TYPE_CHECKING:  # members hold pages, which are devices'

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from runtime.chains import Path
 from runtime.scheduler.kv.page_accounting import Holding
-from runtime.stages import Path
 
 #: Bytes of a mark: nobody can find two beginnings with one.
 _BYTES = 16

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from runtime.chains import Chain, Hop, Path
 from runtime.messages import Moved
 from runtime.policy.migration.recompute_source import Front
 from runtime.scheduler.sequences.sequence import Member
-from runtime.stages import Chain, Hop, Path
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from runtime.chains import Chain, Hop, Path, devices_of
 from runtime.control.trace_events import MoveTold
 from runtime.kv.pages import groups_for
 from runtime.messages import Moved, Receive, Settle, Stuck
@@ -25,7 +26,6 @@ from runtime.scheduler.migration.migration import Handover, HandoverCounts, part
 from runtime.scheduler.sequences.lifecycle import Seating
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Chain, Hop, Path, devices_of
 
 
 class Handovers:

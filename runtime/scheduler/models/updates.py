@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from runtime.chains import Chain, Stage, Variant
 from runtime.control.commands import Serve, Withdraw
 from runtime.scheduler.kv.prefix_cache import Donors
 from runtime.scheduler.placement.incremental import join
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Chain, Stage, Variant
 
 
 class Updates:

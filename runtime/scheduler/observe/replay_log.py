@@ -18,12 +18,12 @@ from typing import Any, BinaryIO, Protocol, get_args
 
 import msgspec
 
+from runtime.chains import Block, Chain, Surrogate
 from runtime.config import ClusterConfig
 from runtime.control.commands import SchedulerCommand, SchedulerEvent
 from runtime.messages import PROTOCOL, Message, ToScheduler
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.scheduler.scheduler import Scheduler
-from runtime.stages import Block, Chain, Surrogate
 from zoo.errors import InputError
 
 _FORMAT = 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from runtime.stages import devices_of
+from runtime.chains import devices_of
 
 if TYPE_CHECKING:
     from runtime.scheduler.devices.devices import Device

@@ -5,10 +5,10 @@ Contract: blocks that are on devices already stay there, and serve it too. All o
 
 from __future__ import annotations
 
+from runtime.chains import BlockUse, Chain
 from runtime.policy.placement.incremental import Need, renew
 from runtime.policy.placement.partition import cells, spread
 from runtime.scheduler.state import ClusterState
-from runtime.stages import BlockUse, Chain
 
 
 def join(state: ClusterState, chain: Chain, before: Chain | None) -> str | None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from runtime.chains import Block, Chain
 from runtime.config import Placing
 from runtime.policy.placement.locality import Cluster, place
 from runtime.policy.placement.locality import Device as Place
 from runtime.policy.placement.packing import fill, pack
 from runtime.policy.placement.partition import cells, spread
 from runtime.scheduler.devices.devices import Device
-from runtime.stages import Block, Chain
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from runtime.chains import Block, Chain, Path, Stage, devices_of
 from runtime.config import ClusterConfig
 from runtime.kv.pages import groups_for
 from runtime.policy.profiles import BlockProfile
@@ -23,7 +24,6 @@ from runtime.scheduler.routing.block_usage import Reads
 from runtime.scheduler.routing.estimates import Estimates
 from runtime.scheduler.routing.route_cache import Route, Routes
 from runtime.scheduler.sequences.sequence import Passes
-from runtime.stages import Block, Chain, Path, Stage, devices_of
 
 #: Devices that are weighed for a block: more of them cost time and gain little (power of a few choices).
 _MOST = 8

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from runtime.chains import Block
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.sequences.sequence import Passes
-from runtime.stages import Block
 
 
 class Reads:

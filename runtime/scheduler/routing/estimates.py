@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
+from runtime.chains import Chain
 from runtime.policy.profiles import BlockProfile, DeviceProfile, LinkProfile, alike, chain_of
 from runtime.policy.routing.latency import Candidate, Latency, Work, latency_of
 from runtime.scheduler.devices.devices import Device
-from runtime.stages import Chain
 
 
 class Estimates:

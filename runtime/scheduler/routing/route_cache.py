@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from runtime.stages import Chain, Path, Stage, path_of
+from runtime.chains import Chain, Path, Stage, path_of
 
 #: Routes that are remembered, of each kind; of very many devices there are more than anybody could keep, and it begins anew.
 _MOST = 1 << 14

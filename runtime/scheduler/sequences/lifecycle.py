@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from runtime.chains import Path
 from runtime.control.token_events import end_event, refusal_event
 from runtime.kv.pages import groups_for
 from runtime.scheduler.kv.prefix_cache import Donors
@@ -19,7 +20,6 @@ from runtime.scheduler.routing.route_cache import Route
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.speculation.speculation import Planned
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Path
 from runtime.types import FinishReason, ModelSpec, SequenceRequest
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from runtime.chains import Chain, Path, RunAhead, Variant
 from runtime.control.sequence import LiveSequence
 from runtime.kv.pages import groups_for
 from runtime.scheduler.kv.page_accounting import Holding, Places
 from runtime.scheduler.kv.prefix_index import Beginning, marks_of
 from runtime.scheduler.speculation.in_flight import Tries
-from runtime.stages import Chain, Path, RunAhead, Variant
 from runtime.types import ModelSpec, SequenceRequest
 
 #: The chain of nobody.

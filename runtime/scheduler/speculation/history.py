@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 
+from runtime.chains import Hop, Surrogate
 from runtime.policy.speculation.payoff import Times, judge
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Hop, Surrogate
 
 Instance = tuple[str, str]
 

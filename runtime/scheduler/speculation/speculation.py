@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from runtime.chains import Hop, Path, RunAhead, Stage, Surrogate
 from runtime.kv.pages import groups_for
 from runtime.messages import Report
 from runtime.policy.speculation.choice import Bottleneck, PassedBy, choose
@@ -22,7 +23,6 @@ from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.speculation.history import Trials
 from runtime.scheduler.speculation.in_flight import Try
 from runtime.scheduler.state import ClusterState
-from runtime.stages import Hop, Path, RunAhead, Stage, Surrogate
 
 #: What queues of before a review still count in the next one.
 _KEPT = 0.8

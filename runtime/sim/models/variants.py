@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-from runtime.stages import BlockUse, Chain, Variant
+from runtime.chains import BlockUse, Chain, Variant
 from zoo.manifest import digest_of
 
 

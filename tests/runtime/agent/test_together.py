@@ -8,11 +8,11 @@ import pytest
 
 from runtime.agent.agent import Relay
 from runtime.agent.steps.inbound import parts_of
+from runtime.chains import Array, Hop, Slice, Stacked, Stage, StageResult, cut, own, stacked
 from runtime.config import RelayConfig
 from runtime.control.commands import Send, StageLoaded
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Close, Load, Open, Pass
-from runtime.stages import Array, Hop, Slice, Stacked, Stage, StageResult, cut, own, stacked
 from runtime.types import SamplingParams, SequenceRequest, StepResult
 
 MODEL = counting_model("m", "1 2* 3 4* 5* 6", max_model_len=64, page_tokens=4)

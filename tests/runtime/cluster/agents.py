@@ -16,6 +16,7 @@ import msgspec
 import zmq
 
 from runtime.agent.agent import Relay
+from runtime.chains import StageEngine
 from runtime.cluster.agent_process.exit_status import Ended
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
 from runtime.cluster.agent_process.main import Identity, Preparation, Word
@@ -24,7 +25,6 @@ from runtime.control.commands import SCHEDULER
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, counting_model
 from runtime.messages import Beat, Message, Peers, Ready, Report
-from runtime.stages import StageEngine
 from runtime.transport.messenger import Cut, Mail, Post
 from runtime.transport.tensor_link import Directed
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from runtime.chains import Block
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.driver.driver import ClusterDriver
@@ -18,7 +19,6 @@ from runtime.cluster.launch.threads import Threads
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected
-from runtime.stages import Block
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.runtime.cluster.agents import counting
 

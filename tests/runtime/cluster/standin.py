@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from runtime.chains import Array
 from runtime.cluster.agent_process.commands import joined_rows
-from runtime.direct import CHECKSUM, Came, Said
-from runtime.stages import Array
+from runtime.transport.interfaces import CHECKSUM, Came, Said
 
 
 class StandIn:
-    """Implements `runtime.direct.Direct` for one agent. `links`: peers that it has a link to; `accepts`: that have one to it."""
+    """Implements `runtime.transport.interfaces.Direct` for one agent. `links`: peers that it has a link to; `accepts`: that have one to it."""
 
     def __init__(self, rail: str = "rail") -> None:
         self.rail = rail

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from runtime.chains import Stage
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.cluster.launch.threads import Threads
@@ -18,7 +19,6 @@ from runtime.engine.fakes.integer_links import ConnectedCounting
 from runtime.engine.tensors.links import DirectLinks
 from runtime.engine.tensors.process_groups import Gloo
 from runtime.messages import Close, Moved, Receive, Settle, Stuck
-from runtime.stages import Stage
 from tests.runtime.cluster.agent_process.test_loop import (
     GREEDY,
     LENGTH,

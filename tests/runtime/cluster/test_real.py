@@ -18,11 +18,11 @@ import pytest
 
 from cli.clusters import start_cluster
 from cli.serve_options import gather
+from runtime.chains import devices_of
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig, ControlConfig, SpeculationConfig
 from runtime.scheduler.controllers.actions import Drain, Wish
 from runtime.scheduler.scheduler import Scheduler
-from runtime.stages import devices_of
 from tests.runtime.cluster.clusters import eventually
 from tests.runtime.cluster.real import MODELS, Load, Question, answers_of, asked, cluster, on_scheduler, put_family, tokens
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401

@@ -11,9 +11,9 @@ import pytest
 
 from cli.clusters import start_cluster
 from cli.serve_options import gather
+from runtime.chains import devices_of
 from runtime.config import ClusterConfig, DirectConfig, SpeculationConfig
 from runtime.scheduler.scheduler import Scheduler
-from runtime.stages import devices_of
 from tests.runtime.cluster.clusters import eventually
 from tests.runtime.cluster.real import MODELS, Load, Question, answers_of, asked, cluster, on_scheduler, put_family
 from tests.runtime.cluster.real import tokens as generated

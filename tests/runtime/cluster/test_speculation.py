@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 
+from runtime.chains import Surrogate
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.launch.threads import Threads
 from runtime.config import ClusterConfig, SpeculationConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import surrogate_of
-from runtime.stages import Surrogate
 from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest, blocks, eventually
 
 

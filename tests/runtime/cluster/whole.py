@@ -11,19 +11,19 @@ from dataclasses import replace
 from msgspec import structs
 
 from runtime.agent.speculation.hop import same_bits
+from runtime.chains import Array, Block, BlockUse, Chain, Likeness, Stage, StageResult
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agents.inline import Alone
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig
 from runtime.control.commands import Serve
 from runtime.engine.fakes.fake import FakeEngine
-from runtime.stages import Array, Block, BlockUse, Chain, Likeness, Stage, StageResult
-from runtime.trace import TraceSink
+from runtime.tracing.sink import TraceSink
 from runtime.types import EngineMemory, ModelSpec, StepPlan
 
 
 class Whole:
-    """Implements `runtime.stages.StageEngine` over a FakeEngine."""
+    """Implements `runtime.chains.StageEngine` over a FakeEngine."""
 
     def __init__(self, engine: FakeEngine) -> None:
         self._engine = engine

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from runtime.chains import Array, Stage, StageEngine
 from runtime.kv.pages import Group, PageBook
-from runtime.stages import Array, Stage, StageEngine
 from runtime.types import Opened, PromptLogprobs, Row, Sampled, SamplingParams, SequenceRequest, StepPlan
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from torch import Tensor
 
 from runtime.config import DirectConfig
-from runtime.direct import Came, Said
 from runtime.engine.tensors.links import DirectLinks
 from runtime.engine.tensors.process_groups import Gloo
 from runtime.engine.tensors.rendezvous import Rendezvous
+from runtime.transport.interfaces import Came, Said
 
 LIMIT = 20.0
 

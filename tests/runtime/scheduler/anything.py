@@ -7,11 +7,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from runtime.chains import Surrogate
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
 from runtime.control.commands import Pause, Resume, Serve, Tick
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, counting_model, surrogate_of
-from runtime.stages import Surrogate
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 
+from runtime.chains import Stage
 from runtime.cluster.driver.view import Sight
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.stages import Stage
 from runtime.types import ModelSpec
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request

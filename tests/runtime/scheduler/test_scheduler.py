@@ -6,9 +6,9 @@ import random
 
 import pytest
 
+from runtime.chains import devices_of
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.stages import devices_of
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request

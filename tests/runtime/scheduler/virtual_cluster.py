@@ -17,6 +17,7 @@ from blake3 import blake3
 
 from runtime.agent.agent import Relay
 from runtime.agent.steps.queue import Lane
+from runtime.chains import Array, Block, Chain, Likeness, StageEngine, Surrogate, devices_of
 from runtime.cluster.agent_process.commands import joined_rows
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.control.commands import (
@@ -45,7 +46,6 @@ from runtime.engine.fakes.integer_model import CountingModel, expected
 from runtime.messages import PROTOCOL, Pages, Ready
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.scheduler.scheduler import Scheduler
-from runtime.stages import Array, Block, Chain, Likeness, StageEngine, Surrogate, devices_of
 from runtime.types import SequenceRequest, StepPlan, TokenEvent
 from tests.runtime.virtual import ListTrace, Told
 

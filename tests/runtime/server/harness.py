@@ -22,7 +22,7 @@ from runtime.policy.profiles import BlockProfile
 from runtime.server.app import build_app
 from runtime.server.gate import Gate
 from runtime.server.serving import address_of, bind, make_server
-from runtime.trace import Trace
+from runtime.tracing.sink import Trace
 from runtime.types import ModelSpec
 from tests.runtime.cluster.whole import inline
 from zoo.errors import AmbiguousName, NotFound

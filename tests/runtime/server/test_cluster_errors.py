@@ -15,6 +15,7 @@ import httpx
 import msgspec
 import pytest
 
+from runtime.chains import Array, devices_of
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.launch.processes import ProcessConfig, Processes
@@ -23,7 +24,6 @@ from runtime.config import ClusterConfig, RelayConfig, ServerConfig
 from runtime.engine.fakes.integer_model import expected
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.messages import PROTOCOL, Close, Done, Message, Pages, Pass, Ready, Settle, Want
-from runtime.stages import Array, devices_of
 from runtime.transport.messenger import Cut, Post
 from runtime.types import Sampled, SamplingParams
 from tests.runtime.cluster.agents import counting

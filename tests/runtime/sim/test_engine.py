@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.chains import Array, Stage
 from runtime.sim.engine import Host, SimEngine
 from runtime.sim.families import App, Cutting, Family, family_of
 from runtime.sim.hardware import GPUS, Server
-from runtime.stages import Array, Stage
 from runtime.types import Row, StepPlan
 from zoo.errors import NotFound
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.chains import Stage
 from runtime.sim.families import App, Cutting, Provision, family_of
 from runtime.sim.shapes import SHAPES
-from runtime.stages import Stage
 from zoo.errors import InputError, NotFound
 
 APPS = (

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.chains import Stage
 from runtime.sim import pricing
 from runtime.sim.costs import Work
 from runtime.sim.families import App, Cutting, family_of
 from runtime.sim.hardware import GPUS
 from runtime.sim.pricing import Pricing
-from runtime.stages import Stage
 from runtime.types import Row
 
 GPU = GPUS["A100-80GB"]

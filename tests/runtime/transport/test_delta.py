@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from runtime.chains import Array
 from runtime.messages import Close, Done, Go, Message, Pass
-from runtime.stages import Array
 from runtime.transport.delta import DoneAgain, GoAgain, Heard, PassAgain, Said
 from runtime.transport.send_queue import Outbox
 from runtime.transport.validate import WireError

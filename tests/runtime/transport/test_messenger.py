@@ -13,8 +13,8 @@ import pytest
 import zmq
 from msgspec.structs import replace
 
+from runtime.chains import Array
 from runtime.messages import PROTOCOL, Beat, Denial, Halt, Pages, Pass, Report, Want
-from runtime.stages import Array
 from runtime.transport.delta import PassAgain
 from runtime.transport.keys import Keys
 from runtime.transport.messenger import Cut, Mail, Post, Settings

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from runtime.chains import Array
 from runtime.cluster.agent_process.commands import Seals, digest_of
 from runtime.control.commands import SCHEDULER
-from runtime.direct import Said
 from runtime.messages import Halt, Lost, Meet, Message, Pages, Pass, Want
-from runtime.stages import Array
+from runtime.transport.interfaces import Said
 from runtime.transport.messenger import Cut, Mail, Post
 from runtime.transport.tensor_link import Directed
 from tests.runtime.cluster.standin import StandIn

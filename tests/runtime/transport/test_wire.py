@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
+from runtime.chains import Array, Hop, RunAhead, Stage
 from runtime.messages import (
     PROTOCOL,
     Beat,
@@ -34,7 +35,6 @@ from runtime.messages import (
     Want,
     Won,
 )  # fmt: skip
-from runtime.stages import Array, Hop, RunAhead, Stage
 from runtime.transport import wire
 from runtime.transport.delta import PassAgain
 from runtime.transport.validate import WireError

@@ -7,8 +7,8 @@ import random
 import pytest
 
 from runtime.agent.migration.activation_cache import KeptInputs
+from runtime.chains import Array
 from runtime.cluster.agent_process.commands import joined_rows
-from runtime.stages import Array
 
 #: What a piece takes beside its bytes.
 AROUND = 256

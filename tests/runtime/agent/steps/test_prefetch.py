@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.agent.agent import Relay
+from runtime.chains import Array, Stacked, StageResult
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Close, Go
-from runtime.stages import Array, Stacked, StageResult
 from runtime.types import StepPlan, StepResult
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request

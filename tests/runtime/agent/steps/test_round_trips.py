@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from runtime.agent.steps.round_trips import Due
-from runtime.stages import Hop
+from runtime.chains import Hop
 
 LIMIT = 2_000
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtime.agent.steps.queue import Lane
+from runtime.chains import StageResult, Surrogate
 from runtime.cluster.agent_process.lanes import OneLane, TwoLanes, lanes_for
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.driver.driver import ClusterDriver
@@ -19,7 +20,6 @@ from runtime.control.commands import RelayCommand, Send, StageStep
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import surrogate_of
 from runtime.messages import Gone
-from runtime.stages import StageResult, Surrogate
 from runtime.types import EngineLost, StepPlan, StepResult
 from tests.runtime.cluster.agents import LIMIT
 from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest, blocks, eventually

@@ -18,6 +18,8 @@ import pytest
 import zmq
 from msgspec import structs
 
+from runtime.chains import Array, Hop, Stage, StageResult
+from runtime.chains import Path as Hops
 from runtime.cluster.agent_process import main as agent_main
 from runtime.cluster.agent_process.commands import Hands, digest_of
 from runtime.cluster.agent_process.exit_status import Exit
@@ -43,8 +45,6 @@ from runtime.messages import (
     Severed,
     Stuck,
 )
-from runtime.stages import Array, Hop, Stage, StageResult
-from runtime.stages import Path as Hops
 from runtime.transport.keys import Keys
 from runtime.transport.messenger import Post
 from runtime.types import EngineLost, SamplingParams, SequenceRequest, StepPlan

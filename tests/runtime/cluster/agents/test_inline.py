@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from runtime.chains import Array, StageResult
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agents.inline import Alone
 from runtime.cluster.driver.driver import ClusterDriver
@@ -16,7 +17,6 @@ from runtime.config import ClusterConfig
 from runtime.control.commands import Serve
 from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.engine.fakes.integer_engine import CountingEngine
-from runtime.stages import Array, StageResult
 from runtime.types import EngineLost, ModelSpec, SamplingParams, SequenceRequest, StepPlan, StepResult
 from tests.runtime.cluster.clusters import CUTS, LIMIT, MODELS, Load, answered, blocks, eventually, request, verify
 from tests.runtime.cluster.whole import inline

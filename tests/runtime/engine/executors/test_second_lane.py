@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
+from runtime.chains import Array, Stage, StageResult, StepRunner
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
-from runtime.stages import Array, Stage, StageResult, StepRunner
 from runtime.types import ModelSpec, SamplingParams, StepPlan
 from tests.adapters import KINDS
 from tests.runtime.engine.carry import Carrier

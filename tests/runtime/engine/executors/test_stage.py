@@ -9,11 +9,11 @@ import pytest
 import torch
 from msgspec import structs
 
+from runtime.chains import Array, Stage
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
-from runtime.stages import Array, Stage
 from runtime.types import Opened, Row, SamplingParams, SequenceRequest, StepPlan
 from tests.adapters import KINDS
 from tests.chains import manifest_of, put_chain, put_stitch, width_of

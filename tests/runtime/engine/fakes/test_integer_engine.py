@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from runtime.chains import Array, Stage
 from runtime.engine.fakes.fake import FakeFault, PlanViolation
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import PRIME, counting_model, expected
-from runtime.stages import Array, Stage
 from runtime.types import EngineMemory, Logprob, Opened, Row, SamplingParams, StepPlan
 from tests.runtime.engine.carry import Carrier
 from tests.runtime.virtual import request

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from runtime.chains import Array, Stage
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.executors.stage import StagedEngine
@@ -17,7 +18,6 @@ from runtime.engine.layers import packed_weights as packing
 from runtime.engine.layers.matmul import OneDnn, Panels
 from runtime.engine.layers.packed_weights import Packs
 from runtime.engine.models.registry import half_page
-from runtime.stages import Array, Stage
 from runtime.types import Opened, Row, SamplingParams, SequenceRequest, StepPlan
 from tests.chains import manifest_of, width_of
 from tests.runtime.engine.compiled import needs_kernels

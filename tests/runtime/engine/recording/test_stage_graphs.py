@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from runtime.chains import Stage
 from runtime.config import EngineConfig
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
 from runtime.engine.recording.graphs import Graphs
 from runtime.engine.recording.recorder import Recorder
-from runtime.stages import Stage
 from runtime.types import SamplingParams
 from tests.chains import manifest_of
 from tests.runtime.engine.carry import Carrier

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from runtime.chains import Stacked, cut
 from runtime.engine.tensors.convert import array_of, gathered, joined, whole_of
-from runtime.stages import Stacked, cut
 
 
 def arrays_of(hidden, spans):

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from runtime.chains import Array
 from runtime.config import DirectConfig
 from runtime.engine.tensors.convert import staying
 from runtime.engine.tensors.process_groups import Gloo, Nccl, rail_for
-from runtime.stages import Array
 from tests.runtime.engine.links import Faulty, Wire
 from zoo.errors import NotServable
 

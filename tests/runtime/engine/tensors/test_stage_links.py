@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from runtime.agent.migration.activation_cache import KeptInputs
+from runtime.chains import Array, Stacked, StageResult, cut
 from runtime.config import DirectConfig
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.tensors.convert import array_of, gathered, is_tensor, joined, likeness, staying, whole_of
-from runtime.stages import Array, Stacked, StageResult, cut
 from runtime.types import StepPlan
 from tests.runtime.engine.carry import Carrier
 from tests.runtime.engine.compiled import needs_kernels

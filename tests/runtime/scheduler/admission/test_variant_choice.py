@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from runtime.chains import Variant
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.control.commands import Withdraw
 from runtime.engine.fakes.integer_model import CountingModel, counting_model
@@ -14,7 +15,6 @@ from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.sim.models.variants import ScoredPair, variants_of
-from runtime.stages import Variant
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, serve
 from tests.runtime.scheduler.virtual_cluster import MS

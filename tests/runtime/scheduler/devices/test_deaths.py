@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import pytest
 
+from runtime.chains import Surrogate, devices_of
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
 from runtime.control.commands import Down, Updated
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.messages import Close, Done, Drop, Go, Loaded, Lost, Moved, Open, Pages, Pass, Receive, Settle, Verdict, Want
 from runtime.scheduler.migration.migration import Handover
 from runtime.scheduler.sequences.sequence import Member
-from runtime.stages import Surrogate, devices_of
 from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request

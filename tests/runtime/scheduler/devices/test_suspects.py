@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
+from runtime.chains import Array, StageResult
 from runtime.config import ClusterConfig
 from runtime.control.commands import Down, Pause, Resume
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.stages import Array, StageResult
 from runtime.types import StepPlan
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request

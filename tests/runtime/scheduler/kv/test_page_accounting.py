@@ -8,12 +8,12 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runtime.chains import Hop
 from runtime.messages import PROTOCOL, Ready
 from runtime.policy.routing.paths import choose_devices, path_cost
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.kv.page_accounting import Holding, Ledger
 from runtime.scheduler.kv.prefix_index import Beginning, Prefixes, marks_of
-from runtime.stages import Hop
 
 PLACES = (("d0", 2), ("d0", 0), ("d1", 3))
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
+from runtime.chains import Surrogate
 from runtime.config import ClusterConfig, RelayConfig, Sharing, SpeculationConfig, SpeculationMode
 from runtime.control.commands import Tick
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.policy.kv.duplicates import PERIOD
 from runtime.policy.migration.order import order_moves
 from runtime.scheduler.sequences.sequence import Member
-from runtime.stages import Surrogate
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

@@ -11,10 +11,10 @@ from itertools import pairwise
 
 import pytest
 
+from runtime.chains import StageEngine
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.policy.migration.cost import finish_time
-from runtime.stages import StageEngine
 from runtime.types import StepPlan
 from tests.runtime.recomputing import costs, recompute_time, seconds
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

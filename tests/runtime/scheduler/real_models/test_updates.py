@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from runtime.chains import Stage
 from runtime.config import BatchingConfig, ClusterConfig, EngineConfig, RelayConfig
 from runtime.control.commands import Serve
 from runtime.engine.catalog.describe import DescribedChain, describe_chain
@@ -17,7 +18,6 @@ from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
 from runtime.policy.routing.variants import DispatchLimits
 from runtime.scheduler.admission.variant_choice import Adaptation
-from runtime.stages import Stage
 from runtime.types import SamplingParams, SequenceRequest
 from tests.chains import put_chain
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401

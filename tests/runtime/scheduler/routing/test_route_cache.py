@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.chains import Block, BlockUse, Chain, devices_of
 from runtime.config import ClusterConfig
 from runtime.messages import PROTOCOL, Ready
 from runtime.policy.routing.paths import choose_devices, path_cost
@@ -15,7 +16,6 @@ from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.placement.provision import Provision
 from runtime.scheduler.routing import route_cache as routes
 from runtime.scheduler.routing.route_cache import Routes
-from runtime.stages import Block, BlockUse, Chain, devices_of
 from runtime.types import ModelSpec
 
 NAMES = [f"d{at}" for at in range(4)]

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from runtime.chains import Likeness, Surrogate
 from runtime.config import ClusterConfig, RelayConfig, SpeculationConfig
 from runtime.control.commands import Pause, Resume, Tick
 from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected, surrogate_of
 from runtime.messages import Go, Open, Pass, Report, Verdict
-from runtime.stages import Likeness, Surrogate
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from runtime.agent.steps.queue import Lane
+from runtime.chains import Surrogate
 from runtime.config import ClusterConfig, SpeculationConfig
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.policy.speculation.choice import chain_time
-from runtime.stages import Surrogate
 from runtime.types import StepPlan
 from tests.runtime.policy.figure15 import figure_15
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runtime.chains import Array
 from runtime.messages import Beat, Pages
-from runtime.stages import Array
 from runtime.transport.channels.channel import Order, Road, Twofold
 from runtime.transport.channels.seqpacket import AVAILABLE, MAX_BYTES, SUFFIX, Quick
 from runtime.transport.messenger import Cut, Mail, Post

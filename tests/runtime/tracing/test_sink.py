@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.trace import Trace, line_of
+from runtime.tracing.sink import Trace, line_of
 from runtime.types import TraceEvent
 
 

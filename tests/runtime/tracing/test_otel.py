@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.spans import Spans
+from runtime.tracing.otel import Spans
 from tests.runtime.scheduler.test_scheduler import CUTS, M, N, some
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 

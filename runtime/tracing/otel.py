@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from runtime.trace import TraceSink
+from runtime.tracing.sink import TraceSink
 from runtime.types import TraceEvent
 from zoo.errors import InputError
 

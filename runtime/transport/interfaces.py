@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from runtime.chains import Array
 from runtime.config import DirectConfig
-from runtime.stages import Array
 
 #: What checksums of arrays wherever they lie begin with, and no other digest does.
 CHECKSUM = "sum:"

@@ -1,0 +1,1 @@
+"""Records what happened: JSON lines, OpenTelemetry spans."""
