@@ -21,13 +21,13 @@ from runtime.agent.agent import Relay
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig
 from runtime.control.commands import Move, Pause, Resume
 from runtime.scheduler.scheduler import Scheduler
-from runtime.sim.clock import EventClass
-from runtime.sim.driver import Simulation
-from runtime.sim.engine import Host, SimEngine
-from runtime.sim.families import App, Cutting, Family, family_of
-from runtime.sim.hardware import GPUS, LINKS, Cluster, Link, Server
-from runtime.sim.network import Network
-from runtime.sim.nodes import Node
+from runtime.sim.cost.hardware import GPUS, LINKS, Cluster, Link, Server
+from runtime.sim.models.family import App, Cutting, Family, family_of
+from runtime.sim.run.clock import EventClass
+from runtime.sim.run.engine import Host, SimEngine
+from runtime.sim.run.network import Network
+from runtime.sim.run.node import Node
+from runtime.sim.run.simulation import Simulation
 from runtime.types import SamplingParams, SequenceRequest, TraceEvent
 
 _LINKS = (LINKS["100gbps"], LINKS["25gbps"], Link("10gbps", 0.94 * 1.25e9, 30_000))

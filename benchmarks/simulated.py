@@ -17,9 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from runtime.sim.presets import preset_named
-from runtime.sim.report import ratios
-from runtime.sim.study import run_study
+from runtime.sim.experiments.presets import preset_named
+from runtime.sim.experiments.study import run_study
+from runtime.sim.results.report import ratios
 
 #: Presets that compare ours with the baselines; those that compare ours with itself, something off; and the ladder.
 OVERALL = ("blockllm", "blockllm-load", "blockllm-apps", "blockllm-table2")

@@ -46,10 +46,10 @@ def simulate(
         return
     from cli.progress import counting
     from cli.simulate.report import deliver
-    from runtime.sim.demand import write_demand
-    from runtime.sim.presets import alone, preset_named
-    from runtime.sim.scenario import read_scenario
-    from runtime.sim.study import narrowed, run_study
+    from runtime.sim.experiments.presets import alone, preset_named
+    from runtime.sim.experiments.scenario import read_scenario
+    from runtime.sim.experiments.study import narrowed, run_study
+    from runtime.sim.workload.requests import write_demand
     from zoo.errors import InputError
 
     if preset is not None and config is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from benchmarks.boundaries import moved
-from runtime.sim.families import App, Cutting, family_of
-from runtime.sim.hardware import LINKS
-from runtime.sim.scenario import policy_of
+from runtime.sim.cost.hardware import LINKS
+from runtime.sim.experiments.scenario import policy_of
+from runtime.sim.models.family import App, Cutting, family_of
 
 
 def test_a_policy_says_how_many_bytes_are_kept() -> None:

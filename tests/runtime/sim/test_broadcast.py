@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from runtime.scheduler.observe.replay_log import digest_of
-from runtime.sim.play import assemble
-from runtime.sim.scenario import Scenario, scenario_of
+from runtime.sim.experiments.run import assemble
+from runtime.sim.experiments.scenario import Scenario, scenario_of
 
 
 def scenario(dispatch: str) -> Scenario:

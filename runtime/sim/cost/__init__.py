@@ -1,0 +1,1 @@
+"""What a step costs on simulated hardware, or by stored profiles."""

@@ -1,0 +1,195 @@
+"""What a step of several models' stages costs on one kind of device: every piece that they have in common once, for all rows together.
+
+    stage -> pieces: its blocks, and the adapters that its model has there      rows -> work by stage -> sum over pieces of their cost
+
+Contract: a function of the family and the device's kind, so that all devices of a kind share one, and what it remembers: which stages have
+which pieces together, up to `_MOST` sets of stages. Pieces that the same stages have are one sum where that is exact. Times of a step do
+not depend on the order of its rows. Knows no device's state: what is loaded, it does not ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from runtime.chains import BlockUse, Stage
+from runtime.sim.cost.blocks import (
+    BlockCost,
+    TableCost,
+    Work,
+    adapter_cost,
+    launch_cost,
+    prefix_cost,
+    table_cost,
+)
+from runtime.sim.cost.hardware import Gpu
+from runtime.sim.models.family import VIRTUAL, Family
+from runtime.types import Row
+
+#: Sets of stages whose pieces are remembered; then it begins anew.
+_MOST = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A block, the adapters of a model in it, or launching these."""
+
+    name: str
+    nbytes: int
+    cost: BlockCost
+
+
+@dataclass(frozen=True, slots=True)
+class _Mix:
+    """What some stages have together: costs, each with the stages that have it. `launching`: ns of a step without a kernel."""
+
+    costs: tuple[tuple[BlockCost, tuple[str, ...]], ...]
+    launching: int
+
+
+class Pricing:
+    """Args:
+    costs: of blocks by id, measured; for others the table's are taken.
+    """
+
+    def __init__(self, gpu: Gpu, family: Family, costs: Mapping[str, BlockCost] | None = None) -> None:
+        self._gpu = gpu
+        self._family = family
+        self._costs: dict[str, BlockCost] = dict(costs or {})
+        self._pieces: dict[str, tuple[Piece, ...]] = {}
+        self._bits: dict[str, int] = {}
+        self._mixes: dict[int, _Mix] = {}
+        #: Of the latest step: ns in which the device waited for launches, and for the engine's own work.
+        self.launching = 0
+
+    def pieces(self, stage: Stage) -> tuple[Piece, ...]:
+        """Each block of a stage, with the adapters that its model has there. Raises NotFound."""
+        known = self._pieces.get(stage.id)
+        if known is None:
+            known = tuple(self._made(stage))
+            self._pieces[stage.id] = known
+            self._bits[stage.id] = 1 << len(self._bits)
+        return known
+
+    def step(self, rows: Sequence[Row], strides: Mapping[str, int]) -> int:
+        """Nanoseconds of a step of rows whose stages have been asked for. `strides`: rows that decode more tokens than one. `launching`
+        says then for how many of them no kernel ran.
+
+        Rows run together until the shortest strides are over, then those that are left, and so on; chunks are of the first step.
+        """
+        works = _works(rows)
+        self.launching = 0
+        if not strides:
+            return self._ns(works, 1)
+        ends = [strides.get(row.seq, 1) for row in rows]
+        marks = sorted({1, *ends})
+        busy, over = self._ns(works, 1), 1
+        if len(marks) == 1:
+            return busy
+        works = {}
+        last: dict[int, list[Row]] = {}
+        for row, end in zip(rows, ends, strict=True):
+            if end > 1:
+                last.setdefault(end, []).append(row)
+                work = works.get(row.model)
+                if work is None:
+                    work = works[row.model] = Work()
+                work.rows += 1
+                work.context += row.start + len(row.tokens) + over
+        for end in marks[1:]:
+            busy += self._ns(works, end - over)
+            for work in works.values():
+                work.context += work.rows * (end - over)
+            for row in last[end]:
+                work = works[row.model]
+                work.rows -= 1
+                work.context -= row.start + len(row.tokens) + end
+                if not work.rows:
+                    del works[row.model]
+            over = end
+        return busy
+
+    # -- inside --------------------------------------------------------------------------------------------------------
+
+    def _ns(self, works: Mapping[str, Work], steps: int) -> int:
+        """Nanoseconds of `steps` steps of some work by stage."""
+        if not works:
+            return 0
+        bits, key = self._bits, 0
+        for stage in works:
+            key |= bits[stage]
+        mix = self._mixes.get(key)
+        if mix is None:
+            mix = self._mix(key)
+        total = 0.0
+        for cost, members in mix.costs:
+            total += cost.ns(works[members[0]] if len(members) == 1 else _together(works, members), steps)
+        self.launching += steps * mix.launching
+        return round(total) + steps * self._gpu.part_ns
+
+    def _mix(self, key: int) -> _Mix:
+        """Every piece that some stages have, once, with those that have it."""
+        if len(self._mixes) >= _MOST:
+            self._mixes.clear()
+        members: dict[str, tuple[BlockCost, list[str]]] = {}
+        for stage, bit in self._bits.items():
+            for piece in self._pieces[stage] if key & bit else ():
+                members.setdefault(piece.name, (piece.cost, []))[1].append(stage)
+        costs = _joined((cost, tuple(stages)) for cost, stages in members.values())
+        found = self._mixes[key] = _Mix(costs, round(sum(cost.fixed for cost, _ in costs)) + self._gpu.part_ns)
+        return found
+
+    def _made(self, stage: Stage) -> Iterable[Piece]:
+        for use in self._family.uses(stage):
+            part = self._family.parts[use.block]
+            if use.block not in self._costs:
+                self._costs[use.block] = table_cost(part.shape, part.lo, part.hi, self._gpu).faster(part.speed)
+            yield Piece(use.block, part.block.nbytes, self._costs[use.block])
+            if use.adapter_bytes:
+                yield from self._adapters(stage.model, use)
+
+    def _adapters(self, model: str, use: BlockUse) -> Iterable[Piece]:
+        """Launches are shared by all models with adapters of a kind in a block, unless the family branches."""
+        kind, name = self._family.chain(model).spec.kind, f"{model}+{use.block}"
+        if kind in VIRTUAL:
+            yield Piece(name, use.adapter_bytes, prefix_cost(use.adapter_bytes, self._gpu))
+            return
+        part = self._family.parts[use.block]
+        with_whom = model if self._family.branching else kind
+        yield Piece(name, use.adapter_bytes, adapter_cost(use.adapter_bytes, self._gpu))
+        yield Piece(f"{with_whom} in {use.block}", 0, launch_cost(part.shape.attentions(part.lo, part.hi), self._gpu))
+
+
+def _works(rows: Iterable[Row]) -> dict[str, Work]:
+    """What a step's rows are to do, by stage."""
+    works: dict[str, Work] = {}
+    for row in rows:
+        work = works.get(row.model)
+        if work is None:
+            work = works[row.model] = Work()
+        count = len(row.tokens)
+        if count == 1:
+            work.rows += 1
+            work.context += row.start + 1
+        else:
+            work.add_row(row.start, count)
+    return works
+
+
+def _joined(pieces: Iterable[tuple[BlockCost, tuple[str, ...]]]) -> tuple[tuple[BlockCost, tuple[str, ...]], ...]:
+    """Pieces that the same stages have, as one where that is exact: fewer sums per step."""
+    tables: dict[tuple[str, ...], TableCost] = {}
+    others: list[tuple[BlockCost, tuple[str, ...]]] = []
+    for cost, members in pieces:
+        if not isinstance(cost, TableCost):
+            others.append((cost, members))
+            continue
+        tables[members] = tables[members].plus(cost) if members in tables else cost
+    return (*((cost, members) for members, cost in tables.items()), *others)
+
+
+def _together(works: Mapping[str, Work], members: Iterable[str]) -> Work:
+    total = Work()
+    for stage in members:
+        total.add(works[stage])
+    return total

@@ -1,0 +1,282 @@
+"""The papers' experiments as scenarios, with the papers' own numbers beside them. One table; nothing is run here.
+
+A preset is a few cases, each a scenario. BlockLLM's cluster is always its four servers with twelve A100; what a preset changes stands in
+it. At the paper's load of 400 requests in 20 minutes this hardware is almost idle (its table's latencies of minutes are those of the
+paper's prototype), so the presets that compare have more load, where they say so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from runtime.sim.experiments.scenario import Scenario, scenario_of
+from zoo.errors import InputError
+
+#: BlockLLM's own figures (mechanisms 1.4), ratios of ours to the other's.
+_PAPER_OVERALL = {
+    "figure 18, minutes": {"median": {"blocks": 3.34, "pm": 3.39, "ps": 3.87}, "p95 over pm": 0.665, "p95 over ps": 0.766},
+    "figure 19, throughput": {"over pm": 1.71, "over ps": 1.46},
+    "figure 20, utilisation": {"over pm": 1.201, "over ps": 1.048},
+    "figure 21, memory over pm, best case": {"weights": 0.839, "kv": 1.241},
+}
+_PAPER_APPS = {"figure 22, 30 applications, over pm": {"p95": 0.626, "throughput": 1.85}}
+_PAPER_TABLE2 = {
+    "table 2: minutes, tokens/s, SM share": {
+        apps: {"pm": pm, "blocks": blocks}
+        for apps, pm, blocks in (
+            ("3", [5.4, 6.6, 0.644], [4.6, 8.9, 0.765]),
+            ("6", [7.6, 8.2, 0.751], [5.2, 12.3, 0.794]),
+            ("9", [14.4, 7.2, 0.766], [9.9, 14.5, 0.853]),
+            ("12", [17.6, 6.9, 0.744], [12.4, 15.6, 0.896]),
+        )
+    }
+}
+_PAPER_KV = {
+    "figure 24, over ours": {"recompute": {"p95": 1.23, "communication": 0.36}, "least-busy": {"p95": 1.36, "communication": 1.28}}
+}
+_PAPER_ACCURACY = {"figure 16": {"mean accuracy": 0.421, "above 7B": 0.035}}
+_PAPER_ADAPTIVE = {"figure 23, exact over adaptive": {"p95": 1.156, "throughput": 0.763, "adapted": 136 / 400}}
+_PAPER_SPECULATION = {"figure 25, over ours": {"off": {"median": 1.113, "p95": 1.316}, "ideal": {"p95": 0.873, "throughput": 1.128}}}
+_PAPER_PLACEMENT = {"figure 26, frag-min over ours": {"median": 1.126, "p95": 1.182, "communication": 1.734, "between servers": 3.61}}
+#: Eight times the paper's load, two minutes of it.
+_PRESSED = {"count": 320, "seconds": 120.0}
+#: So much for weights that every policy holds all models: nothing here takes models in and out by turns, as the paper's baseline does.
+_ROOMY = 0.8
+#: Nothing comes, goes or moves by the clock.
+_STILL = {"scaling": False, "rearranging": False, "proactive": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One scenario of a preset. `x`: where it stands on the axis that the preset varies."""
+
+    label: str
+    scenario: Scenario
+    x: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """`axis`: what varies over the cases, empty for one case. `paper`: its numbers."""
+
+    name: str
+    title: str
+    cases: tuple[Case, ...]
+    axis: str = ""
+    paper: Mapping[str, Any] = field(default_factory=dict)
+
+
+def preset_named(name: str) -> Preset:
+    """Raises InputError."""
+    if name not in PRESETS:
+        raise InputError(f"no preset is called {name!r}; there are {', '.join(PRESETS)}")
+    return PRESETS[name]()
+
+
+def alone(scenario: Scenario) -> Preset:
+    """A scenario of one's own."""
+    return Preset(scenario.name, scenario.name, (Case("", scenario),))
+
+
+def _policies(*names: str, **settings: Any) -> dict[str, dict[str, Any]]:
+    """One copy of everything at first, further ones where devices would hold nothing, more as it is asked for: for the baselines too, whose
+    models are scaled with demand. Paths and copies by what steps read: these devices are bound by memory."""
+    return {name: {"provision": name, "placing": "ample", "paths": "reads", **settings} for name in names}
+
+
+def _overall() -> Preset:
+    scenario = scenario_of("blockllm", {"policies": _policies("blocks", "pm", "ps")})
+    return Preset(
+        "blockllm",
+        "BlockLLM's cluster and load: 12 A100, 20 applications, 400 requests in 20 minutes",
+        (Case("", scenario),),
+        "",
+        _PAPER_OVERALL,
+    )
+
+
+def _load() -> Preset:
+    cases = []
+    for factor in (1, 4, 16, 32):
+        asked = {"count": 50 * factor, "seconds": 150.0}
+        cases.append(Case(f"{factor} x", scenario_of("load", {"policies": _policies("blocks", "pm", "ps"), "asked": asked}), factor))
+    title = "BlockLLM's cluster, 20 applications, more and more load (1 x: 400 requests in 20 minutes), 150 s of it"
+    return Preset("blockllm-load", title, tuple(cases), "load, times the paper's", _PAPER_OVERALL)
+
+
+def _apps() -> Preset:
+    cases = []
+    for apps in (10, 20, 30):
+        asked = {"count": 40 * apps, "seconds": 150.0}
+        values = {
+            "cluster": {"weights": _ROOMY},
+            "policies": _policies("blocks", "pm", "ps"),
+            "apps": {"count": apps},
+            "asked": asked,
+        }
+        cases.append(Case(f"{apps} applications", scenario_of("apps", values), apps))
+    title = "BlockLLM's cluster, more and more applications, load in proportion: 16 times the paper's per application"
+    return Preset("blockllm-apps", title, tuple(cases), "applications", _PAPER_APPS)
+
+
+def _table2() -> Preset:
+    cases = []
+    for apps in (3, 6, 9, 12):
+        values = {
+            "cluster": {"servers": [4], "weights": _ROOMY},
+            "apps": {"count": apps},
+            "asked": {"count": 40 * apps // 3, "seconds": 10.0},
+            "policies": _policies("blocks", "pm", "ps"),
+        }
+        cases.append(Case(f"{apps} applications", scenario_of("table2", values), apps))
+    return Preset(
+        "blockllm-table2",
+        "Four A100, 40 requests for every three applications, within ten seconds",
+        tuple(cases),
+        "applications",
+        _PAPER_TABLE2,
+    )
+
+
+def _kv() -> Preset:
+    """Figure 24. All policies are ours, and every device has all of its foundation, so that a sequence can go elsewhere. Whoever sends rows
+    to the least busy device does so as often as loads are looked at: ten times a second, for any difference; and a row waits there until
+    its K and V are. Ours hands over while the sequence runs on. Nothing else moves sequences: scaling is off."""
+    base = {"provision": "blocks", "placing": "ample", "paths": "reads"}
+    often = {"every_ms": 100, "margin": 1, "moves": 256, "scaling": False}
+    policies = {
+        "blocks": {**base, "control": {"balancing": "owner", "scaling": False}},
+        "recompute": {**base, "control": {"balancing": "recompute", **often}},
+        "least-busy": {**base, "control": {"balancing": "least-busy", **often}},
+        "strict": {**base, "control": {"balancing": "strict", "scaling": False}},
+    }
+    values = {"policies": policies, "asked": _PRESSED}
+    title = "Where a sequence's next tokens run (Figure 24), 8 times the paper's load"
+    return Preset("blockllm-kv", title, (Case("", scenario_of("kv", values)),), "", _PAPER_KV)
+
+
+def _placement() -> Preset:
+    """Figure 26: chains whole and near, or each block by itself where least is left over (`scattered`: these without copies by load, and
+    `whole` beside it: what the place alone is worth; `mended`: with locality's moves every ten seconds, for the run is a tenth as long as
+    the paper's; then with copies by load, too). What moving costs is said by the cluster's links."""
+    base = {"provision": "blocks", "paths": "reads"}
+    here = {"scaling": False, "rearranging": False}
+    moves = {"period_ms": 10_000, "bandwidth": 0.94 * 12.5e9, "crossing_us": 30.0}
+    policies = {
+        "locality": {**base, "placing": "demand"},
+        "frag-min": {**base, "placing": "frag-min", "control": {"locality": False, "rearranging": False}},
+        "whole": {**base, "placing": "demand", "control": here},
+        "scattered": {**base, "placing": "frag-min", "control": here},
+        "mended": {**base, "placing": "frag-min", "control": {"scaling": False, **moves}},
+        "mended, scaled": {**base, "placing": "frag-min", "control": moves},
+    }
+    values = {"policies": policies, "asked": _PRESSED}
+    title = "Where blocks are (Figure 26), 8 times the paper's load"
+    return Preset("blockllm-placement", title, (Case("", scenario_of("placement", values)),), "", _PAPER_PLACEMENT)
+
+
+def _adaptive() -> Preset:
+    """Figure 23's switch: all requests allow equivalent blocks, or none does. Blocks of equal width that run without adapters only: those
+    of full fine-tunes and of foundations. At the load of the other ablations, and at four times that, where devices are short."""
+    policies = _policies("blocks", equivalents=True) | {"exact": _policies("blocks")["blocks"]}
+    cases = []
+    for factor in (8, 32):
+        asked = {"count": 50 * factor, "seconds": 150.0}
+        cases.append(Case(f"{factor} x", scenario_of("adaptive", {"policies": policies, "asked": asked}), factor))
+    title = "With equivalent blocks where requests allow them, and without (Figure 23)"
+    return Preset("blockllm-adaptive", title, tuple(cases), "load, times the paper's", _PAPER_ADAPTIVE)
+
+
+def _speculation() -> Preset:
+    """Figure 25. One copy of everything, cut over all devices, so that chains have hops; nothing moves. Surrogates are as fast as the
+    paper's (Table 4) and as often right; ideal ones; and ones that take half the time, as half the weights would. `exact` tells the
+    chain's own tokens with the paper's surrogates."""
+    base = {"provision": "blocks", "placing": "split", "paths": "reads", "control": _STILL}
+
+    def predicted(mode: str = "similarity", **stand_ins: float) -> dict[str, Any]:
+        return {**base, "speculation": {"mode": mode}, "stand_ins": stand_ins}
+
+    policies = {
+        "blocks": predicted(),
+        "off": base,
+        "ideal": predicted(speed=50.0, right=1.0),
+        "half": predicted(speed=2.0),
+        "exact": predicted("exact"),
+    }
+    cases = []
+    for factor in (1, 8):
+        asked = {"count": 160, "seconds": 480.0 / factor}
+        cases.append(Case(f"{factor} x", scenario_of("speculation", {"policies": policies, "asked": asked}), factor))
+    title = "Predicted hops (Figure 25), chains cut over twelve devices, at the paper's load and at that of the other ablations"
+    return Preset("blockllm-speculation", title, tuple(cases), "load, times the paper's", _PAPER_SPECULATION)
+
+
+def _accuracy() -> Preset:
+    """Figure 16: sizes of LLaMA, the largest one asked for, on four devices: twelve of this table serve 45 requests a second by the largest
+    alone. A step may take 40 ms, twice what one row of the largest takes. Accuracies are MMLU's as published (LLaMA 13B and 7B,
+    TinyLlama 1.1B); the paper gives its mean, and how far above its 7B that is."""
+    known = {"llama-13b": 0.469, "llama-7b": 0.351, "llama-1.1b": 0.253}
+    asked = {"kind": "twitter", "count": 10_000, "seconds": 120.0}
+    cases = []
+    for x, (label, names) in enumerate((("7B alone", ("llama-7b",)), ("13B alone", ("llama-13b",)), ("adaptive", tuple(known)))):
+        values = {
+            "cluster": {"servers": [4]},
+            "apps": {"ladder": names, "accuracy": tuple(known[name] for name in names)},
+            "asked": asked,
+            "policies": _policies("blocks"),
+        }
+        cases.append(Case(label, scenario_of("accuracy", values), x))
+    title = "Accuracy as the arrival rate changes (Figure 16): a trace like Twitter's, 1 to 45 requests a second"
+    return Preset("blockllm-accuracy", title, tuple(cases), "models that may answer", _PAPER_ACCURACY)
+
+
+def _scale() -> Preset:
+    """Strides of 64 tokens and pages of 128 for all layers: what is written down per step and page is less, what is decided is the same."""
+    lengths = "lognormal:128,0.8<=512"
+    values = {
+        "cluster": {"servers": [4] * 250},
+        "apps": {"count": 10, "foundations": ["llama-7b"]},
+        "asked": {"kind": "poisson", "count": 1_000_000, "seconds": 500.0, "prompts": lengths, "answers": lengths},
+        "policies": {
+            "blocks": {
+                "parts": 1,
+                "stride": 64,
+                "page_layers": 64,
+                "page_tokens": 128,
+                "chunk": 512,
+                "placing": "copies",
+                "control": _STILL,
+                "sharing": "off",  # no two prompts begin alike, and looking costs a third of the time
+            }
+        },
+        "pace": {"tick": 10**10, "report": 10**10},
+    }
+    return Preset("scale", "A million requests on a thousand A100", (Case("", scenario_of("scale", values)),))
+
+
+def _full() -> Preset:
+    """What a step costs the scheduler when the most sequences run that a device takes: each step is decided token by token."""
+    values = {
+        "cluster": {"servers": [1]},
+        "apps": {"count": 10, "foundations": ["llama-7b"]},
+        "asked": {"kind": "poisson", "count": 1024, "seconds": 1.0, "prompts": "32", "answers": "256"},
+        "policies": {"blocks": {"max_running": 256, "parts": 1, "page_layers": 32, "placing": "copies", "control": _STILL}},
+    }
+    return Preset("full-device", "One A100 with 256 sequences at a time", (Case("", scenario_of("full-device", values)),))
+
+
+PRESETS: Mapping[str, Callable[[], Preset]] = {
+    "blockllm": _overall,
+    "blockllm-load": _load,
+    "blockllm-apps": _apps,
+    "blockllm-table2": _table2,
+    "blockllm-kv": _kv,
+    "blockllm-placement": _placement,
+    "blockllm-adaptive": _adaptive,
+    "blockllm-speculation": _speculation,
+    "blockllm-accuracy": _accuracy,
+    "scale": _scale,
+    "full-device": _full,
+}

@@ -1,0 +1,186 @@
+"""From a scenario to a run: the real scheduler and relays of one of its policies, over engines and links of the virtual cluster.
+
+The same scenario, policy and seed give the same trace, byte for byte. Real time is measured beside, and never seen by what is simulated.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TextIO
+
+from runtime.agent.agent import Relay
+from runtime.agent.steps.queue import Lane
+from runtime.chains import Surrogate
+from runtime.policy.routing.variants import DispatchLimits
+from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.scheduler.observe.replay_log import Handler, Recorder, head_of
+from runtime.scheduler.scheduler import Scheduler
+from runtime.sim.cost.hardware import Gpu
+from runtime.sim.cost.steps import Pricing
+from runtime.sim.experiments.scenario import Policy, Scenario
+from runtime.sim.models.family import Family, family_of
+from runtime.sim.models.size_variants import ladder_of
+from runtime.sim.models.stand_ins import with_stand_ins, with_variants
+from runtime.sim.results.recorder import Ledger
+from runtime.sim.run.engine import Host, SimEngine
+from runtime.sim.run.network import Network
+from runtime.sim.run.node import Cost, Node
+from runtime.sim.run.simulation import Simulation
+from runtime.sim.workload.requests import Demand
+from runtime.tracing.sink import TraceSink, line_of
+from runtime.types import TraceEvent
+from zoo.errors import InputError
+
+#: Of the scheduler's counters.
+_COUNTED = (
+    "preemptions", "speculations", "speculation_hits", "speculation_misses", "speculations_ended",
+    "moves", "moves_aborted", "copied", "recomputed", "moved_bytes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What a run left. `seconds`: of real time, `used`: of the processor; `events`: entries of the clock; `busy`: ns by device,
+    `launching`: of them on all devices without a kernel; `counts`: the scheduler's own."""
+
+    ledger: Ledger
+    network: Network
+    busy: dict[str, int]
+    launching: int
+    counts: Mapping[str, int]
+    steps: int
+    end: int
+    events: int
+    seconds: float
+    used: float
+    cost: Cost
+
+
+class Lines:
+    """A trace as lines of a file, in the order of events; none is ever lost."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def emit(self, event: TraceEvent) -> None:
+        self._file.write(line_of(event))
+
+
+def play(
+    scenario: Scenario,
+    policy: str,
+    demand: Demand,
+    trace: Path | None = None,
+    log: Path | None = None,
+    faults: Sequence[tuple[int, str]] = (),
+    progress: Callable[[int], None] | None = None,
+) -> Played:
+    """One policy of a scenario on a demand. `log`: of the scheduler, for `scheduler.observe.replay_log.replay`.
+
+    Raises InputError: no such policy, a file that cannot be written.
+    """
+    if policy not in scenario.policies:
+        raise InputError(f"{scenario.name} has no policy {policy!r}; it has {', '.join(scenario.policies)}")
+    with ExitStack() as files:
+        try:
+            sink = None if trace is None else Lines(files.enter_context(trace.open("w", encoding="utf-8")))
+            record = None if log is None else files.enter_context(log.open("wb")).write
+            return _played(
+                assemble(scenario, scenario.policies[policy], sink, record),
+                demand,
+                faults,
+                progress,
+                bool(scenario.apps.ladder) or scenario.policies[policy].adaptive,
+            )
+        except OSError as error:
+            raise InputError(f"{error.filename or trace or log} cannot be written: {error.strerror}") from None
+
+
+def assemble(
+    scenario: Scenario, policy: Policy, trace: TraceSink | None = None, record: Callable[[bytes], object] | None = None
+) -> Simulation:
+    """The scheduler, the relays and what they run on. `record`: takes the lines of the scheduler's log."""
+    cluster = scenario.cluster.cluster()
+    family = family_of(scenario.apps.apps(), policy.cutting)
+    chains = [family.chain(name) for name in scenario.models()]
+    blocks = family.blocks()
+    family, adaptation = _adaptation(scenario, policy, family, cluster.servers[0].gpu)
+    surrogates: Mapping[str, tuple[Surrogate, ...]] = {}
+    if policy.scheduler.speculation.mode != "off":
+        family, surrogates = with_stand_ins(family, policy.stand_ins)
+    deciding = Scheduler(chains, blocks, policy.scheduler, trace, surrogates, adaptation)
+    scheduler: Handler = deciding
+    if record is not None:
+        if scenario.apps.ladder:
+            raise InputError("a run with a ladder keeps no log")
+        scheduler = Recorder(deciding, head_of(chains, blocks, policy.scheduler, surrogates, adaptation), record)
+    hosts = [Host(server) for server in cluster.servers]
+    servers = dict(cluster.devices())
+    prices = {server.gpu: Pricing(server.gpu, family) for server in cluster.servers}
+
+    def node(name: str) -> Node:
+        host = hosts[servers[name]]
+        return _node(name, scenario, policy, family, host, prices[host.server.gpu])
+
+    nodes = {name: node(name) for name in servers}
+    return Simulation(scheduler, nodes, Network(cluster), scenario.pace, node, timed=True, counts=lambda: _counts(deciding))
+
+
+def _counts(scheduler: Scheduler) -> dict[str, int]:
+    """What the scheduler counted: predictions, moves, tokens that these copied and recomputed."""
+    counters = asdict(scheduler.state().counters)
+    return {name: counters[name] for name in _COUNTED} | asdict(scheduler.control.counts)
+
+
+def _adaptation(scenario: Scenario, policy: Policy, family: Family, gpu: Gpu) -> tuple[Family, Adaptation | None]:
+    """What requests may get beside what they name, and the family with it."""
+    ladder = scenario.apps.ladder
+    if ladder:
+        best = scenario.apps.accuracy[0]
+        scores = tuple(min(1.0, each / best) for each in scenario.apps.accuracy)
+        return family, ladder_of(family, ladder, scores, scenario.apps.step_ms / 1e3, gpu)
+    if policy.cutting.equivalents:
+        family, variants = with_variants(family, DispatchLimits().equivalent)
+        return family, Adaptation(variants)
+    return family, None
+
+
+def _node(name: str, scenario: Scenario, policy: Policy, family: Family, host: Host, pricing: Pricing) -> Node:
+    pages = scenario.cluster.page_bytes // family.page_bytes
+    if pages < 1:
+        raise InputError(f"a device of {scenario.cluster.gpu} has no room for a page of {family.page_bytes:,} bytes")
+    engine = SimEngine(name, host.server.gpu, family, pages, host, pricing, policy.stand_ins.right)
+    lanes: tuple[Lane, ...] = ("real", "ahead") if policy.scheduler.speculation.own_lane else ("all",)
+    return Node(Relay(name, pages, policy.relay, engine.alike), engine, scenario.cluster.weight_bytes, lanes=lanes)
+
+
+def _played(
+    simulation: Simulation, demand: Demand, faults: Sequence[tuple[int, str]], progress: Callable[[int], None] | None, adaptive: bool
+) -> Played:
+    begin, used = time.perf_counter(), time.process_time()
+    with _uncollected():
+        ledger = simulation.run(demand.requests(adaptive), faults, progress)
+    seconds, used = time.perf_counter() - begin, time.process_time() - used
+    nodes = simulation.nodes
+    return Played(
+        ledger, simulation.network, {name: node.busy for name, node in nodes.items()},
+        sum(node.engine.launching for node in nodes.values()), simulation.counts(), sum(node.steps for node in nodes.values()),
+        simulation.clock.now, simulation.clock.played, seconds, used, simulation.cost,
+    )  # fmt: skip
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the collector of cycles: a run makes none, and a sixth of its time went into looking for them."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()

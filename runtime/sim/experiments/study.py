@@ -1,0 +1,103 @@
+"""A preset run: every case and policy, one after the other, as one document.
+
+Same seed, same document but for what is named `real` and `wall_seconds`, and the same trace of its first run, byte for byte.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from runtime.sim.experiments.figure7 import PAPER_BETWEEN, PAPER_COMPUTE, Setting, split
+from runtime.sim.experiments.presets import Case, Preset
+from runtime.sim.experiments.run import play
+from runtime.sim.results.report import accuracy_of, document_of, ratios
+from zoo.errors import InputError
+
+#: What the document says of its first run, at its top.
+_HEADLINES = ("requests", "events", "virtual_seconds", "latency", "throughput_tokens", "communication_bytes")
+
+
+def narrowed(preset: Preset, requests: int | None, devices: int | None, policies: Sequence[str]) -> Preset:
+    """With other sizes, and only these policies. Raises InputError."""
+    cases = [replace(case, scenario=case.scenario.resized(requests, devices)) for case in preset.cases]
+    if policies:
+        cases = [replace(case, scenario=_only(case, policies)) for case in cases]
+    return replace(preset, cases=tuple(cases))
+
+
+def run_study(
+    preset: Preset, seed: int, trace: Path | None = None, log: Path | None = None, progress: Callable[[int, int], None] | None = None
+) -> dict[str, Any]:
+    """`trace`, `log`: of the first run. Raises InputError for what a scenario cannot be, or a file that cannot be written."""
+    begin = time.perf_counter()
+    total = sum(case.scenario.asked.count * len(case.scenario.policies) for case in preset.cases)
+    done = 0
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        if progress is not None:
+            progress(done, total)
+
+    cases: list[dict[str, Any]] = []
+    for case in preset.cases:
+        files = (trace, log) if not cases else (None, None)
+        cases.append(_case(case, seed, files, count))
+    first = next(iter(cases[0]["policies"].values()))
+    return {
+        "preset": preset.name,
+        "title": preset.title,
+        "seed": seed,
+        **{name: first[name] for name in _HEADLINES},
+        "wall_seconds": time.perf_counter() - begin,
+        "policies": cases[0]["policies"],
+        "axis": preset.axis,
+        "cases": cases,
+        "paper": dict(preset.paper),
+        "figure7": figure7_document(),
+    }
+
+
+def figure7_document() -> dict[str, Any]:
+    """Figure 7's split from the table of hardware, beside the paper's."""
+    found = split(Setting())
+    return {
+        "compute": found.compute_share,
+        "between_servers": found.between_share,
+        "inside_servers": 1 - found.compute_share - found.between_share,
+        "milliseconds": {"compute": found.compute / 1e6, "between_servers": found.between / 1e6, "inside_servers": found.inside / 1e6},
+        "paper": {"compute": PAPER_COMPUTE, "between_servers": PAPER_BETWEEN},
+    }
+
+
+def _case(case: Case, seed: int, files: tuple[Path | None, Path | None], count: Callable[[int], None]) -> dict[str, Any]:
+    demand = case.scenario.demand(seed)
+    policies: dict[str, Any] = {}
+    for name, policy in case.scenario.policies.items():
+        trace, log = files if not policies else (None, None)
+        played = play(case.scenario, name, demand, trace, log, progress=count)
+        policies[name] = {"settings": asdict(policy), **document_of(played)}
+        if case.scenario.apps.ladder:
+            accuracy = dict(zip(case.scenario.apps.ladder, case.scenario.apps.accuracy, strict=True))
+            policies[name]["accuracy"] = accuracy_of(played, accuracy)
+    names = list(policies)
+    return {
+        "label": case.label,
+        "x": case.x,
+        "cluster": asdict(case.scenario.cluster),
+        "apps": asdict(case.scenario.apps),
+        "asked": asdict(case.scenario.asked),
+        "policies": policies,
+        "ratios": {f"{names[0]} over {other}": ratios(policies[names[0]], policies[other]) for other in names[1:]},
+    }
+
+
+def _only(case: Case, policies: Sequence[str]) -> Any:
+    known = case.scenario.policies
+    if unknown := [name for name in policies if name not in known]:
+        raise InputError(f"there is no policy {unknown[0]!r} here; there are {', '.join(known)}")
+    return replace(case.scenario, policies={name: known[name] for name in policies})

@@ -1,0 +1,201 @@
+"""A described family of models, as the scheduler sees one: chains of blocks, what of them is shared, and what a stage of them costs.
+
+Three ways to provision the same applications (BlockLLM 7.1, mechanisms 1.3):
+
+    blocks   foundations are cut into parts; PE models run the foundation's parts with adapters of their own beside them, FF ones have parts
+    of
+             their own, each equivalent to the foundation's at its place
+    pm       per-model provisioning: every model is one private block, adapters merged into it where their kind can be
+    ps       parameter sharing: a foundation and its PE models share one whole block, each with a branch of its own; FF ones are private
+
+Weights that PE models share with their foundation are the paper's (Table 1, BL-12). Pure data; knows no devices or times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal, get_args
+
+from runtime.chains import Block, BlockUse, Chain, Stage
+from runtime.sim.models.shapes import Shape, shape_named
+from runtime.types import ModelSpec
+from zoo.errors import InputError, NotFound
+
+Provision = Literal["blocks", "pm", "ps"]
+Kind = Literal["foundation", "full", "lora", "adapter", "prefix", "prompt", "bitfit"]
+
+#: Share of an application's weights that is its foundation's (Table 1). The table has no BitFit: a bias for each output of LLaMA-7B's
+#: linear layers is 0.02 % of it. Kinds that a foundation has no figure for take that of the other one.
+SHARED: Mapping[str, float] = {"lora": 0.9994, "adapter": 0.9262, "prefix": 0.9988, "prompt": 0.9998, "bitfit": 0.9998}
+
+#: Kinds that become part of the weights when a model is served alone: sums and biases. A bottleneck has its activation in between, and
+#: virtual tokens are no weights.
+MERGED: Collection[Kind] = ("lora", "bitfit")
+#: Kinds that are K and V of tokens that nobody sees.
+VIRTUAL: Collection[Kind] = ("prefix", "prompt")
+
+#: Similarity of a full fine-tune's layers to its foundation's: LLaMA-7B and Vicuna-7B (section 2.2).
+_FULL_SIMILARITY = 0.998
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """One application: a foundation as it is, or a fine-tune of it."""
+
+    name: str
+    foundation: str
+    kind: Kind
+
+    def __post_init__(self) -> None:
+        shape_named(self.foundation)
+        if self.kind not in get_args(Kind):
+            raise InputError(f"{self.name}: a fine-tune is one of {', '.join(get_args(Kind))}, not {self.kind!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How models become blocks, and K and V become pages.
+
+    `equivalents`: requests allow blocks that are alike (BL-28). `parts`: of each foundation, where blocks are cut. `page_tokens`: of the
+    model with the largest K and V per token; others get more into the same bytes. `page_layers`: layers that one page stands for (1 as in
+    life; more makes books of pages smaller, and changes no time).
+    """
+
+    provision: Provision = "blocks"
+    parts: int = 4
+    page_tokens: int = 16
+    page_layers: int = 1
+    max_model_len: int = 1024
+    equivalents: bool = False
+
+    def __post_init__(self) -> None:
+        if self.provision not in get_args(Provision):
+            raise InputError(f"provision is one of {', '.join(get_args(Provision))}, not {self.provision!r}")
+        if min(self.parts, self.page_tokens, self.page_layers, self.max_model_len) < 1:
+            raise InputError("parts, page_tokens, page_layers and max_model_len are positive")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A block of the family: components [lo, hi) of a foundation's shape. `speed`: how many times as fast as that (a stand-in)."""
+
+    block: Block
+    shape: Shape
+    lo: int
+    hi: int
+    speed: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Chains by model and parts by block. `page_bytes`: of every device. `equivalents`: of a block, with scores (BL-06: pairs, not
+    transitive). `branching`: adapters run model by model, not joined by kind (the paper's baseline)."""
+
+    chains: Mapping[str, Chain]
+    parts: Mapping[str, Part]
+    page_bytes: int
+    equivalents: Mapping[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)
+    branching: bool = False
+
+    def blocks(self) -> tuple[Block, ...]:
+        return tuple(part.block for part in self.parts.values())
+
+    def shape(self, model: str) -> Shape:
+        return self.parts[self.chain(model).uses[0].block].shape
+
+    def chain(self, model: str) -> Chain:
+        """Raises NotFound."""
+        if model not in self.chains:
+            raise NotFound(f"no model is called {model!r}")
+        return self.chains[model]
+
+    def uses(self, stage: Stage) -> tuple[BlockUse, ...]:
+        """The blocks of a stage. Raises NotFound for a model that is none, and for components that are no run of its blocks."""
+        chain = self.chain(stage.model)
+        inside = tuple(use for use in chain.uses if stage.lo <= use.lo and use.hi <= stage.hi)
+        if not inside or (inside[0].lo, inside[-1].hi) != (stage.lo, stage.hi):
+            raise NotFound(f"{stage.id} is no run of blocks")
+        return inside
+
+
+def family_of(apps: Sequence[App], cutting: Cutting) -> Family:
+    """The family of these applications, provisioned one way. Raises InputError for none, and for names given twice."""
+    if not apps or len({app.name for app in apps}) != len(apps):
+        raise InputError("a family has at least one application, each with a name of its own")
+    widest = max(shape_named(app.foundation).kv_bytes for app in apps)
+    page_bytes = widest * cutting.page_tokens * cutting.page_layers
+    chains, parts = {}, {}
+    for app in apps:
+        made = _parts_of(app, cutting)
+        parts.update({part.block.id: part for part in made})
+        chains[app.name] = _chain_of(app, made, cutting, page_bytes)
+    return Family(chains, parts, page_bytes, _equivalents(apps, parts, cutting), cutting.provision == "ps")
+
+
+def _parts_of(app: App, cutting: Cutting) -> list[Part]:
+    shape = shape_named(app.foundation)
+    owner = app.name if _private(app, cutting) else app.foundation
+    bounds = _bounds(shape, cutting.parts if cutting.provision == "blocks" else 1)
+    found = []
+    for lo, hi in pairwise(bounds):
+        layers = -(-shape.attentions(lo, hi) // cutting.page_layers)
+        found.append(Part(Block(f"{owner}[{lo}:{hi}]", shape.bytes_of(lo, hi), layers), shape, lo, hi))
+    return found
+
+
+def _private(app: App, cutting: Cutting) -> bool:
+    """Whether its weights are nobody else's."""
+    return cutting.provision == "pm" or app.kind == "full"
+
+
+def _bounds(shape: Shape, parts: int) -> list[int]:
+    """Where parts begin and the last one ends: between layers, as even as they go; the embedding is the first's, the head the last's."""
+    parts = min(parts, shape.layers)
+    return [0, *(1 + 2 * (shape.layers * part // parts) for part in range(1, parts)), shape.components]
+
+
+def _chain_of(app: App, parts: Sequence[Part], cutting: Cutting, page_bytes: int) -> Chain:
+    shape = parts[0].shape
+    merged = app.kind in ("foundation", "full") or (_private(app, cutting) and app.kind in MERGED)
+    own = 0.0 if merged else 1 - SHARED[app.kind]
+    domain = app.foundation if own == 0.0 and not _private(app, cutting) else app.name
+    uses = tuple(
+        BlockUse(
+            part.block.id,
+            part.lo,
+            part.hi,
+            part.block.kv_layers,
+            f"{domain}[:{part.hi}]",
+            round(own * part.block.nbytes),
+            shape.hidden * 2 if part.lo else 0,
+        )
+        for part in parts
+    )
+    spec = ModelSpec(
+        name=app.name,
+        kv_layers=sum(use.kv_layers for use in uses),
+        page_tokens=page_bytes // (shape.kv_bytes * cutting.page_layers),
+        max_model_len=cutting.max_model_len,
+        vocab_size=shape.vocab,
+        blocks=tuple(use.block for use in uses),
+        domain=domain,
+        kind=app.kind,
+        base=None if app.kind == "foundation" else app.foundation,
+    )
+    return Chain(spec, f"{app.name}-1", uses)
+
+
+def _equivalents(apps: Sequence[App], parts: Mapping[str, Part], cutting: Cutting) -> Mapping[str, tuple[tuple[str, float], ...]]:
+    """Each part of a full fine-tune and the foundation's at its place, both ways, where both are there."""
+    found: dict[str, tuple[tuple[str, float], ...]] = {}
+    for app in apps:
+        if app.kind != "full" or cutting.provision != "blocks":
+            continue
+        for part in _parts_of(app, cutting):
+            twin = f"{app.foundation}[{part.lo}:{part.hi}]"
+            if twin in parts:
+                found[part.block.id] = (*found.get(part.block.id, ()), (twin, _FULL_SIMILARITY))
+                found[twin] = (*found.get(twin, ()), (part.block.id, _FULL_SIMILARITY))
+    return found

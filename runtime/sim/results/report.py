@@ -1,0 +1,140 @@
+"""A run as a document: latencies, throughput, utilisation, memory, communication; and two runs as ratios. Pure.
+
+Throughput counts generated tokens over the time from the begin to the last end; `throughput_90` only until nine tenths of them are made, so
+that it does not hang on the longest answers. Utilisation is the share of the whole time in which a device's step was under way, the mean of
+all devices; `kernels` the share in which a kernel ran, which is what SM efficiency would be if each filled the device: launches that it
+waits for, and the engine's own work between steps, are not in it. Useful floating-point operations are those of the requests, so their
+share of the peak goes as tokens per second do. All but `real` is of virtual time and the same for the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from runtime.sim.experiments.run import Played
+
+_PERCENTS = {"p50": 50, "p95": 95, "p99": 99}
+#: Of a curve over time.
+_POINTS = 200
+
+
+def document_of(played: Played) -> dict[str, Any]:
+    """Times in seconds, sizes in bytes."""
+    ledger, network = played.ledger, played.network
+    arrived, first, ended = (np.array(column, dtype=np.int64) for column in (ledger.arrived, ledger.first, ledger.ended))
+    tokens = np.array(ledger.tokens, dtype=np.int64)
+    answered = first > 0
+    seconds = max(int(ended.max(initial=0)), 1) / 1e9
+    more = answered & (tokens > 1)
+    return {
+        "requests": len(arrived),
+        "completed": int(answered.sum()),
+        "errors": dict(sorted(ledger.errors.items())),
+        "events": played.events,
+        "virtual_seconds": seconds,
+        "latency": _spread((ended - arrived)[answered] / 1e9),
+        "ttft": _spread((first - arrived)[answered] / 1e9),
+        "tpot": _spread((ended - first)[more] / 1e9 / (tokens[more] - 1)),
+        "tokens": int(tokens.sum()),
+        "throughput_tokens": float(tokens.sum() / seconds),
+        "throughput_90": _until(played, 0.9),
+        "utilisation": float(np.mean(list(played.busy.values())) / 1e9 / seconds),
+        "kernels": (sum(played.busy.values()) - played.launching) / len(played.busy) / 1e9 / seconds,
+        "counts": dict(played.counts),
+        "communication_bytes": network.between.nbytes + network.inside.nbytes,
+        "communication": {
+            name: {"messages": each.messages, "bytes": each.nbytes, "seconds": each.ns / 1e9}
+            for name, each in (("between", network.between), ("inside", network.inside))
+        },
+        "memory": _memory(played),
+        "adapted": len(ledger.served),
+        "loads": {"count": ledger.loads, "bytes": ledger.load_bytes, "seconds": ledger.load_ns / 1e9},
+        "steps": played.steps,
+        "curves": _curves(played, (ended - arrived)[answered] / 1e9),
+        "real": _real(played),
+    }
+
+
+def _until(played: Played, share: float) -> float:
+    """Tokens per second until this share of them was made, between two ticks in proportion."""
+    ledger = played.ledger
+    at, made = [0, *(each.at for each in ledger.samples), played.end], [0, *(each.tokens for each in ledger.samples), ledger.made]
+    when = float(np.interp(share * ledger.made, made, at))
+    return share * ledger.made / when * 1e9 if when else 0.0
+
+
+def _curves(played: Played, latencies: Any) -> dict[str, list[Any]]:
+    """For pictures: every percentile of the latency, and the share of busy devices over time, at most so many points."""
+    points, before, busy = [], 0, 0
+    samples = played.ledger.samples
+    for sample in samples[:: max(1, len(samples) // _POINTS)]:
+        share = (sample.busy - busy) / max(1, sample.at - before) / len(played.busy)
+        points.append([round(sample.at / 1e9, 3), round(share, 4), sample.alive])
+        before, busy = sample.at, sample.busy
+    percentiles = np.percentile(latencies, np.arange(101)) if len(latencies) else []
+    return {"latency_percentiles": [round(float(value), 6) for value in percentiles], "over_time": points}
+
+
+def accuracy_of(played: Played, accuracy: Mapping[str, float], pieces: int = 10) -> dict[str, Any]:
+    """Mean accuracy of what answered, over all requests and over pieces of the time in the order of their arrival rates.
+
+    `accuracy`: by model.
+    """
+    ledger = played.ledger
+    found = np.array([accuracy[ledger.served.get(number, model)] for number, model in enumerate(ledger.model)])
+    arrived = np.array(ledger.arrived) / 1e9
+    length = max(float(arrived.max(initial=0.0)), 1e-9) / pieces
+    piece = np.minimum((arrived / length).astype(np.int64), pieces - 1)
+    rates = [[float((piece == at).sum() / length), float(found[piece == at].mean())] for at in range(pieces) if (piece == at).any()]
+    return {"mean": float(found.mean()), "by_rate": sorted(rates)}
+
+
+def ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
+    """Ours over theirs, for what the paper compares."""
+    pairs = {
+        "latency.mean": (ours["latency"]["mean"], theirs["latency"]["mean"]),
+        "latency.p50": (ours["latency"]["p50"], theirs["latency"]["p50"]),
+        "latency.p95": (ours["latency"]["p95"], theirs["latency"]["p95"]),
+        "throughput": (ours["throughput_tokens"], theirs["throughput_tokens"]),
+        "throughput, until 90 %": (ours["throughput_90"], theirs["throughput_90"]),
+        "utilisation": (ours["utilisation"], theirs["utilisation"]),
+        "kernels": (ours["kernels"], theirs["kernels"]),
+        "communication": (ours["communication_bytes"], theirs["communication_bytes"]),
+        "between servers": (ours["communication"]["between"]["bytes"], theirs["communication"]["between"]["bytes"]),
+        "weights": (ours["memory"]["weights_mean"], theirs["memory"]["weights_mean"]),
+        "kv": (ours["memory"]["kv_mean"], theirs["memory"]["kv_mean"]),
+    }
+    return {name: mine / other for name, (mine, other) in pairs.items() if other}
+
+
+def _spread(values: Any) -> dict[str, float]:
+    if not len(values):
+        return dict.fromkeys((*_PERCENTS, "mean", "max"), 0.0)
+    found = {name: float(np.percentile(values, percent)) for name, percent in _PERCENTS.items()}
+    return found | {"mean": float(np.mean(values)), "max": float(np.max(values))}
+
+
+def _memory(played: Played) -> dict[str, float]:
+    """Of all devices together, while requests were alive."""
+    samples = [sample for sample in played.ledger.samples if sample.alive] or played.ledger.samples
+    weights, kv = [sample.weights for sample in samples] or [0], [sample.kv for sample in samples] or [0]
+    return {
+        "weights_mean": float(np.mean(weights)), "weights_max": float(max(weights)),
+        "kv_mean": float(np.mean(kv)), "kv_max": float(max(kv)),
+    }  # fmt: skip
+
+
+def _real(played: Played) -> dict[str, float]:
+    cost = played.cost
+    return {
+        "seconds": played.seconds,
+        "processor_seconds": played.used,
+        "scheduler_seconds": cost.seconds,
+        "scheduler_calls": cost.calls,
+        "scheduler_us_per_call": cost.seconds / max(1, cost.calls) * 1e6,
+        "scheduler_us_per_step": cost.seconds / max(1, played.steps) * 1e6,
+        "scheduler_slowest_ms": cost.slowest * 1e3,
+    }

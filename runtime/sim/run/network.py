@@ -1,0 +1,62 @@
+"""Links of a cluster in virtual time: when bytes that leave now are there, and what went over which kind of link.
+
+A device's link inside its server, and a server's link to the others in each direction, carry one thing after the other: who comes later
+waits. So bandwidth is shared, and messages from one device to another arrive in the order in which they were sent. The scheduler's own
+messages are small: they take their latency and wait for nobody. Knows no clock and no messages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runtime.sim.cost.hardware import Cluster
+
+#: Bytes of a message beside its arrays.
+ENVELOPE = 256
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What went over a kind of link: messages, bytes, and how long it took, waiting included, in ns."""
+
+    messages: int = 0
+    nbytes: int = 0
+    ns: int = 0
+
+    def add(self, nbytes: int, ns: int) -> None:
+        self.messages += 1
+        self.nbytes += nbytes
+        self.ns += ns
+
+
+class Network:
+    """`inside`, `between`: traffic inside servers and between them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._server = dict(cluster.devices())
+        self._own_free = dict.fromkeys(self._server, 0)
+        self._out_free = [0] * len(cluster.servers)
+        self._in_free = [0] * len(cluster.servers)
+        self.control_ns = cluster.control_ns
+        self.inside = Traffic()
+        self.between = Traffic()
+
+    def server_of(self, device: str) -> int:
+        return self._server[device]
+
+    def arrival(self, source: str, to: str, nbytes: int, now: int) -> int:
+        """When bytes that device `source` sends to another now are there. Raises KeyError for unknown devices."""
+        nbytes += ENVELOPE
+        here, there = self._server[source], self._server[to]
+        if here == there:
+            link = self._cluster.servers[here].inside
+            over = max(now, self._own_free[source]) + link.busy_ns(nbytes)
+            self._own_free[source] = over
+            self.inside.add(nbytes, over + link.latency - now)
+        else:
+            link = self._cluster.net
+            over = max(now, self._out_free[here], self._in_free[there]) + link.busy_ns(nbytes)
+            self._out_free[here] = self._in_free[there] = over
+            self.between.add(nbytes, over + link.latency - now)
+        return over + link.latency

@@ -1,0 +1,326 @@
+"""The cluster in virtual time: the real scheduler and the real relays, driven by a heap; only engines and links are simulated.
+
+    request -> Scheduler.handle --Send--> control latency --> Relay.handle -> BEGIN -> Relay.next_step -> engine's ns -> DONE
+                    ^                                             ^                                            |
+                    +------------- control latency ---------------+------- network (bytes, contention) --------+  Relay.finish_step
+
+Contract: commands are carried out in order, messages between two parties arrive in the order in which they were sent. The same inputs
+give the same calls in the same order. Nothing runs inside what scheduled it. Raises Stalled when requests are alive and nothing is due.
+It decides nothing of the schedule; what it measures goes into a Ledger.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from runtime.agent.steps.queue import Lane
+from runtime.chains import Array, Stage
+from runtime.control.commands import (
+    SCHEDULER,
+    Arrive,
+    CheckInputs,
+    Down,
+    DropStage,
+    Emit,
+    InputsChecked,
+    LoadStage,
+    PagesWritten,
+    ReadPages,
+    RelayCommand,
+    Replace,
+    SchedulerEvent,
+    Send,
+    SendInputs,
+    StageFailed,
+    StageLoaded,
+    Tick,
+    WritePages,
+)
+from runtime.messages import PROTOCOL, Message, Ready
+from runtime.scheduler.observe.replay_log import Handler
+from runtime.sim.results.recorder import Ledger, Sample
+from runtime.sim.run.clock import EventClass, VirtualClock
+from runtime.sim.run.engine import hollow_rows
+from runtime.sim.run.network import Network
+from runtime.sim.run.node import Cost, Node, Pace
+from runtime.types import SequenceRequest
+from zoo.errors import ZooError
+
+#: What agents of the simulator say they are.
+VERSION = "simulated"
+#: The digest of bytes that are not there.
+_DIGEST = "0" * 64
+
+
+class Stalled(Exception):
+    """Requests are alive and nothing is due: whoever schedules has forgotten them."""
+
+
+class Simulation:
+    """One run.
+
+    Args:
+        nodes: devices by name.
+        revive: makes a device anew in the place of one that is gone; None where nothing is replaced.
+        counts: the scheduler's own.
+    """
+
+    def __init__(
+        self,
+        scheduler: Handler,
+        nodes: dict[str, Node],
+        network: Network,
+        pace: Pace | None = None,
+        revive: Callable[[str], Node] | None = None,
+        timed: bool = False,
+        counts: Callable[[], dict[str, int]] = dict,
+    ) -> None:
+        self.clock = VirtualClock()
+        self.ledger = Ledger()
+        self.cost = Cost()
+        self.nodes = nodes
+        self.network = network
+        self._scheduler = scheduler
+        self._pace = pace or Pace()
+        self._revive = revive
+        self._timed = timed
+        self.counts = counts
+        self._coming: Iterator[SequenceRequest] = iter(())
+        self._next: SequenceRequest | None = None
+
+    def run(
+        self, requests: Iterable[SequenceRequest], faults: Sequence[tuple[int, str]] = (), progress: Callable[[int], None] | None = None
+    ) -> Ledger:
+        """Play until every request has ended. `requests`: in the order of `arrival`; `faults`: when a device dies, and which."""
+        self._coming = iter(requests)
+        for name in self.nodes:
+            self._join(name)
+        for at, name in faults:
+            self.clock.at(at, EventClass.TICK, (self._die, name))
+        self._ask_next()
+        if self._pace.tick:
+            self.clock.at(self._pace.tick, EventClass.TICK, (self._tick,))
+        for place, name in enumerate(self.nodes if self._pace.report else ()):
+            # Not all at once: each device at a place of its own in the period.
+            self.clock.at(self._pace.report * (place + 1) // len(self.nodes), EventClass.TICK, (self._report, name))
+        self._play(progress)
+        return self.ledger
+
+    def _play(self, progress: Callable[[int], None] | None) -> None:
+        clock, ledger = self.clock, self.ledger
+        pop, told = clock.pop, 0
+        while self._next is not None or ledger.alive:
+            try:
+                what = pop()
+            except IndexError:
+                raise Stalled(f"{ledger.alive} requests are alive at {clock.now} ns, and nothing is due") from None
+            what[0](*what[1:])
+            if progress is not None and not clock.played % 256:
+                done = len(ledger.arrived) - ledger.alive
+                progress(done - told)
+                told = done
+
+    # -- requests and the scheduler ------------------------------------------------------------------------------------
+
+    def _ask_next(self) -> None:
+        self._next = next(self._coming, None)
+        if self._next is not None:
+            self.clock.at(self._next.arrival, EventClass.REQUEST, (self._arrive, self._next))
+
+    def _arrive(self, request: SequenceRequest) -> None:
+        self.ledger.ask(request, self.clock.now)
+        self._ask_next()
+        self._tell(Arrive(request))
+
+    def _tell(self, event: Message | SchedulerEvent) -> None:
+        """Tell the scheduler, and carry out what it says."""
+        now = self.clock.now
+        if not self._timed:
+            commands = self._scheduler.handle(event, now)
+        else:
+            begin = time.process_time()
+            commands = self._scheduler.handle(event, now)
+            self._count(event, time.process_time() - begin)
+        said: dict[str, list[Send]] = {}
+        for command in commands:
+            if type(command) is Send:
+                said.setdefault(command.to, []).append(command)
+            elif type(command) is Emit:
+                self.ledger.hear(command.events, now)
+            elif type(command) is Replace:
+                self._replace(command.device)
+        for device, sends in said.items():
+            self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._hear_all, device, sends))
+
+    def _count(self, event: object, seconds: float) -> None:
+        self.cost.calls += 1
+        self.cost.seconds += seconds
+        self.cost.slowest = max(self.cost.slowest, seconds)
+        name = type(event).__name__
+        self.cost.by_event[name] = self.cost.by_event.get(name, 0) + 1
+
+    def _tick(self) -> None:
+        busy = sum(node.busy for node in self.nodes.values())
+        weights = sum(node.engine.memory().weights for node in self.nodes.values())
+        pages = [node.relay.pages() for node in self.nodes.values()]
+        kv = sum((each.capacity - each.free) for each in pages) * next(iter(self.nodes.values())).engine.page_bytes
+        self.ledger.samples.append(Sample(self.clock.now, busy, self.ledger.alive, weights, kv, self.ledger.made))
+        self.clock.at(self.clock.now + self._pace.tick, EventClass.TICK, (self._tick,))
+        self._tell(Tick())
+
+    # -- devices -------------------------------------------------------------------------------------------------------
+
+    def _join(self, name: str) -> None:
+        node = self.nodes[name]
+        server = f"server-{self.network.server_of(name)}"
+        self._tell(
+            Ready(
+                name, PROTOCOL, VERSION, node.engine.page_capacity, node.engine.page_bytes, node.weights, name, server, 0, node.relay.inputs
+            )
+        )
+
+    def _hear_all(self, name: str, sends: Sequence[Send]) -> None:
+        """What the scheduler said to a device at one moment, in order."""
+        node, now = self.nodes[name], self.clock.now
+        if node.alive:
+            commands: list[RelayCommand] = []
+            for send in sends:
+                commands += node.relay.handle(send.message, send.arrays, now)
+            self._carry_out(name, node, commands)
+
+    def _deliver(self, name: str, message: Message, arrays: Sequence[Array]) -> None:
+        node = self.nodes[name]
+        if node.alive:
+            self._carry_out(name, node, node.relay.handle(message, arrays, self.clock.now))
+
+    def _carry_out(self, name: str, node: Node, commands: Iterable[RelayCommand]) -> None:
+        now = self.clock.now
+        for command in commands:
+            if type(command) is Send:
+                self._send(name, command.to, command.message, command.arrays)
+            elif type(command) is LoadStage:
+                self._load(name, node, command.stage)
+            elif type(command) is DropStage:
+                node.engine.unload(command.stage)
+            elif type(command) is ReadPages:
+                array = node.engine.read_pages(command.pages)
+                self._send(name, command.to, msgspec.structs.replace(command.message, digest=_DIGEST), (array,))
+            elif type(command) is WritePages:
+                node.engine.write_pages(command.pages, command.data)
+                written = PagesWritten(command.move, command.lo, command.hi)
+                self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, written))
+            elif type(command) is SendInputs:
+                rows = hollow_rows(command.pieces)
+                self._send(name, command.to, msgspec.structs.replace(command.message, digest=_DIGEST), (rows,))
+            elif type(command) is CheckInputs:
+                self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, InputsChecked(command.move, command.lo, command.hi)))
+        self._wake(name, node)
+
+    def _send(self, source: str, to: str, message: Message, arrays: Sequence[Array]) -> None:
+        now = self.clock.now
+        if to == SCHEDULER:
+            self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._tell, message))
+            return
+        there = self.network.arrival(source, to, sum(len(array.data) for array in arrays), now)
+        self.clock.at(there, EventClass.ARRIVED, (self._deliver, to, message, arrays))
+
+    def _hear(self, name: str, life: int, event: Any) -> None:
+        """Something that happened on the device itself, unless it has died since."""
+        node = self.nodes[name]
+        if node.alive and node.life == life:
+            self._carry_out(name, node, node.relay.handle(event, (), self.clock.now))
+
+    def _load(self, name: str, node: Node, stage: Stage) -> None:
+        """One load after the other, beside the steps."""
+        now, before = self.clock.now, node.engine.memory().weights
+        begin = max(now, node.loader_free)
+        try:
+            end = node.engine.loaded(stage, begin)
+            spec = node.engine.load(stage)
+        except ZooError as error:
+            self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, StageFailed(stage, str(error))))
+            return
+        weights = node.engine.memory().weights
+        self.ledger.loaded(weights - before, end - begin)
+        node.loader_free = end
+        self.clock.at(end, EventClass.LOADED, (self._hear, name, node.life, StageLoaded(stage, spec, weights)))
+
+    def _report(self, name: str) -> None:
+        node = self.nodes[name]
+        if node.alive:
+            self._send(name, SCHEDULER, node.relay.report(), ())
+            self._wake(name, node)
+        self.clock.at(self.clock.now + self._pace.report, EventClass.TICK, (self._report, name))
+
+    # -- steps ---------------------------------------------------------------------------------------------------------
+
+    def _wake(self, name: str, node: Node) -> None:
+        """A step begins at this moment, behind all else that happens now."""
+        if not node.due and len(node.stepping) < len(node.lanes):
+            node.due = True
+            self.clock.at(self.clock.now, EventClass.BEGIN, (self._begin, name, node.life))
+
+    def _begin(self, name: str, life: int) -> None:
+        node = self.nodes[name]
+        if node.life != life or not node.alive:
+            return
+        node.due = False
+        for lane in node.lanes:
+            if lane not in node.stepping:
+                self._step(name, node, lane)
+
+    def _step(self, name: str, node: Node, lane: Lane) -> None:
+        """The next step of a lane, if there is one. Both lanes are one device's: what stand-ins take comes first, and is what the step
+        beside them takes longer."""
+        now = self.clock.now
+        step = node.relay.next_step(now, lane)
+        if step is None:
+            if lane != "ahead" and node.relay.lingers is not None:
+                self.clock.at(node.relay.lingers, EventClass.TICK, (self._resume, name, node.life))
+            return
+        result = node.engine.run(step.plan, step.inputs, step.strides)
+        busy = result.result.busy
+        node.busy += busy
+        node.steps += 1
+        if lane == "ahead" and "real" in node.stepping:
+            node.debt += busy
+        elif lane == "real":
+            node.debt += max(0, node.stepping.get("ahead", now) - now)
+        node.stepping[lane] = now + busy
+        self.clock.at(now + busy, EventClass.DONE, (self._finish, name, node.life, lane, result))
+
+    def _resume(self, name: str, life: int) -> None:
+        """What a step was put off for has not come."""
+        node = self.nodes[name]
+        if node.life == life and node.alive:
+            self._wake(name, node)
+
+    def _finish(self, name: str, life: int, lane: Lane, result: Any) -> None:
+        node, now = self.nodes[name], self.clock.now
+        if node.life != life or not node.alive:
+            return
+        if node.debt and lane != "ahead":
+            late, node.debt = node.debt, 0
+            self.clock.at(now + late, EventClass.DONE, (self._finish, name, life, lane, result))
+            return
+        del node.stepping[lane]
+        self._carry_out(name, node, node.relay.finish_step(result, now, lane))
+
+    # -- faults --------------------------------------------------------------------------------------------------------
+
+    def _die(self, name: str) -> None:
+        """The device is gone with all that it held: the scheduler notices after a message's time, and tells the others."""
+        self.nodes[name].alive = False
+        self.clock.at(self.clock.now + self.network.control_ns, EventClass.ARRIVED, (self._tell, Down(name, "it died")))
+
+    def _replace(self, name: str) -> None:
+        if self._revive is None:
+            return
+        node = self._revive(name)
+        node.life = self.nodes[name].life + 1
+        self.nodes[name] = node
+        self.clock.at(self.clock.now + self.network.control_ns, EventClass.ARRIVED, (self._join, name))

@@ -1,0 +1,1 @@
+"""What a simulated cluster is asked: requests as columns, generators."""
