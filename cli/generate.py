@@ -16,9 +16,9 @@ from zoo.errors import InputError, ZooError
 if TYPE_CHECKING:
     from cli.serve_options import ServeOptions
     from runtime.cluster.driver.base import Reception
-    from runtime.frontend.choices import Piece
-    from runtime.frontend.requests import Generation
-    from runtime.frontend.served import ServedModel
+    from runtime.frontend.assemble import Generation
+    from runtime.frontend.choice import Piece
+    from runtime.frontend.served_models import ServedModel
     from runtime.types import FinishReason
     from zoo.api import Zoo
 
@@ -85,8 +85,8 @@ def _started(zoo: Zoo, name: str, options: ServeOptions, executor: Executor) -> 
 
 def _assemble(body: dict[str, Any], model: ServedModel) -> Generation:
     """The same parsing and bounds as a request over HTTP. Raises InputError."""
-    from runtime.frontend.bodies import CompletionBody, parse
-    from runtime.frontend.requests import Limits, Receipt, assemble_completion
+    from runtime.frontend.assemble import Limits, Receipt, assemble_completion
+    from runtime.frontend.schemas import CompletionBody, parse
 
     try:
         raw = json.dumps(body, ensure_ascii=False).encode()
@@ -97,7 +97,7 @@ def _assemble(body: dict[str, Any], model: ServedModel) -> Generation:
 
 def _pieces(driver: Reception, generation: Generation) -> Iterator[Piece]:
     """What each token adds, until the choice has ended. Raises ZooError when it failed."""
-    from runtime.frontend.choices import Choice
+    from runtime.frontend.choice import Choice
 
     choice = Choice(generation, 0)
     for event in driver.run(generation.sequences):

@@ -108,7 +108,7 @@ def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
     from cli.driving import start_driver
     from cli.wiring import ZooSource, choose, with_exits
     from runtime.server.app import build_app
-    from runtime.server.serving import address_of, bind, serve
+    from runtime.server.run_server import address_of, bind, serve
 
     settings, engine_config = options.server(), options.engine()
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cli.documents import model_document
 from cli.executors import dense_is_faster
 from cli.output import human_bytes, say
-from runtime.frontend.served import ServedModel, defaults_from
+from runtime.frontend.served_models import ServedModel, defaults_from
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt
 from runtime.types import ModelSpec
 from zoo.errors import InputError, NotServable, StoreError
@@ -150,7 +150,7 @@ def tokenizer_of(model: ModelHandle) -> Tokenizer:
 
 
 class ZooSource:
-    """The catalogue as `runtime.server.driver.ModelSource`.
+    """The catalogue as `runtime.server.interfaces.ModelSource`.
 
     `deltas`: low-rank rewritings may stand in for their models; where both were measured on `device`, by what that tells.
     """

@@ -13,14 +13,14 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
 from runtime.config import ServerConfig
-from runtime.frontend.bodies import ChatBody, CompletionBody
-from runtime.frontend.served import ServedModel, ServedModels
-from runtime.server.driver import Driver, ModelSource
-from runtime.server.generate import Generate
-from runtime.server.guard import Guard
-from runtime.server.replies import handle
+from runtime.frontend.schemas import ChatBody, CompletionBody
+from runtime.frontend.served_models import ServedModel, ServedModels
+from runtime.server.auth import Guard
+from runtime.server.completions import Generate
+from runtime.server.context import Service, make_service
+from runtime.server.interfaces import Driver, ModelSource
+from runtime.server.openai.responses import handle
 from runtime.server.routes import Routes
-from runtime.server.service import Service, make_service
 from runtime.tracing.sink import Trace
 from zoo.errors import ZooError
 

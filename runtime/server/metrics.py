@@ -17,7 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from runtime.control.counters import AgentState
-from runtime.server.driver import Driver
+from runtime.server.interfaces import Driver
 from runtime.types import FinishReason
 
 # Bounds in seconds. Decode steps lie between 1 ms and 1 s; a first token, or a whole answer, may wait minutes in a queue.

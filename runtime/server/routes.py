@@ -11,11 +11,11 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from runtime.frontend.errors import RequestError
-from runtime.frontend.served import ServedModel
-from runtime.server.guard import is_known
-from runtime.server.replies import reply
-from runtime.server.service import Service
-from runtime.server.state import state_document
+from runtime.frontend.served_models import ServedModel
+from runtime.server.auth import is_known
+from runtime.server.context import Service
+from runtime.server.openai.responses import reply
+from runtime.server.state_document import state_document
 from runtime.tracing.sink import Trace
 from zoo.errors import ZooError
 

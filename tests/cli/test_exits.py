@@ -9,7 +9,7 @@ import pytest
 
 import cli.app
 from cli.wiring import ZooSource, with_exits
-from runtime.frontend.served import ServedModels
+from runtime.frontend.served_models import ServedModels
 from runtime.types import ModelSpec
 from surgery.exits import make_exit
 from tests.checkpoints import make

@@ -23,7 +23,7 @@ from cli.serve import ended_by_sigterm
 from cli.serve_options import ServeOptions, gather, size_of
 from cli.wiring import choose
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.frontend.served import SamplingDefaults, defaults_from
+from runtime.frontend.served_models import SamplingDefaults, defaults_from
 from runtime.policy.routing.variants import DispatchLimits
 from zoo.api import Zoo
 from zoo.errors import InputError, NotServable

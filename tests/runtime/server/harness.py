@@ -16,12 +16,12 @@ from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, ServerConfig
 from runtime.engine.fakes.fake import FakeEngine
-from runtime.frontend.served import SamplingDefaults, ServedModel
+from runtime.frontend.served_models import SamplingDefaults, ServedModel
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile
 from runtime.server.app import build_app
-from runtime.server.gate import Gate
-from runtime.server.serving import address_of, bind, make_server
+from runtime.server.capacity import Gate
+from runtime.server.run_server import address_of, bind, make_server
 from runtime.tracing.sink import Trace
 from runtime.types import ModelSpec
 from tests.runtime.cluster.whole import inline

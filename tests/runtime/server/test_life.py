@@ -125,7 +125,7 @@ from runtime.config import BatchingConfig, ServerConfig
 from runtime.engine.fakes.fake import FakeEngine
 from runtime.frontend.tokenizer import NoTokenizer
 from runtime.server.app import build_app
-from runtime.server.serving import address_of, bind, serve
+from runtime.server.run_server import address_of, bind, serve
 from tests.runtime.server.harness import BASE, FakeSource
 
 source, config = FakeSource(NoTokenizer()), ServerConfig(drain_seconds=float(sys.argv[1]))

@@ -16,16 +16,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from runtime.frontend.bodies import ChatBody, CompletionBody
-from runtime.frontend.choices import Piece
+from runtime.frontend.assemble import Receipt
+from runtime.frontend.choice import Piece
 from runtime.frontend.errors import RequestError, unavailable
-from runtime.frontend.requests import Receipt
-from runtime.server.connection import read_body, while_connected
-from runtime.server.events import DONE, Chunks, Outlet, event
-from runtime.server.replies import as_request_error, dump, error_reply
-from runtime.server.running import Prepared, prepare, run
-from runtime.server.service import Service
-from runtime.server.wording import Finished, Wording, wording_for
+from runtime.frontend.schemas import ChatBody, CompletionBody
+from runtime.server.context import Service
+from runtime.server.openai.format import Finished, Wording, wording_for
+from runtime.server.openai.responses import as_request_error, dump, error_reply
+from runtime.server.openai.sse import DONE, Chunks, Outlet, event
+from runtime.server.request_body import read_body, while_connected
+from runtime.server.request_runner import Prepared, prepare, run
 from zoo.errors import ZooError
 
 _log = logging.getLogger("blockzoo.server")

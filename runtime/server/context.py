@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from runtime.config import ServerConfig
-from runtime.frontend.served import ServedModels
-from runtime.server.driver import Driver, ModelSource
-from runtime.server.gate import Gate
+from runtime.frontend.served_models import ServedModels
+from runtime.server.capacity import Gate
+from runtime.server.interfaces import Driver, ModelSource
 from runtime.server.metrics import Metrics
 from runtime.tracing.sink import Trace
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import runtime.server.events as events
-from runtime.frontend.bodies import ChatBody, CompletionBody, Message, StreamOptions
-from runtime.frontend.choices import Piece, TokenEntry
-from runtime.frontend.requests import Generation, Limits, Receipt, assemble_chat, assemble_completion
-from runtime.frontend.served import ServedModel
+import runtime.server.openai.sse as events
+from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_chat, assemble_completion
+from runtime.frontend.choice import Piece, TokenEntry
+from runtime.frontend.schemas import ChatBody, CompletionBody, Message, StreamOptions
+from runtime.frontend.served_models import ServedModel
 from runtime.frontend.tokenizer import Tokenizer
-from runtime.server.events import Chunks
-from runtime.server.replies import dump
-from runtime.server.wording import Wording, wording_for
+from runtime.server.openai.format import Wording, wording_for
+from runtime.server.openai.responses import dump
+from runtime.server.openai.sse import Chunks
 from runtime.types import ModelSpec
 
 PIECES = st.builds(

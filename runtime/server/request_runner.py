@@ -11,13 +11,13 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from runtime.frontend.bodies import ChatBody, CompletionBody, parse
-from runtime.frontend.choices import Choice, Piece
+from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_chat, assemble_completion
+from runtime.frontend.choice import Choice, Piece
 from runtime.frontend.errors import RequestError, unavailable
-from runtime.frontend.requests import Generation, Limits, Receipt, assemble_chat, assemble_completion
-from runtime.server.adaptive import model_for
+from runtime.frontend.schemas import ChatBody, CompletionBody, parse
+from runtime.server.context import Service
 from runtime.server.metrics import ModelMetrics
-from runtime.server.service import Service
+from runtime.server.model_choice import model_for
 from runtime.types import TokenEvent
 
 

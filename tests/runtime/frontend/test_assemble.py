@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from runtime.frontend.bodies import ChatBody, CompletionBody, parse
+from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_chat, assemble_completion
 from runtime.frontend.errors import RequestError
-from runtime.frontend.requests import Generation, Limits, Receipt, assemble_chat, assemble_completion
-from runtime.frontend.served import SamplingDefaults, ServedModel, ServedModels
+from runtime.frontend.schemas import ChatBody, CompletionBody, parse
+from runtime.frontend.served_models import SamplingDefaults, ServedModel, ServedModels
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer
 from runtime.types import ModelSpec, SamplingParams
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from runtime.frontend.bodies import ChatBody, CompletionBody, Message
 from runtime.frontend.errors import RequestError, too_long
-from runtime.frontend.served import ServedModel
+from runtime.frontend.schemas import ChatBody, CompletionBody, Message
+from runtime.frontend.served_models import ServedModel
 from runtime.types import SamplingParams, SequenceRequest
 
 COMPLETION_TOKENS = 16

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
-from runtime.frontend.choices import Piece
-from runtime.server.replies import dump
-from runtime.server.wording import Wording
+from runtime.frontend.choice import Piece
+from runtime.server.openai.format import Wording
+from runtime.server.openai.responses import dump
 
 DONE = b"data: [DONE]\n\n"
 _HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]

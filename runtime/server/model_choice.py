@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from dataclasses import asdict
 
-from runtime.frontend.bodies import ChatBody, CompletionBody
+from runtime.frontend.assemble import Receipt
 from runtime.frontend.errors import unsupported
-from runtime.frontend.requests import Receipt
-from runtime.frontend.served import ServedModel
+from runtime.frontend.schemas import ChatBody, CompletionBody
+from runtime.frontend.served_models import ServedModel
 from runtime.policy.routing.latency import Choice
 from runtime.policy.routing.rewriting import Side, decide, rows_beside
-from runtime.server.service import Service
+from runtime.server.context import Service
 from runtime.types import TraceEvent
 
 _CAUSE = "BL-21"

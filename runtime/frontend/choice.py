@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from runtime.frontend.assemble import Generation
 from runtime.frontend.detokenizer import detokenizer_for
-from runtime.frontend.requests import Generation
-from runtime.frontend.stopping import StopStrings
+from runtime.frontend.stop_strings import StopStrings
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import FinishReason, Logprob, PromptLogprobs, TokenEvent
 

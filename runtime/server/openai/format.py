@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from runtime.frontend.choices import Piece, TokenEntry
-from runtime.frontend.requests import Generation
+from runtime.frontend.assemble import Generation
+from runtime.frontend.choice import Piece, TokenEntry
 from runtime.frontend.tokenizer import printable
 from runtime.types import FinishReason
 

@@ -7,10 +7,10 @@ import itertools
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.frontend.bodies import CompletionBody
-from runtime.frontend.choices import Choice, Piece
-from runtime.frontend.requests import Generation, Limits, Receipt, assemble_completion
-from runtime.frontend.served import ServedModel
+from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_completion
+from runtime.frontend.choice import Choice, Piece
+from runtime.frontend.schemas import CompletionBody
+from runtime.frontend.served_models import ServedModel
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.types import Logprob, ModelSpec, PromptLogprobs, TokenEvent
 

@@ -16,8 +16,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from runtime.config import ServerConfig
-from runtime.server.gate import Gate
-from runtime.server.protocol import BoundedProtocol
+from runtime.server.capacity import Gate
+from runtime.server.http_protocol import BoundedProtocol
 from zoo.errors import InputError
 
 

@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.frontend.stopping import StopStrings
+from runtime.frontend.stop_strings import StopStrings
 
 LETTERS = st.text(st.sampled_from("abc"), max_size=30)
 STOPS = st.lists(st.text(st.sampled_from("abc"), min_size=1, max_size=5), max_size=4)

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from runtime.control.counters import AgentState
-from runtime.server.service import Service
+from runtime.server.context import Service
 from runtime.types import PageCounts
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from runtime.control.counters import AgentState
-from runtime.frontend.served import ServedModel
+from runtime.frontend.served_models import ServedModel
 from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
 
 

@@ -8,10 +8,10 @@ import socket
 import pytest
 from starlette.requests import ClientDisconnect
 
-import runtime.server.generate as generate
+import runtime.server.completions as generate
 from runtime.frontend.tokenizer import Tokenizer
-from runtime.server.connection import while_connected
-from runtime.server.events import Outlet
+from runtime.server.openai.sse import Outlet
+from runtime.server.request_body import while_connected
 from tests.runtime.server.harness import eventually, running
 
 

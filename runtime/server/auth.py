@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from runtime.frontend.errors import RequestError
-from runtime.server.replies import error_reply
+from runtime.server.openai.responses import error_reply
 
 _log = logging.getLogger("blockzoo.access")
 
