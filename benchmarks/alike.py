@@ -26,7 +26,7 @@ from torch import Tensor
 from cli.demo.members import quiet_transformers
 from cli.demo.optim import Muon
 from cli.demo.train import batches, perplexity, rate_factor
-from surgery.library import EVERYTHING, read_library
+from surgery.text.library import EVERYTHING, read_library
 
 _CONTEXT, _BATCH = 256, 8
 _RATE, _MATRIX_RATE = 8e-3, 2e-2

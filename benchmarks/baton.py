@@ -37,7 +37,7 @@ from runtime.config import BatchingConfig, DenseConfig, DenseMode, DensePadding,
 from runtime.engine.dense.executor import DenseEngine
 from runtime.engine.dense.padding_stats import IdleCounts
 from runtime.types import SamplingParams, SequenceRequest
-from surgery.ingest import ingest
+from surgery.ingest.ingest import ingest
 from surgery.sources import open_source
 from zoo.store import Store
 

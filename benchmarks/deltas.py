@@ -22,8 +22,8 @@ from surgery.deltas.curve import compare_stacks
 from surgery.deltas.make import DeltaOptions, Work, opened
 from surgery.deltas.study import layer_ends
 from surgery.deltas.windows import read_windows
-from surgery.settings import context_length
-from surgery.stack import open_stack
+from surgery.families.settings import context_length
+from surgery.modules.stack import open_stack
 from zoo import Zoo
 
 RANKS = (1, 2, 4, 8, 16, 24, 32, 48, 64)

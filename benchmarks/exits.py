@@ -25,8 +25,8 @@ from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.executors.paged import PagedEngine
 from runtime.types import SamplingParams, SequenceRequest
-from surgery.exits import make_exit, measure
-from surgery.library import EVERYTHING, read_library
+from surgery.chains.exits import make_exit, measure
+from surgery.text.library import EVERYTHING, read_library
 from zoo.api import Zoo
 
 _PROMPT = 32

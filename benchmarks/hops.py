@@ -62,7 +62,7 @@ def make_store(folder: Path, width: int, layers: int) -> Path:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from surgery.ingest import ingest
+    from surgery.ingest.ingest import ingest
     from surgery.sources import open_source
     from zoo.store import Store
 

@@ -24,7 +24,7 @@ from benchmarks.peers import Side
 from benchmarks.reports import deliver
 from benchmarks.shared_family import SHAPES, spread
 from cli.bench.where import where
-from surgery.ingest import ingest
+from surgery.ingest.ingest import ingest
 from surgery.sources import open_source
 from zoo.store import Store
 

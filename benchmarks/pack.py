@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from surgery.tensors import stored_tensors
+from surgery.tensors.pool import stored_tensors
 from zoo import Zoo
 from zoo.packed.pack import pack
 from zoo.packed.writer import Coding

@@ -27,7 +27,7 @@ from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.layers.matmul import OneDnn
 from runtime.engine.layers.packed_weights import faster
 from runtime.types import SamplingParams, SequenceRequest
-from surgery.ingest import ingest
+from surgery.ingest.ingest import ingest
 from surgery.sources import open_source
 from zoo.store import Store
 

@@ -30,7 +30,7 @@ from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.executors.paged import PagedEngine
 from runtime.types import SamplingParams, SequenceRequest
-from surgery.ingest import ingest
+from surgery.ingest.ingest import ingest
 from surgery.sources import open_source
 from zoo.store import Store
 

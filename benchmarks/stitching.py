@@ -24,9 +24,9 @@ from transformers import DynamicCache
 from cli.stitch import plain_lines
 from stitch import StitchSettings, train_stitch
 from stitch.plot import LIKENESS, plot_curve, plot_stitch
-from surgery.compose import compose
-from surgery.composition import parse
-from surgery.stack import Stack, open_stack
+from surgery.chains.compose import compose
+from surgery.chains.composition import parse
+from surgery.modules.stack import Stack, open_stack
 from zoo import Zoo
 from zoo.manifest import ModelManifest
 

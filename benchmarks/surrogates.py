@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from benchmarks.reports import deliver
-from surgery.settings import config_of
+from surgery.families.settings import config_of
 from surrogates.agreement import agree
 from surrogates.block import open_subject
 from surrogates.draft import Target, pruned_run, target_of

@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     args = parser.parse_args()
     from cli.bench.where import where
-    from surgery.ingest import ingest
+    from surgery.ingest.ingest import ingest
     from surgery.sources import open_source
     from zoo.store import Store
 

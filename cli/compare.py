@@ -38,7 +38,7 @@ def compare(
 ) -> None:
     """Score which parts of two models could stand in for each other: the same text through both, read by their own heads."""
     from cli.progress import counting, hush
-    from surgery.equivalence import Settings
+    from surgery.scoring.compare import Settings
     from zoo.api import Zoo
 
     hush()

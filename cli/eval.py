@@ -36,7 +36,7 @@ def eval(
     from surgery.evaluation.builtin import builtins
     from surgery.evaluation.harness import EvalOptions
     from surgery.evaluation.record import evaluate_stored
-    from surgery.library import EVERYTHING
+    from surgery.text.library import EVERYTHING
     from zoo.api import Zoo
 
     specs = names_of((*(tasks or ()), *(also or ())))

@@ -29,7 +29,7 @@ def exits(
 ) -> None:
     """Score a model behind each of its layers: its own final norm and head on what they give. Exits cost no bytes."""
     from cli.progress import counting, hush
-    from surgery.exits import ExitOptions, make_exit, measure
+    from surgery.chains.exits import ExitOptions, make_exit, measure
     from zoo.api import Zoo
 
     hush()

@@ -50,7 +50,7 @@ def experiment(
     from surgery.evaluation.harness import EvalOptions
     from surgery.experiments.questions import Ask
     from surgery.experiments.run import Request, run_experiment
-    from surgery.text import read_text
+    from surgery.text.text import read_text
     from zoo.api import Zoo
 
     plan = _sharing(counts) if kind == "sharing" else _switching(start, every)

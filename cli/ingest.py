@@ -14,7 +14,7 @@ import typer
 from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, say
 
 if TYPE_CHECKING:
-    from surgery.ingest import IngestReport, Progress
+    from surgery.ingest.ingest import IngestReport, Progress
     from zoo.api import Zoo
     from zoo.records import Equivalence, Run
 
@@ -79,7 +79,7 @@ class _Scoring:
     def run(self, zoo: Zoo, name: str, silent: bool) -> tuple[Equivalence, ...]:
         """Cut the newcomer and its base. What cannot be scored stays in the zoo as it is, and is said."""
         from cli.progress import counting, hush
-        from surgery.equivalence import Settings
+        from surgery.scoring.compare import Settings
         from zoo.errors import Incomparable, NotServable
 
         hush()

@@ -4,7 +4,7 @@
 
     report = train_stitch(zoo, "small", "wide", StitchSettings(steps=800))
 
-Serving and composing need none of this: a stored stitch is `surgery.stitches`, its module `surgery.components.Stitch`.
+Serving and composing need none of this: a stored stitch is `surgery.chains.stitches`, its module `surgery.modules.components.Stitch`.
 """
 
 from stitch.settings import StitchSettings

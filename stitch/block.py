@@ -22,7 +22,7 @@ class Folded:
     bias: Tensor
 
     def __call__(self, hidden: Tensor, position: float) -> Tensor:
-        """Hidden states [.., d_a] -> [.., d_b], as `surgery.components.Stitch` computes it."""
+        """Hidden states [.., d_a] -> [.., d_b], as `surgery.modules.components.Stitch` computes it."""
         weight = self.weight.to(hidden)
         return nn.functional.linear(hidden, weight[:, :-1], self.bias.to(hidden) + weight[:, -1] * position)
 

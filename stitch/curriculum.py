@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stitch.points import Point
-from surgery.rates import rate_share
+from surgery.training.schedule import rate_share
 
 #: The share of the steps in which the rate rises.
 _WARM_UP = 0.03

@@ -13,7 +13,7 @@ from stitch.objective import Objective
 from stitch.points import Point
 from stitch.scoring import PointScore, Prediction, Scores
 from stitch.settings import StitchSettings
-from surgery.text import Probe
+from surgery.text.text import Probe
 
 #: Variants beside the trained stitch itself, in the order in which they are told.
 OTHERS = (START, WITHOUT_POSITION, UNSTITCHED)

@@ -19,7 +19,7 @@ from stitch.scoring import Scores, Variant, score
 from stitch.settings import StitchSettings
 from stitch.start import fit
 from stitch.training import Course, train
-from surgery.saved import Saved
+from surgery.training.checkpoint import Saved
 
 #: Called with (what is being done, units done, units in all, a remark).
 Progress = Callable[[str, int, int, str], None]

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator
 import torch
 from torch import Tensor
 
-from surgery.stack import Stack
+from surgery.modules.stack import Stack
 from zoo.errors import InputError
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from surgery.stitches import stitch_position
+from surgery.chains.stitches import stitch_position
 from zoo.errors import InputError
 
 _POINT = re.compile(r"\s*(\d{1,6})\s*:\s*(\d{1,6})\s*")

@@ -1,4 +1,4 @@
-"""Where the state of a stitch's training lies (`surgery.saved`). Knows nothing of what is trained."""
+"""Where the state of a stitch's training lies (`surgery.training.checkpoint`). Knows nothing of what is trained."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surgery.saved import TaskFolder
+from surgery.training.checkpoint import TaskFolder
 
 
 class Task(TaskFolder):

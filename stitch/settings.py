@@ -16,7 +16,7 @@ Precision = Literal["no", "bf16"]
 class StitchSettings:
     """All that decides what is learned.
 
-    `points`: None for all proportional ones. `text`: a source of `surgery.text`, None for the built-in text. Each step runs `batch`
+    `points`: None for all proportional ones. `text`: a source of `surgery.text.text`, None for the built-in text. Each step runs `batch`
     windows of `length` tokens through `places` of the unlocked points. `curriculum`: the share of the steps in which points are unlocked
     from shallow to deep. The loss is `kl` times the divergence from B's distribution, plus `cosine` times one minus the cosine of the
     two, plus `state` times the relative distance from B's own hidden state, plus `labels` times the negative log-likelihood of the text's

@@ -20,10 +20,10 @@ from stitch.points import choose_points
 from stitch.saved import Task
 from stitch.settings import StitchSettings
 from stitch.storing import put_stitch, stored_document
-from surgery.settings import context_length
-from surgery.stack import open_stack
-from surgery.text import Probe, read_text
-from surgery.tokenizers import has_tokenizer, require_same, tokenizer_digest, vocabulary_size
+from surgery.families.settings import context_length
+from surgery.modules.stack import open_stack
+from surgery.text.text import Probe, read_text
+from surgery.text.tokenizers import has_tokenizer, require_same, tokenizer_digest, vocabulary_size
 from zoo.api import ModelHandle, Zoo
 from zoo.errors import InputError, NameTaken
 from zoo.manifest import digest_of

@@ -1,7 +1,7 @@
 """A trained stitch into the zoo: a model of kind `stitch` with one component, its weights, and what is known of it.
 
     stitch.safetensors    weight [d_b, d_a + 1], bias [d_b]
-    stitch.json           the foundations, their widths, the figures (`surgery.stitches` reads it)
+    stitch.json           the foundations, their widths, the figures (`surgery.chains.stitches` reads it)
 
 The component's own position is zero: where a chain puts the stitch, it gets a component of the same tensors with the position of that
 place. Knows nothing of training.
@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from stitch.block import Folded
-from surgery.chains import STITCH, StitchSpec, stitch_component
-from surgery.keeping import keep_tensors
-from surgery.stitches import STITCH_FILE
+from surgery.chains.plan import STITCH, StitchSpec, stitch_component
+from surgery.chains.stitches import STITCH_FILE
+from surgery.tensors.store import keep_tensors
 from zoo.errors import NameTaken
 from zoo.headers import make_header
 from zoo.manifest import Component, ModelManifest, Placed, SideFile, TensorMeta, WeightFile

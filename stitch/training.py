@@ -22,8 +22,8 @@ from stitch.objective import Objective
 from stitch.pair import Pair
 from stitch.points import Point
 from stitch.settings import StitchSettings
-from surgery.saved import Saved
-from surgery.training import moments, remember_, run_
+from surgery.training.checkpoint import Saved
+from surgery.training.loop import moments, remember_, run_
 from zoo.errors import TrainingFailed
 
 #: Called with (steps done, the loss of late).

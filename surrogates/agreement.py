@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from surgery.scoring.lens import Lens, alike
-from surgery.tokenizers import vocabulary_size
+from surgery.text.tokenizers import vocabulary_size
 from surrogates.block import States, Subject
 from surrogates.importance import language_loss
 

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surgery.chains import ChainPlan, plan_of
-from surgery.settings import config_of
-from surgery.stack import Course, Stack, assemble
-from surgery.tensors import map_tensor
+from surgery.chains.plan import ChainPlan, plan_of
+from surgery.families.settings import config_of
+from surgery.modules.stack import Course, Stack, assemble
+from surgery.tensors.pool import map_tensor
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest, Placed
 from zoo.store import Store

@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from surgery.chains import ChainPlan, Link
-from surgery.compose import draft
-from surgery.composition import Composition, Slice
-from surgery.making import Made, MadeReport, put_made
-from surgery.tensors import map_tensor
-from surgery.tokenizers import require_same
+from surgery.chains.compose import draft
+from surgery.chains.composition import Composition, Slice
+from surgery.chains.plan import ChainPlan, Link
+from surgery.models.put import Made, MadeReport, put_made
+from surgery.tensors.pool import map_tensor
+from surgery.text.tokenizers import require_same
 from surrogates.block import Run, Subject, as_float32
 from surrogates.draft import bounds_of
 from surrogates.making import free_name

@@ -15,9 +15,9 @@ from typing import Any
 
 from torch import Tensor
 
-from surgery.chains import ChainPlan, Link, plan_of, renumbered
-from surgery.families import Family, family_of
-from surgery.making import check_adapters
+from surgery.chains.plan import ChainPlan, Link, plan_of, renumbered
+from surgery.families.table import Family, family_of
+from surgery.models.put import check_adapters
 from surrogates.block import Run
 from surrogates.groups import Axis, Part, axes_of, kinds_of
 from surrogates.plan import Cost, PrunePlan, Shape, check_layers

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from surgery.families import DENSE_ONLY, Family
+from surgery.families.table import DENSE_ONLY, Family
 from zoo.errors import InputError
 from zoo.manifest import Component
 

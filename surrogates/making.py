@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from surgery.keeping import keep_tensors
-from surgery.making import Made, MadeReport, put_made
-from surgery.settings import config_of
-from surgery.tensors import TORCH_DTYPES
-from surgery.text import Probe
+from surgery.families.settings import config_of
+from surgery.models.put import Made, MadeReport, put_made
+from surgery.tensors.pool import TORCH_DTYPES
+from surgery.tensors.store import keep_tensors
+from surgery.text.text import Probe
 from surrogates.agreement import Agreement
 from surrogates.block import Block, Run, Subject, open_subject
 from surrogates.draft import Target, pruned_run, renamed, target_of, whole_chain

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from surgery.tensors import TORCH_DTYPES
-from surgery.text import Part as TextPart
-from surgery.text import Probe, Text, read_text
-from surgery.tokenizers import has_tokenizer, tokenizer_digest
+from surgery.tensors.pool import TORCH_DTYPES
+from surgery.text.text import Part as TextPart
+from surgery.text.text import Probe, Text, read_text
+from surgery.text.tokenizers import has_tokenizer, tokenizer_digest
 from surrogates.agreement import Agreement, agree
 from surrogates.block import Block, Run, States, Subject, open_subject, record, windows_that_fit
 from surrogates.options import SurrogateOptions

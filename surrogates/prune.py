@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surgery.families import Family, family_of
-from surgery.specs import spec_of
+from surgery.families.specs import spec_of
+from surgery.families.table import Family, family_of
 from surrogates.groups import Axis, Part, Segment, axes_of, prunable
 from surrogates.plan import Cost, Kept, Shape
 from zoo.errors import InputError, MalformedCheckpoint

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from surgery.rates import rate_share
-from surgery.saved import Saved
-from surgery.training import moments, remember_, run_
+from surgery.training.checkpoint import Saved
+from surgery.training.loop import moments, remember_, run_
+from surgery.training.schedule import rate_share
 from surrogates.block import Block, States, Subject
 from surrogates.lora import Learners, attach_
 from surrogates.saved import Task

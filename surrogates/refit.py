@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surgery.components import ResidualHalf
+from surgery.modules.components import ResidualHalf
 from surrogates.block import Block, States
 from surrogates.groups import Prunable
 

@@ -1,4 +1,4 @@
-"""Where the state of a recovery lies: one file per task (`surgery.saved`).
+"""Where the state of a recovery lies: one file per task (`surgery.training.checkpoint`).
 
     <store>/work/surrogate-<first 16 digits of the task's digest>.safetensors
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surgery.saved import Saved, load_state, save_state
+from surgery.training.checkpoint import Saved, load_state, save_state
 from zoo.manifest import digest_of
 
 

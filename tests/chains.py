@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from surgery.chains import StitchSpec, stitch_component
-from surgery.compose import compose
-from surgery.composition import parse
-from surgery.keeping import keep_tensors
-from surgery.settings import config_of
-from surgery.stitches import STITCH_FILE
+from surgery.chains.compose import compose
+from surgery.chains.composition import parse
+from surgery.chains.plan import StitchSpec, stitch_component
+from surgery.chains.stitches import STITCH_FILE
+from surgery.families.settings import config_of
+from surgery.tensors.store import keep_tensors
 from zoo.manifest import ModelManifest, Placed, SideFile
 from zoo.store import Store
 

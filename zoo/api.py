@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from surgery.deltas.make import DeltaReport
     from surgery.deltas.plan import Carried, Norms
     from surgery.deltas.study import Progress as DeltaProgress
-    from surgery.equivalence import Settings as CompareSettings
-    from surgery.ingest import IngestReport, Progress
-    from surgery.making import MadeReport
+    from surgery.ingest.ingest import IngestReport, Progress
+    from surgery.models.put import MadeReport
+    from surgery.scoring.compare import Settings as CompareSettings
     from surgery.scoring.comparison import Comparison
     from zoo.packed.pack import PackReport
 
@@ -73,9 +73,9 @@ class Zoo:
             progress: called with (bytes done, bytes in all).
 
         Raises:
-            zoo.errors.ZooError: see `surgery.ingest.ingest`; nothing is left in the store then.
+            zoo.errors.ZooError: see `surgery.ingest.ingest.ingest`; nothing is left in the store then.
         """
-        from surgery.ingest import ingest
+        from surgery.ingest.ingest import ingest
         from surgery.sources import open_source
 
         return ingest(self.store, open_source(os.fspath(source), revision, allow_pickle), name, base, progress)
@@ -84,14 +84,14 @@ class Zoo:
         """Put a chain of other models' layers into the zoo; it costs no bytes.
 
         Args:
-            composition: a YAML file, or the same document as a mapping; see `surgery.composition`.
+            composition: a YAML file, or the same document as a mapping; see `surgery.chains.composition`.
             name: what to call it; the file's name when None, needed for a mapping.
 
         Raises:
-            zoo.errors.ZooError: see `surgery.compose.compose`; nothing is left in the store then.
+            zoo.errors.ZooError: see `surgery.chains.compose.compose`; nothing is left in the store then.
         """
-        from surgery.compose import compose
-        from surgery.composition import parse, read_composition
+        from surgery.chains.compose import compose
+        from surgery.chains.composition import parse, read_composition
 
         if isinstance(composition, Mapping):
             if name is None:
@@ -122,7 +122,7 @@ class Zoo:
             target: similarity to the exact fine-tune at the head, on held-out text.
             budget: instead of rank and target, at most so many bytes; below 1, this share of what the fine-tune adds to its base.
             base: what it was made from, where the catalogue does not know: a fine-tune of which every tensor moved shares nothing.
-            text: what to weigh and score on; the built-in text when None (see `surgery.text.read_text`).
+            text: what to weigh and score on; the built-in text when None (see `surgery.text.text.read_text`).
             variant: what to call the result.
 
         Raises:
@@ -130,7 +130,7 @@ class Zoo:
         """
         from surgery.deltas.make import DeltaOptions, delta
         from surgery.deltas.windows import read_windows
-        from surgery.settings import context_length
+        from surgery.families.settings import context_length
 
         options = DeltaOptions(rank, target, embeddings, norms, device=device, base=base, bytes=budget)
         model = self.model(name)
@@ -149,12 +149,12 @@ class Zoo:
 
     def remove(self, name: str) -> str:
         """Remove a model; its full name. Raises NotFound, AmbiguousName, InUse."""
-        from surgery.remove import remove
+        from surgery.models.remove import remove
 
         return remove(self.store, name)
 
     def compare(self, a: str, b: str, settings: CompareSettings | None = None, progress: Progress | None = None) -> Comparison:
-        """How alike two models are, part by part (BL-05); the scores are kept. See `surgery.equivalence.compare`.
+        """How alike two models are, part by part (BL-05); the scores are kept. See `surgery.scoring.compare.compare`.
 
         Args:
             settings: text, granularity, device and so on; layers over the built-in text when None.
@@ -165,7 +165,7 @@ class Zoo:
             Incomparable: the models' tokenizers differ, or their states cannot be read.
             InputError: the probe cannot be used.
         """
-        from surgery.equivalence import compare
+        from surgery.scoring.compare import compare
 
         return compare(self.store, self.model(a), self.model(b), settings, progress)
 

@@ -36,7 +36,7 @@ class InputError(ZooError):
 
 
 class UnknownFamily(InputError):
-    """The architecture has no row in `surgery.families`."""
+    """The architecture has no row in `surgery.families.table`."""
 
 
 class UnsafeCheckpoint(InputError):

@@ -1,6 +1,6 @@
 """Exits of a model, which is left behind so many of its layers (BL-30): how they are called, and which chains they are.
 
-Made by `surgery.exits`, chosen by requests. A name alone says nothing: a model may have been replaced since, or a stranger called so.
+Made by `surgery.chains.exits`, chosen by requests. A name alone says nothing: a model may have been replaced since, or a stranger called so.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from zoo.manifest import ModelKind, ModelManifest
 from zoo.store import Store
 
 if TYPE_CHECKING:
-    from surgery.export import ExportReport, WrittenFile
+    from surgery.models.export import ExportReport, WrittenFile
 
 
 class ModelHandle:
@@ -95,7 +95,7 @@ class ModelHandle:
             DamagedObject: stored bytes do not match their digest.
             NotServable: no module can hold it exactly.
         """
-        from surgery.load import load_model
+        from surgery.models.load import load_model
 
         model = load_model(self._store, self.manifest, device=device, dtype=dtype)
         # Where it came from, as transformers and peft record it: an adapter trained on it then names its base.
@@ -103,8 +103,8 @@ class ModelHandle:
         return model
 
     def export(self, folder: str | os.PathLike[str], card: bool = False) -> ExportReport:
-        """Write its files, byte for byte as they came; see `surgery.export.export`. `card`: and a model card beside them (`zoo.card`)."""
-        from surgery.export import export
+        """Write its files, byte for byte as they came; see `surgery.models.export.export`. `card`: and a model card beside them (`zoo.card`)."""
+        from surgery.models.export import export
 
         return export(self._store, self.name, Path(folder), self._card if card else None)
 

@@ -8,7 +8,7 @@ What goes into the store is what a model is: weights, configs, tokenizer. The Tr
 `rng_state.pth`, `training_args.bin`) stay in its local folder: they are pickles, which the store neither takes nor hands out, they fit
 no other run, and nobody shares them. So resuming needs the local folder, less its weights.
 
-Importing this file also makes chains that fit no architecture of transformers (`surgery.chain_model`) known to its automatic classes, so
+Importing this file also makes chains that fit no architecture of transformers (`surgery.chains.hf_model`) known to its automatic classes, so
 that their exports load with `AutoModelForCausalLM.from_pretrained`.
 
 Like `zoo/api.py` this file stands above the package. It is the one here that imports transformers.
@@ -27,7 +27,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from surgery.chain_model import register
+from surgery.chains.hf_model import register
 from zoo.api import Zoo
 from zoo.errors import InputError, InUse, StoreBusy, ZooError
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.demo.progress import Advance, Progress
 from cli.demo.recipe import Member, Recipe
-from surgery.library import EVERYTHING, Corpus
+from surgery.text.library import EVERYTHING, Corpus
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

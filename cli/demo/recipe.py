@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Literal
 
-from surgery.library import EVERYTHING, PROSE
+from surgery.text.library import EVERYTHING, PROSE
 from zoo.manifest import digest_of
 
 MemberKind = Literal["foundation", "full", "lora"]

@@ -17,7 +17,7 @@ from cli.demo.picture import Step, draw
 from cli.demo.recipe import Recipe
 from cli.demo.sharing import Shared, Sharing
 from cli.output import human_bytes
-from surgery.library import Corpus
+from surgery.text.library import Corpus
 
 
 @dataclass(frozen=True, slots=True)

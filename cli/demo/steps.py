@@ -17,7 +17,7 @@ from cli.demo.progress import Progress
 from cli.demo.recipe import Recipe
 from cli.demo.sharing import Sharing, ingest_family
 from cli.output import print_json
-from surgery.library import read_library
+from surgery.text.library import read_library
 
 #: Tokens per answer, and requests per model when all are asked at once.
 _ANSWER_TOKENS = 64

@@ -15,7 +15,7 @@ from torch import Tensor
 from cli.demo.optim import Muon
 from cli.demo.recipe import Schedule
 from cli.demo.tokenizer import EOS
-from surgery.rates import rate_share
+from surgery.training.schedule import rate_share
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

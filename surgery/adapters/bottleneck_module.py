@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surgery.families import FAMILIES
-from surgery.skeleton import halves_of
+from surgery.families.table import FAMILIES
+from surgery.modules.skeleton import halves_of
 from zoo.manifest import Adapter, Placed
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from surgery.adapters.lora_config import LoraConfig
 from surgery.adapters.lora_keys import LowRank, Whole, read_key
 from surgery.adapters.overlay import AdapterBase, OfferedTensor, Overlay, Shape
-from surgery.cut import Spot
+from surgery.ingest.cut import Spot
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import Placed
 

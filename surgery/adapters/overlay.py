@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from surgery.adapters.fields import Saved
-from surgery.cut import Spot, spot_of
-from surgery.families import FAMILIES, Family
+from surgery.families.table import FAMILIES, Family
+from surgery.ingest.cut import Spot, spot_of
 from zoo.errors import MalformedCheckpoint, WrongBase
 from zoo.manifest import Adapter, Component, ComponentKind, Placed, canonical_json
 

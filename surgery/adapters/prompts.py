@@ -17,7 +17,7 @@ from typing import Any
 
 from surgery.adapters.fields import count
 from surgery.adapters.overlay import AdapterBase, OfferedTensor, Overlay
-from surgery.shapes import dims_of
+from surgery.families.shapes import dims_of
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import Placed
 

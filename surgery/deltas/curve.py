@@ -18,9 +18,9 @@ from surgery.deltas.ranks import even, largest, spread
 from surgery.deltas.score import Score, Scores, compare_heads
 from surgery.deltas.study import Studied, layer_ends
 from surgery.deltas.trial import Trial
-from surgery.saved import Saved, TaskFolder
+from surgery.modules.stack import Stack
 from surgery.scoring.lens import Lens
-from surgery.stack import Stack
+from surgery.training.checkpoint import Saved, TaskFolder
 from zoo.errors import InputError
 from zoo.manifest import DTYPE_BYTES, ModelManifest, TensorMeta, digest_of
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from surgery.deltas.score import Scores, compare_heads
+from surgery.modules.stack import Stack
 from surgery.scoring.lens import Lens
-from surgery.stack import Stack
 
 #: An effect below this is rounding; its matrix still has its turn, last.
 _LEAST = 1e-9

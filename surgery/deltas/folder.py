@@ -18,7 +18,7 @@ from torch import Tensor
 from surgery.adapters.lora_keys import PREFIX
 from surgery.deltas.plan import DeltaPlan, Matrix, Whole
 from surgery.deltas.trial import Sides
-from surgery.tensors import stored_tensor
+from surgery.tensors.pool import stored_tensor
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 

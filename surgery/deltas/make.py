@@ -26,12 +26,12 @@ from surgery.deltas.ranks import smallest
 from surgery.deltas.score import Score
 from surgery.deltas.study import How, Progress, Studied, layer_ends, rank_limit, study
 from surgery.deltas.trial import Trial
-from surgery.ingest import IngestReport, ingest
-from surgery.saved import TaskFolder
+from surgery.ingest.ingest import IngestReport, ingest
+from surgery.modules.stack import open_stack
 from surgery.scoring.twins import random_twin
 from surgery.sources import open_source
-from surgery.stack import open_stack
-from surgery.text import Probe
+from surgery.text.text import Probe
+from surgery.training.checkpoint import TaskFolder
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
 from zoo.records import Equivalence, Run

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from surgery.families import FAMILIES, Family
+from surgery.families.table import FAMILIES, Family
 from zoo.errors import InputError, WrongBase
 from zoo.manifest import Component, ModelManifest, Placed
 

@@ -20,10 +20,10 @@ from surgery.deltas.moments import Moment, watched
 from surgery.deltas.plan import DeltaPlan, Matrix, Pair, cheaper_rank
 from surgery.deltas.ranks import Gains
 from surgery.deltas.trial import Sides
-from surgery.load import load_model
-from surgery.saved import Saved, TaskFolder
-from surgery.stack import Course, Stack, stack_of
-from surgery.tensors import stored_tensor
+from surgery.models.load import load_model
+from surgery.modules.stack import Course, Stack, stack_of
+from surgery.tensors.pool import stored_tensor
+from surgery.training.checkpoint import Saved, TaskFolder
 from zoo.errors import InputError, StoreError
 from zoo.manifest import ModelManifest
 from zoo.store import Store

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from surgery.deltas.plan import DeltaPlan, Matrix
-from surgery.load import load_chain
-from surgery.stack import Stack, stack_of
+from surgery.models.load import load_chain
+from surgery.modules.stack import Stack, stack_of
 from zoo.manifest import Component, ModelManifest, Placed
 from zoo.store import Store
 

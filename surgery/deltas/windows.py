@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from surgery.deltas.make import Windows
-from surgery.text import Probe, read_text
-from surgery.tokenizers import Tokenized, has_tokenizer, tokenizer_digest
+from surgery.text.text import Probe, read_text
+from surgery.text.tokenizers import Tokenized, has_tokenizer, tokenizer_digest
 
 #: Tokens per window, and windows that weigh and that score.
 LENGTH = 128
@@ -17,7 +17,7 @@ def read_windows(model: Tokenized, source: str | None, context: int, seed: int =
 
     Args:
         model: the fine-tune, which may lack a tokenizer where the text is token ids.
-        source: see `surgery.text.read_text`.
+        source: see `surgery.text.text.read_text`.
         context: the most tokens that the model takes.
 
     Raises:

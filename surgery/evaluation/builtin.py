@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from surgery.evaluation.items import cloze_items, passages, recall_items
-from surgery.library import EVERYTHING, SLICES, read_library
+from surgery.text.library import EVERYTHING, SLICES, read_library
 
 #: Name of a subject -> the held-out texts of that subject, one per file.
 Texts = Callable[[str], Sequence[str]]

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surgery.chains import CHAIN
+from surgery.chains.plan import CHAIN
 from surgery.experiments.points import PRUNED, SECOND, Mixture
-from surgery.splice import splice
-from surgery.stack import Stack, open_stack
+from surgery.modules.splice import splice
+from surgery.modules.stack import Stack, open_stack
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
 from zoo.store import Store
@@ -170,7 +170,7 @@ def _width(stack: Stack) -> int:
 
 def mixed_model(bench: Bench, mixture: Mixture) -> Any:
     """The mixture as a `PreTrainedModel` that lm-eval runs on. It shares the bench's modules."""
-    from surgery.chain_model import BlockZooChainForCausalLM
+    from surgery.chains.hf_model import BlockZooChainForCausalLM
 
     config = bench.stacks[mixture.ends].configs[0].to_dict()
     kept = ("vocab_size", "max_position_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "num_hidden_layers", "hidden_size")

@@ -13,8 +13,8 @@ from blake3 import blake3
 from torch import Tensor
 
 from surgery.evaluation.items import CHOICES, Cloze, cloze_items
-from surgery.library import EVERYTHING, read_library
-from surgery.text import Text
+from surgery.text.library import EVERYTHING, read_library
+from surgery.text.text import Text
 from zoo.errors import InputError
 
 #: Files that a text needs so that wrong choices come from its own; below, they come from all of the library.

@@ -18,8 +18,8 @@ from surgery.experiments.ledger import Ledger
 from surgery.experiments.points import FIRST, SECOND, Experiment, Mixture, Point, whole
 from surgery.experiments.questions import Ask, Questions, questions
 from surgery.experiments.scores import Tally, difference, mean, tally
-from surgery.text import Text
-from surgery.tokenizers import has_tokenizer, require_same
+from surgery.text.text import Text
+from surgery.text.tokenizers import has_tokenizer, require_same
 from zoo.manifest import digest_of
 from zoo.records import Document
 

@@ -1,4 +1,4 @@
 """What scoring two models is made of: what is held against what, distributions streamed by vocabulary, sums that can be resumed.
 
-`surgery.equivalence` puts it together.
+`surgery.scoring.compare` puts it together.
 """

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from surgery.equivalence import Progress, Settings, records_of, score
-from surgery.regroup import THRESHOLD, group_around, is_block_pair, regroup
+from surgery.partition.regroup import THRESHOLD, group_around, is_block_pair, regroup
+from surgery.scoring.compare import Progress, Settings, records_of, score
 from surgery.scoring.comparison import Comparison
 from surgery.scoring.runs import Span, equivalent_runs
-from surgery.text import read_text
-from surgery.tokenizers import Tokenized
+from surgery.text.text import read_text
+from surgery.text.tokenizers import Tokenized
 from zoo.catalog import Writer
 from zoo.errors import Incomparable, InputError, NotFound
 from zoo.manifest import ModelManifest
@@ -60,7 +60,7 @@ def equate(
         `lowest`: the least of its components'.
 
     Raises:
-        Incomparable, InputError, NotServable: as `surgery.equivalence.compare`. The chains are as before then.
+        Incomparable, InputError, NotServable: as `surgery.scoring.compare.compare`. The chains are as before then.
         NotFound: a model was removed or replaced in the meantime.
     """
     check_threshold(threshold, None)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from surgery.components import Head
+from surgery.modules.components import Head
 
 #: Bytes of logits and what is made of them, at a time.
 BUDGET = 96 << 20

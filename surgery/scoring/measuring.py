@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from surgery.modules.stack import Stack
 from surgery.scoring.lens import Lens, alike
 from surgery.scoring.partials import Sums
 from surgery.scoring.runs import Pairing, Unit
-from surgery.stack import Stack
 from zoo.errors import Incomparable, InputError
 
 #: Bytes of hidden states that are held at a time, of all positions of both models.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from surgery.chains import is_chain
-from surgery.settings import config_of
-from surgery.stack import Stack, open_stack, stack_of
+from surgery.chains.plan import is_chain
+from surgery.families.settings import config_of
+from surgery.modules.stack import Stack, open_stack, stack_of
 from zoo.manifest import ModelManifest
 from zoo.store import Store
 
@@ -18,7 +18,7 @@ _DEVIATION = 0.02
 def random_twin(store: Store, manifest: ModelManifest, seed: int = 0, device: str = "cpu", dtype: torch.dtype | None = None) -> Stack:
     """A stack of the model's architecture with weights as transformers initialises them, the same for the same seed.
 
-    An adapter's twin is a twin of its base. Raises as `surgery.stack.open_stack`.
+    An adapter's twin is a twin of its base. Raises as `surgery.modules.stack.open_stack`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

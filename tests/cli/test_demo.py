@@ -22,7 +22,7 @@ from cli.demo.sharing import ingest_family
 from cli.demo.steps import Demo, run_demo
 from cli.demo.tokenizer import train_tokenizer
 from cli.demo.train import batches, perplexity, rate_factor
-from surgery.library import EVERYTHING, PROSE, SLICES, SUBJECTS, docstrings, read_library, subject_of
+from surgery.text.library import EVERYTHING, PROSE, SLICES, SUBJECTS, docstrings, read_library, subject_of
 from zoo.api import Zoo
 from zoo.errors import InputError, NameTaken
 

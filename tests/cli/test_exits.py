@@ -11,7 +11,7 @@ import cli.app
 from cli.wiring import ZooSource, with_exits
 from runtime.frontend.served_models import ServedModels
 from runtime.types import ModelSpec
-from surgery.exits import make_exit
+from surgery.chains.exits import make_exit
 from tests.checkpoints import make
 from zoo.api import Zoo
 

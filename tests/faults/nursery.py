@@ -76,7 +76,15 @@ def pack(store: str, *rounds: str) -> None:
             zoo.pack() if what == "pack" else zoo.unpack()
 
 
-PRELOADED = ("zoo.api", "zoo.store", "surgery.ingest", "surgery.export", "surgery.sources.local", "zoo.packed.pack", "zoo.packed.planes")
+PRELOADED = (
+    "zoo.api",
+    "zoo.store",
+    "surgery.ingest.ingest",
+    "surgery.models.export",
+    "surgery.sources.local",
+    "zoo.packed.pack",
+    "zoo.packed.planes",
+)
 VERBS: dict[str, Callable[..., None]] = {"ingest": ingest, "churn": churn, "collect": collect, "pack": pack}
 
 

@@ -91,7 +91,7 @@ def test_kill_at_any_point_of_packing(prepared: Path, folders: dict[str, Path], 
 
 def test_readers_while_it_is_packed_and_unpacked(prepared: Path, folders: dict[str, Path], tmp_path: Path) -> None:
     """Loads, exports and collections in this process while another one changes every object's form again and again."""
-    from surgery.tensors import stored_tensor
+    from surgery.tensors.pool import stored_tensor
 
     with nursery() as running, Zoo(prepared) as zoo:
         expected = {one.digest: None for name in folders for one in zoo.model(name).manifest.tensors}

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from stitch import StitchSettings, train_stitch
 from stitch.plot import LIKENESS, plot_curve, plot_stitch
 from stitch.points import Point
-from surgery.compose import compose
-from surgery.composition import parse
-from surgery.stack import open_stack
-from surgery.stitches import stitch_position, stored_stitches
+from surgery.chains.compose import compose
+from surgery.chains.composition import parse
+from surgery.chains.stitches import stitch_position, stored_stitches
+from surgery.modules.stack import open_stack
 from tests.checkpoints import VOCAB, build, make, tokenizer_files
 from tests.surgery.helpers import edit_weights
 from zoo import Zoo

@@ -16,9 +16,9 @@ from stitch.saved import Task
 from stitch.settings import StitchSettings
 from stitch.start import Normal, fit
 from stitch.training import Course, Trainer, train
-from surgery.components import Stitch, Where
-from surgery.saved import Saved
-from surgery.stack import open_stack
+from surgery.modules.components import Stitch, Where
+from surgery.modules.stack import open_stack
+from surgery.training.checkpoint import Saved
 from tests.checkpoints import VOCAB
 from zoo import Zoo
 from zoo.errors import InputError, TrainingFailed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from surgery.tensors import TensorPool, stored_tensor
+from surgery.tensors.pool import TensorPool, stored_tensor
 from tests.checkpoints import make_lora
 from tests.surgery.helpers import edit_weights, files_of
 from tests.zoo.factory import flip_byte

@@ -10,9 +10,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import cli.app
-from surgery import chain_model
-from surgery.compose import compose
-from surgery.composition import parse
+from surgery.chains import hf_model as chain_model
+from surgery.chains.compose import compose
+from surgery.chains.composition import parse
 from surrogates import make_from, make_surrogate, plan_surrogate
 from surrogates.cheaper import proportional
 from tests import checkpoints
@@ -67,7 +67,7 @@ def test_a_surrogate_is_a_model_that_costs_what_is_pruned(zoo, stored, options, 
 
 def test_scores_are_those_of_the_stored_models(zoo, stored, options):
     """The recorded figures, worked out again with transformers alone: head on hidden states, distributions, cosines."""
-    from surgery.text import read_text
+    from surgery.text.text import read_text
 
     chosen = options(part="layer", name="s")
     report = make_surrogate(zoo, stored("llama"), (2, 2), chosen)
@@ -266,9 +266,9 @@ def test_a_narrow_model_stands_in_with_stitches_at_both_ends(zoo, stored, option
 
 def put_stitch(zoo, name: str, a: str, b: str, width_a: int, width_b: int) -> None:
     """A stitch as `zoo stitch` stores one, with random weights."""
-    from surgery.chains import StitchSpec, stitch_component
-    from surgery.keeping import keep_tensors
-    from surgery.stitches import STITCH_FILE
+    from surgery.chains.plan import StitchSpec, stitch_component
+    from surgery.chains.stitches import STITCH_FILE
+    from surgery.tensors.store import keep_tensors
     from zoo.manifest import ModelManifest, Placed, SideFile
 
     generator = torch.Generator().manual_seed(width_a)

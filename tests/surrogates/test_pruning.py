@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from surgery.settings import config_of
+from surgery.families.settings import config_of
 from surrogates.block import Subject, as_float32, open_subject, record
 from surrogates.draft import Target, pruned_run, target_of
 from surrogates.importance import magnitude, taylor
@@ -98,8 +98,8 @@ def planted(zoo, name: str, part: str) -> tuple[Target, Subject, Shape, list[Kep
         channels = tuple((layer + 2 * at) % shape.channels for at in range(shape.channels - after.channels))
         dead.append(Kept(tuple(sorted(heads)), tuple(sorted(kv)), tuple(sorted(set(channels)))))
     manifest = target.manifest
-    from surgery.stack import assemble
-    from surgery.tensors import map_tensor
+    from surgery.modules.stack import assemble
+    from surgery.tensors.pool import map_tensor
 
     tensors = {tensor.digest: as_float32(map_tensor(zoo.store.open_tensor(tensor.digest)), "cpu") for tensor in manifest.tensors}
     killed(target, tensors, dead)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from surgery.saved import Saved
-from surgery.settings import config_of
+from surgery.families.settings import config_of
+from surgery.training.checkpoint import Saved
 from surrogates import recover
 from surrogates.block import Block, States, Subject, open_subject, record
 from surrogates.draft import Target, pruned_run, target_of

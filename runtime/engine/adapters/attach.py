@@ -16,7 +16,7 @@ from torch import Tensor
 from runtime.engine.layers.linear import PlainLowRank, SharedEmbedding, SharedLinear
 from runtime.engine.models.components import Unit
 from surgery.adapters.bottleneck_module import Bottleneck
-from surgery.tensors import TensorPool
+from surgery.tensors.pool import TensorPool
 from zoo.errors import NotServable
 from zoo.manifest import Adapter
 

@@ -1,6 +1,6 @@
 """From a stored model to what the scheduler of a cluster knows of it: its chain as blocks, cut fine enough to be spread over devices.
 
-The zoo's blocks are what models share (`surgery.partition`); a model that shares nothing is one block, however large. For placement a
+The zoo's blocks are what models share (`surgery.partition.partition`); a model that shares nothing is one block, however large. For placement a
 block is cut again, at layers, into pieces of at most so many bytes: no bytes move, and models that share the block share its pieces. A
 piece is named by its components without their adapters: a fine-tune by LoRA has its base's pieces, and runs in their batches.
 

@@ -21,7 +21,7 @@ from runtime.engine.kernels.program import Program as CellProgram
 from runtime.engine.models.components import Unit, UnitStore
 from runtime.engine.step.batch import Piece, Program, Rows, adapter_spans, virtual_spans
 from runtime.engine.step.context import Frame, Paging, RowSpan
-from surgery.components import Where
+from surgery.modules.components import Where
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from runtime.engine.attention.interface import How, attend
 from runtime.engine.kernels.linear_groups import Added, Grouped
 from runtime.engine.layers.operations import Gated, Group, Onto, Operations
 from runtime.engine.step.context import current
-from surgery.components import AttentionHalf, Head, ResidualHalf, Where
+from surgery.modules.components import AttentionHalf, Head, ResidualHalf, Where
 from zoo.manifest import Component
 
 _ATTENTION = frozenset({"llama", "mistral", "qwen2", "qwen3", "mixtral"})

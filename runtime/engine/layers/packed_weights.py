@@ -22,7 +22,7 @@ from torch import Tensor
 from runtime.config import Weights
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.layers.matmul import Layout, OneDnn, Panels, plain_product
-from surgery.tensors import Counted
+from surgery.tensors.pool import Counted
 
 _log = logging.getLogger(__name__)
 

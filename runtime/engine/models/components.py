@@ -28,13 +28,13 @@ from runtime.engine.layers.operations import NativeOperations, Operations, Stock
 from runtime.engine.layers.packed_weights import Packs
 from runtime.engine.layers.rotary import looked_up
 from runtime.engine.step.context import PagedMaker
-from surgery.build import build, build_stitch
-from surgery.chains import Link
-from surgery.components import ResidualHalf
-from surgery.families import FAMILIES
-from surgery.skeleton import Skeleton
-from surgery.skeletons import Skeletons
-from surgery.tensors import TensorPool
+from surgery.chains.plan import Link
+from surgery.families.table import FAMILIES
+from surgery.modules.build import build, build_stitch
+from surgery.modules.components import ResidualHalf
+from surgery.modules.skeleton import Skeleton
+from surgery.modules.skeleton_pool import Skeletons
+from surgery.tensors.pool import TensorPool
 from zoo.manifest import Component, ComponentKind
 
 #: Marks the packed form of a weight that is stored turned around (transformers' Conv1D).

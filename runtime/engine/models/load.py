@@ -17,9 +17,9 @@ from runtime.engine.models.servable import Executor, Servable, servable
 from runtime.kv.pool import Pages
 from runtime.types import ModelSpec
 from surgery.adapters.prompts import virtual_tokens
-from surgery.chains import ChainPlan
-from surgery.settings import context_length, eos_ids, side_json
-from surgery.skeletons import Skeletons
+from surgery.chains.plan import ChainPlan
+from surgery.families.settings import context_length, eos_ids, side_json
+from surgery.modules.skeleton_pool import Skeletons
 from zoo.errors import NotServable
 from zoo.manifest import ChainBlock, ModelManifest, digest_of
 from zoo.store import Store

@@ -21,7 +21,7 @@ from runtime.engine.models.servable import Executor, servable, stored_dtype
 from runtime.engine.models.versions import check_version, unpinned
 from runtime.kv.pool import Pages
 from runtime.types import ModelSpec
-from surgery.tensors import TensorPool
+from surgery.tensors.pool import TensorPool
 from zoo.errors import InputError, NotFound
 from zoo.store import Store
 

@@ -1,6 +1,6 @@
 """Whether a stored model can run, and what its layers' K and V look like: decided from manifest and configs, before anything is loaded.
 
-A model's components may come from several configs (`surgery.chains`); each attention layer then has the KV geometry of its own.
+A model's components may come from several configs (`surgery.chains.plan`); each attention layer then has the KV geometry of its own.
 All components must have one dtype, unless the engine casts them: no checkpoint, and no stack outside the engine, defines what hidden
 states of one dtype are to a layer of another.
 """
@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 
 from runtime.kv.pool import Geometry, Pages
-from surgery.chains import STITCH, ChainPlan, Link, plan_of, stitch_spec
-from surgery.families import DENSE_ONLY, family_of
-from surgery.plain import plain_settings
-from surgery.settings import config_of
-from surgery.tensors import TORCH_DTYPES
+from surgery.chains.plan import STITCH, ChainPlan, Link, plan_of, stitch_spec
+from surgery.families.plain import plain_settings
+from surgery.families.settings import config_of
+from surgery.families.table import DENSE_ONLY, family_of
+from surgery.tensors.pool import TORCH_DTYPES
 from zoo.errors import MalformedCheckpoint, NotServable
 from zoo.manifest import Component, ModelManifest, Placed
 from zoo.store import Store

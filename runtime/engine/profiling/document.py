@@ -23,7 +23,7 @@ from runtime.engine.models.servable import servable
 from runtime.engine.profiling.links import measure_links
 from runtime.engine.profiling.measure import Extent, Workbench, decode_grid, load_times, pair, prefill_line
 from runtime.policy.profiles import BlockProfile, chain_of, profile_of
-from surgery.settings import context_length
+from surgery.families.settings import context_length
 from zoo.errors import NotServable
 from zoo.manifest import ModelManifest, block_digest
 from zoo.records import Document, Run

@@ -30,7 +30,7 @@ from runtime.engine.step.runner import StepRun
 from runtime.kv.pages import groups_for
 from runtime.kv.pool import PagePool
 from runtime.types import Row, SamplingParams, SequenceRequest, StepPlan
-from surgery.tensors import TensorPool, stored_tensor
+from surgery.tensors.pool import TensorPool, stored_tensor
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
 from zoo.store import Store

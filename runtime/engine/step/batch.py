@@ -15,7 +15,7 @@ from runtime.engine.models.components import Unit
 from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.step.context import AdapterSpan, Frame, Paging, RowSpan, VirtualSpan
 from runtime.types import Row
-from surgery.components import Where
+from surgery.modules.components import Where
 
 
 @dataclass(frozen=True, slots=True)

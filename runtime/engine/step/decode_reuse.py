@@ -34,7 +34,7 @@ from runtime.engine.step.runner import Call, StepRun, segments_of
 from runtime.engine.step.segments import Segment
 from runtime.kv.transfers import put
 from runtime.types import Row, SegmentRun, StepPlan
-from surgery.components import Where
+from surgery.modules.components import Where
 
 #: Sets of rows that are remembered.
 _MOST = 8

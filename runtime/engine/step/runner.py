@@ -27,8 +27,8 @@ from runtime.engine.step.context import Frame, Kept, Paging, running
 from runtime.engine.step.segments import Segment, plan_segments
 from runtime.kv.transfers import put
 from runtime.types import SegmentRun
-from surgery.chains import STITCH
-from surgery.components import Where
+from surgery.chains.plan import STITCH
+from surgery.modules.components import Where
 
 #: By model: the key of the adapter on a unit, and which attention layer it is; None where there is none.
 _Keys = tuple[str | None, ...]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from surgery.ingest import ingest
+from surgery.ingest.ingest import ingest
 from surgery.sources import open_source
 from tests import checkpoints
 from tests.bottlenecks import make_bottleneck

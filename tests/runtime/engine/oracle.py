@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from surgery.stack import open_stack
+from surgery.modules.stack import open_stack
 from tests.chains import manifest_of
 from zoo.store import Store
 

@@ -175,7 +175,7 @@ def test_as_components_or_not_at_all(zoo, made, tmp_path, kind):
     """What measures and trains on blocks runs the same model; virtual tokens are no part of any block, so it is refused."""
     import torch
 
-    from surgery.stack import open_stack
+    from surgery.modules.stack import open_stack
 
     zoo.ingest(made("llama"), name="base")
     zoo.ingest(make_bottleneck(made("llama"), tmp_path / "pe") if kind == "adapter" else _of(kind, made("llama"), tmp_path / "pe"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from surgery.families import FAMILIES
+from surgery.families.table import FAMILIES
 from tests.checkpoints import LORA_TARGETS, make_lora
 from tests.surgery.helpers import edit_weights, files_of, spans, stored
 from zoo import ModelHandle, Zoo

@@ -10,7 +10,7 @@ from peft import PeftModel
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from surgery import chain_model
+from surgery.chains import hf_model as chain_model
 from surgery.deltas.make import DeltaOptions, delta
 from surgery.evaluation.harness import EvalOptions
 from surgery.evaluation.record import evaluate_stored

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from surgery.text import Text
+from surgery.text.text import Text
 from tests.checkpoints import make
 from tests.surgery.evaluation.test_items import source
 from tests.surgery.helpers import edit_weights

@@ -17,7 +17,7 @@ from surgery.experiments.points import Mixture, sharing_points, switching_points
 from surgery.experiments.questions import Ask, questions
 from surgery.experiments.run import EXPERIMENT, Request, run_experiment
 from surgery.experiments.scores import Tally, difference, mean
-from surgery.text import Text
+from surgery.text.text import Text
 from tests.surgery.experiments.conftest import LAYERS, TEXT
 from tests.surgery.experiments.test_bench import surgeon
 from zoo.errors import InputError

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surgery.equivalence import Settings, score
-from surgery.partition import partition
-from surgery.regroup import THRESHOLD, cuts_of
+from surgery.partition.partition import partition
+from surgery.partition.regroup import THRESHOLD, cuts_of
+from surgery.scoring.compare import Settings, score
 from surgery.scoring.equate import equate
 from surgery.scoring.runs import Span, equivalent_runs
 from tests.checkpoints import make, make_lora

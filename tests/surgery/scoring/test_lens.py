@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, inject_adapter_in_model
 
+from surgery.modules.stack import open_stack
 from surgery.scoring import lens as lens_module
 from surgery.scoring.lens import Lens, alike
-from surgery.stack import open_stack
 from tests import checkpoints
 from zoo import Zoo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surgery.deltas.make import DeltaOptions, delta
-from surgery.load import load_model
+from surgery.models.load import load_model
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.oracle import greedy, same_tokens
 from tests.runtime.engine.test_equality import ask, engine, prompts

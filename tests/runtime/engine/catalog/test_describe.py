@@ -10,8 +10,8 @@ import torch
 from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.executors.paged import PagedEngine
 from runtime.types import SamplingParams, SequenceRequest
-from surgery.export import export
-from surgery.ingest import ingest
+from surgery.ingest.ingest import ingest
+from surgery.models.export import export
 from surgery.sources import open_source
 from tests.chains import manifest_of, put_chain, put_changed
 from tests.runtime.engine.chain_family import CHAINS, COUNT, add_family, agreeing

@@ -11,7 +11,7 @@ from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.kernels.program import Program, program_of
 from runtime.engine.step.batch import adapter_spans
 from runtime.engine.step.context import Frame, running
-from surgery.components import Where
+from surgery.modules.components import Where
 from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import drive
 from tests.runtime.engine.test_equality import ask, prompts

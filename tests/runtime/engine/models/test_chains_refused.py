@@ -10,7 +10,7 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.executors.paged import PagedEngine
-from surgery.chains import stitch_component, stitch_spec
+from surgery.chains.plan import stitch_component, stitch_spec
 from tests import checkpoints
 from tests.chains import manifest_of, put_chain, put_changed, put_stitch
 from tests.runtime.engine.catalog.test_describe import COUNT, ask

@@ -1,0 +1,1 @@
+"""Chains that are composed here: plans, files, stitches, exits."""

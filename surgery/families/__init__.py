@@ -1,0 +1,1 @@
+"""The table of architectures, their settings and shapes; free of torch."""

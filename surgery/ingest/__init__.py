@@ -1,0 +1,1 @@
+"""From a source to the catalogue: what is cut, checked and written."""

@@ -1,0 +1,1 @@
+"""Stored models loaded, exported, removed, and made anew."""

@@ -1,0 +1,191 @@
+"""Components of families whose layers attend by themselves: bloom, falcon, gptj, mpt. transformers' own layers, told where everything is.
+
+Such a layer takes an additive mask and a cache (`Where.mask`, `Where.cache`), and those with linear biases (ALiBi) read the positions of
+the cached tokens (`Where.keys`), never their columns: columns of a batch whose rows came at different times mean nothing.
+
+Knows nothing of where modules and weights come from, of slots or of batches.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from surgery.modules.components import Where
+from zoo.manifest import ComponentKind
+
+T = TypeVar("T")
+
+
+class Alibi:
+    """Linear biases of all layers of a model, by the positions of the keys; made once per batch and step.
+
+    Args:
+        slopes: [heads].
+        rounded: whether slopes and biases pass through bfloat16, as Falcon's do.
+    """
+
+    def __init__(self, slopes: Tensor, rounded: bool = False) -> None:
+        self._slopes = slopes.bfloat16() if rounded else slopes
+        self._last: tuple[Tensor, Tensor] | None = None
+
+    def of(self, where: Where) -> Tensor:
+        """[rows, heads, 1, keys]; what stands at placeholders is hidden by the mask."""
+        keys = _given(where.keys)
+        if self._last is None or self._last[0] is not keys:
+            slopes = self._slopes.to(keys.device)
+            self._last = keys, slopes[None, :, None, None] * keys.clamp_min(0)[:, None, None, :]
+        return self._last[1]
+
+
+class BloomAttention(nn.Module):
+    """Bloom adds the residual inside its attention; which residual is the config's affair."""
+
+    def __init__(self, layer: Any, alibi: Alibi) -> None:
+        super().__init__()
+        self.norm, self.body = layer.input_layernorm, layer.self_attention
+        self.after_norm = bool(layer.apply_residual_connection_post_layernorm)
+        self.alibi = alibi
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        normed = self.norm(hidden)
+        bias = self.alibi.of(where).to(hidden.dtype).flatten(0, 1)
+        residual = normed if self.after_norm else hidden
+        out: Tensor = self.body(normed, residual, alibi=bias, attention_mask=where.mask, layer_past=where.cache)[0]
+        return out
+
+
+class BloomFfn(nn.Module):
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.norm, self.body = layer.post_attention_layernorm, layer.mlp
+        self.after_norm = bool(layer.apply_residual_connection_post_layernorm)
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        normed = self.norm(hidden)
+        return self.body(normed, normed if self.after_norm else hidden)  # type: ignore[no-any-return]
+
+
+class FalconLayer(nn.Module):
+    """With linear biases Falcon's model adds them to the mask, as it does for its fused attention; else its layers rotate."""
+
+    def __init__(self, layer: Any, alibi: Alibi | None) -> None:
+        super().__init__()
+        self.layer, self.alibi = layer, alibi
+        self.root = math.sqrt(layer.self_attention.head_dim)
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        mask, bias = _given(where.mask), None
+        if self.alibi is not None:
+            bias = self.alibi.of(where).to(hidden.dtype)
+            mask = bias / self.root + mask
+        out: Tensor = self.layer(
+            hidden,
+            alibi=bias,
+            attention_mask=mask,
+            position_ids=where.positions,
+            layer_past=where.cache,
+            position_embeddings=where.rotary,
+        )[0]
+        return out
+
+
+class GptjLayer(nn.Module):
+    """GPT-J rotates by a table in every layer, read at each row's own positions.
+
+    The stock layer copies its whole table once for every row. Where less of it is read than there is, it is given that part instead.
+    """
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
+
+        self.layer = layer
+        attention = layer.attn
+        self.table = nn.Buffer(create_sinusoidal_positions(attention.max_positions, attention.pos_embd_dim), persistent=False)
+        attention.embed_positions = self.table  # what was computed on the meta device holds nothing
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        positions = where.positions.clamp_min(0)
+        table: Tensor = self.table
+        if positions.numel() < table.shape[0]:
+            table = table[positions.flatten()]
+            positions = torch.arange(positions.numel(), device=positions.device).view_as(positions)
+        self.layer.attn.embed_positions = table
+        out: Tensor = self.layer(hidden, layer_past=where.cache, attention_mask=where.mask, position_ids=positions)[0]
+        return out
+
+
+class MptAttention(nn.Module):
+    """MPT's attention takes one bias for all rows, by column: its own operations are repeated here with a bias by each row's positions."""
+
+    def __init__(self, layer: Any, alibi: Alibi) -> None:
+        super().__init__()
+        self.norm, self.alibi = layer.norm_1, alibi
+        stock = layer.attn
+        self.qkv, self.out = stock.Wqkv, stock.out_proj
+        self.heads, self.head_dim = int(stock.n_heads), int(stock.head_dim)
+        self.scale, self.clip = float(stock.softmax_scale), stock.clip_qkv
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        rows, count = hidden.shape[:2]
+        mixed = self.qkv(self.norm(hidden))
+        if self.clip:
+            mixed = mixed.clamp(min=-self.clip, max=self.clip)
+        query, key, value = (x.reshape(rows, count, self.heads, self.head_dim).transpose(1, 2) for x in mixed.chunk(3, dim=2))
+        if where.cache is not None:
+            key, value = where.cache.update(key, value, 0)
+        scores = torch.matmul(query, key.transpose(-1, -2)) * self.scale + self.alibi.of(where) + _given(where.mask)
+        weights = torch.softmax(scores.float(), dim=-1).to(value.dtype)
+        context = torch.matmul(weights, value).permute(0, 2, 1, 3).reshape(rows, count, -1)
+        return hidden + self.out(context)  # type: ignore[no-any-return]
+
+
+class MptFfn(nn.Module):
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.norm, self.body = layer.norm_2, layer.ffn
+
+    def forward(self, hidden: Tensor, where: Where) -> Tensor:
+        return self.body(self.norm(hidden), hidden)  # type: ignore[no-any-return]
+
+
+def alibi_of(family: str, config: Any) -> Alibi | None:
+    """The linear biases of a model, with transformers' own slopes; None where it has none."""
+    one = torch.ones((1, 2), dtype=torch.int64)
+    if family == "bloom":
+        from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+        return Alibi(build_alibi_tensor(one, config.n_head, torch.float32)[:, 0, 1])
+    if family == "falcon" and config.alibi:
+        from transformers.models.falcon.modeling_falcon import build_alibi_tensor as falcon_alibi
+
+        return Alibi(falcon_alibi(one, config.num_attention_heads, torch.float32)[:, 0, 1], rounded=True)
+    if family == "mpt":
+        from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
+
+        return Alibi(-build_mpt_alibi_tensor(config.n_heads, 2)[:, 0, 0])
+    return None
+
+
+def masked_part(family: str, kind: ComponentKind, layer: Any, alibi: Alibi | None) -> nn.Module:
+    """One layer's component."""
+    makers: dict[tuple[str, str], Callable[[], nn.Module]] = {
+        ("bloom", "attention"): lambda: BloomAttention(layer, _given(alibi)),
+        ("bloom", "ffn"): lambda: BloomFfn(layer),
+        ("falcon", "layer"): lambda: FalconLayer(layer, alibi),
+        ("gptj", "layer"): lambda: GptjLayer(layer),
+        ("mpt", "attention"): lambda: MptAttention(layer, _given(alibi)),
+        ("mpt", "ffn"): lambda: MptFfn(layer),
+    }
+    return makers[family, kind]()
+
+
+def _given(value: T | None) -> T:
+    if value is None:
+        raise RuntimeError("this layer needs an explicit mask and the positions of its keys")
+    return value

@@ -1,0 +1,58 @@
+"""Skeletons of a chain's sources: each made when it is first asked for, and a further one for a place that is used again.
+
+Knows which places were taken; nothing of weights.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from surgery.chains.plan import Link
+from surgery.families.plain import plain_settings
+from surgery.modules.skeleton import Skeleton
+
+
+class Skeletons:
+    """See the top of the file.
+
+    Args:
+        sources: the configs of a plan.
+        attention: name of the attention function for a config's layers.
+        masked: as a skeleton's.
+        parts: whether the parts of plain halves will do, where a config has no other.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Mapping[str, Any]],
+        attention: Callable[[Mapping[str, Any]], str],
+        masked: bool = False,
+        parts: bool = False,
+    ) -> None:
+        self._sources = sources
+        self._attention = attention
+        self._masked = masked
+        self._parts = parts
+        self._made: list[list[Skeleton]] = [[] for _ in sources]
+        self._taken: Counter[Link] = Counter()
+
+    def first(self, source: int) -> Skeleton:
+        """A source's first skeleton, for its config and its rotary tables. Raises NotServable, as all skeletons do."""
+        return self._number(source, 0)
+
+    def fresh(self, link: Link) -> Skeleton:
+        """A skeleton from which this place has not been taken yet; it counts as taken now. Raises ValueError for a stitch."""
+        if link.source is None:
+            raise ValueError("a stitch is cut from no model")
+        used = self._taken[link]
+        self._taken[link] += 1
+        return self._number(link.source, used)
+
+    def _number(self, source: int, at: int) -> Skeleton:
+        made, config = self._made[source], self._sources[source]
+        while len(made) <= at:
+            plain = plain_settings(config) if self._parts else None
+            made.append(Skeleton(config, self._attention(config), self._masked) if plain is None else Skeleton.of_parts(plain))
+        return made[at]

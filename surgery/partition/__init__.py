@@ -1,0 +1,1 @@
+"""Lazy partitioning: which components form blocks (BL-02, BL-03)."""

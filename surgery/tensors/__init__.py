@@ -1,0 +1,1 @@
+"""Stored tensors as torch tensors: mapped, uploaded, stored."""

@@ -1,0 +1,196 @@
+"""Stored tensors as torch tensors: mapped from the object files, one per distinct digest, dropped by reference count.
+
+A mapped tensor costs no copy on a CPU: its pages are the file's own in the page cache, shared by every process that maps them. A packed
+one is decoded into memory of its own each time it is asked for.
+Knows the store and torch; nothing of components or models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from surgery.tensors.upload import Uploads, uploads_to
+from zoo.errors import InputError
+from zoo.manifest import ModelManifest
+from zoo.objects import Decoded, Opened
+from zoo.packed.reader import WORKERS, in_order
+from zoo.store import Store
+
+TORCH_DTYPES: dict[str, torch.dtype] = {
+    "BOOL": torch.bool,
+    "U8": torch.uint8,
+    "I8": torch.int8,
+    "I16": torch.int16,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F64": torch.float64,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+}
+
+_BY_NAME: dict[str, torch.dtype] = {str(dtype).removeprefix("torch."): dtype for dtype in TORCH_DTYPES.values()}
+
+
+def dtype_of(name: str | torch.dtype) -> torch.dtype:
+    """A dtype by torch's name for it, such as `bfloat16`. Raises InputError for what no tensor on disk can have."""
+    found = name if isinstance(name, torch.dtype) else _BY_NAME.get(str(name).removeprefix("torch."))
+    if found is None:
+        raise InputError(f"{json.dumps(str(name)[:40])} is no dtype; there are {', '.join(_BY_NAME)}")
+    return found
+
+
+def stored_tensor(store: Store, digest: str) -> torch.Tensor:
+    """A stored tensor on the CPU. Raises zoo.errors.DamagedObject, with the models that it hurts."""
+    while True:
+        opened = store.open_tensor(digest)
+        try:
+            return map_tensor(opened)
+        except RuntimeError:
+            if isinstance(opened, Decoded) or opened.path.exists():
+                raise
+            # It was packed between the two steps: the store finds it again.
+
+
+def stored_tensors(store: Store, digests: Sequence[str]) -> list[torch.Tensor]:
+    """Stored tensors, in order, each by itself; packed ones are decoded side by side, the largest first. Raises as `stored_tensor`."""
+    objects = store.objects
+    packed = [index for index, digest in enumerate(digests) if not objects.path(digest).is_file()]
+    packed.sort(key=lambda index: objects.packed.shelf.size(digests[index]), reverse=True)
+    decoded = in_order(lambda number: stored_tensor(store, digests[packed[number]]), len(packed), WORKERS)
+    found = dict(zip(packed, decoded, strict=True))
+    return [found[index] if index in found else stored_tensor(store, digest) for index, digest in enumerate(digests)]
+
+
+def map_tensor(opened: Opened | Decoded) -> torch.Tensor:
+    """The tensor of an opened object. A plain one is mapped copy-on-write: reading shares pages, and no write can reach the file."""
+    meta = opened.tensor
+    dtype = TORCH_DTYPES[meta.dtype]
+    if meta.nbytes == 0:
+        return torch.empty(meta.shape, dtype=dtype)
+    if isinstance(opened, Decoded):
+        return torch.frombuffer(opened.data, dtype=torch.uint8).view(dtype).view(meta.shape)
+    size = opened.offset + meta.nbytes
+    storage = torch.UntypedStorage.from_file(str(opened.path), shared=False, nbytes=size)
+    whole = torch.tensor([], dtype=torch.uint8).set_(storage)  # type: ignore[arg-type]
+    return whole[opened.offset :].view(dtype).view(meta.shape)
+
+
+class StoredTensors(Mapping[str, torch.Tensor]):
+    """A model's tensors by digest, mapped anew whenever one is asked for: places with equal weights share pages until one learns."""
+
+    def __init__(self, store: Store, manifest: ModelManifest, dtype: torch.dtype | None = None) -> None:
+        """`dtype`: cast floating-point tensors to this; None keeps what is stored."""
+        self._store = store
+        self._digests = {tensor.digest: None for tensor in manifest.tensors}
+        self._dtype = dtype
+
+    def __getitem__(self, digest: str) -> torch.Tensor:
+        """Raises zoo.errors.DamagedObject; KeyError for a tensor of another model."""
+        if digest not in self._digests:
+            raise KeyError(digest)
+        tensor = stored_tensor(self._store, digest)
+        return tensor.to(self._dtype) if self._dtype is not None and tensor.is_floating_point() else tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._digests)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+
+@dataclass(slots=True)
+class _Held:
+    tensor: torch.Tensor
+    users: int
+
+
+class Counted:
+    """Tensors by name, each once and with the number of its users; one without users is dropped."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, _Held] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._held
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Hold a tensor that nobody uses yet."""
+        self._held[name] = _Held(tensor, 0)
+
+    def take(self, name: str) -> torch.Tensor:
+        """A held tensor, counted once more."""
+        held = self._held[name]
+        held.users += 1
+        return held.tensor
+
+    def release(self, names: Iterable[str]) -> None:
+        """Count down."""
+        for name in names:
+            held = self._held[name]
+            held.users -= 1
+            if held.users == 0:
+                del self._held[name]
+
+    def users(self, name: str) -> int:
+        """How often a tensor is in use."""
+        held = self._held.get(name)
+        return 0 if held is None else held.users
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors held."""
+        return sum(held.tensor.numel() * held.tensor.element_size() for held in self._held.values())
+
+
+class TensorPool:
+    """Every distinct tensor at most once on a device. `acquire` and `release` go in pairs.
+
+    Args:
+        dtype: cast floating-point tensors to this on the way in; None keeps what is stored.
+        uploads: how tensors get to the device, where that is not what suits it (see `surgery.tensors.upload`).
+    """
+
+    def __init__(self, store: Store, device: str = "cpu", dtype: torch.dtype | None = None, uploads: Uploads | None = None) -> None:
+        self._store = store
+        self._device = torch.device(device)
+        self._uploads = uploads or uploads_to(self._device)
+        self._dtype = dtype
+        self._counted = Counted()
+
+    def acquire(self, digest: str) -> torch.Tensor:
+        """The tensor of a digest on this device, counted once more. Raises zoo.errors.DamagedObject."""
+        return self.acquire_all([digest])[0]
+
+    def acquire_all(self, digests: Sequence[str]) -> list[torch.Tensor]:
+        """The tensors of digests, in order, each counted once more for each time it is named; none is counted on an error."""
+        new = [digest for digest in dict.fromkeys(digests) if digest not in self._counted]
+        read = self._placed(stored_tensors(self._store, new))
+        for digest, tensor in zip(new, read, strict=True):
+            self._counted.put(digest, tensor)
+        return [self._counted.take(digest) for digest in digests]
+
+    def release(self, digests: Iterable[str]) -> None:
+        """Count down; a tensor without users is dropped."""
+        self._counted.release(digests)
+
+    def users(self, digest: str) -> int:
+        """How often a tensor is in use."""
+        return self._counted.users(digest)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors held, each once."""
+        return self._counted.nbytes
+
+    def _placed(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        if self._uploads is not None:
+            return self._uploads.place(tensors, self._dtype)
+        dtypes = [self._dtype if self._dtype is not None and tensor.is_floating_point() else None for tensor in tensors]
+        return [tensor.to(device=self._device, dtype=dtype) for tensor, dtype in zip(tensors, dtypes, strict=True)]

@@ -1,0 +1,1 @@
+"""Text for probes and training, and tokenizers compared."""

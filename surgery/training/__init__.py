@@ -1,0 +1,1 @@
+"""Trainings that can be stopped: loop, schedule, checkpoint."""
