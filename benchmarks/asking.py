@@ -36,9 +36,9 @@ def inside(args: argparse.Namespace) -> Asking:
     """The engine, its agent and its driver; no text, no event loop."""
     import torch
 
-    from cli.driving import start_driver
-    from cli.serve_options import ServeOptions
-    from cli.wiring import Chosen
+    from cli.serving.driver import start_driver
+    from cli.serving.models import Chosen
+    from cli.serving.options import ServeOptions
     from runtime.types import SamplingParams, SequenceRequest
     from zoo.api import Zoo
 

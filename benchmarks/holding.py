@@ -1,4 +1,4 @@
-"""An agent that stops where it is told to, and waits: `python -m benchmarks.holding`, in the place of `cli.agents` (`benchmarks.phases`).
+"""An agent that stops where it is told to, and waits: `python -m benchmarks.holding`, in the place of `cli.serving.agent_engines` (`benchmarks.phases`).
 
 Its engine counts (`runtime.engine.fakes.integer_engine`). Whoever wants it held at a moment makes a pipe of that name in its folder and reads: the
 first agent that comes to that moment takes the pipe away, so that no other is held, writes its process id into it, and goes on when

@@ -36,7 +36,7 @@ from benchmarks.swapped import answered, provision
 from benchmarks.twenty import RANK, by_popularity, fill, make, members
 from cli.bench.where import where
 from cli.demo.recipe import SMALL
-from cli.progress import hush
+from cli.shared.progress import hush
 from runtime.bench.answers import Answer
 from runtime.bench.arrivals import Arrivals
 from runtime.bench.lengths import parse_lengths

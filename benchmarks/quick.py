@@ -24,8 +24,8 @@ from cli.bench.plot import plot_bench
 from cli.bench.report import show
 from cli.bench.rounds import Bench, run_bench
 from cli.bench.targets import Access, Inside
-from cli.progress import hush
-from cli.serve_options import ServeOptions
+from cli.serving.options import ServeOptions
+from cli.shared.progress import hush
 from runtime.bench.arrivals import Arrivals
 from runtime.bench.lengths import parse_lengths
 from runtime.bench.summary import Slo

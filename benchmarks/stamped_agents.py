@@ -1,4 +1,4 @@
-"""The agents of `benchmarks.hops`: as `cli.agents`, and they write down when their engine began with a step and when it was through.
+"""The agents of `benchmarks.hops`: as `cli.serving.agent_engines`, and they write down when their engine began with a step and when it was through.
 
 A file per process, in the folder that the environment names (`STAMPS`), once it ends: [begin, end] in nanoseconds of the monotonic clock,
 which is one for all processes of a machine.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from cli.agents import ENGINES
+from cli.serving.agent_engines import ENGINES
 from runtime.chains import Array, StageEngine, StageResult
 from runtime.cluster.agent_process.main import Engines, MakeEngine, main
 from runtime.types import StepPlan

@@ -11,7 +11,7 @@ import sys
 
 import typer
 
-from cli.output import say_error
+from cli.shared.output import say_error
 from zoo.errors import TrainingFailed, ZooError
 
 #: Verb -> module; each module's function of the verb's name is the command, its docstring the help.

@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cli.options import DeviceOption, DtypeOption, HeldOutOption, WindowOption
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
+from cli.shared.output import (
+    DEFAULT_STORE,
+    DatabaseOption,
+    JsonOption,
+    StoreOption,
+    print_json,
+    print_table,
+    say,
+)
+from cli.shared.values import DeviceOption, DtypeOption, HeldOutOption, WindowOption
 
 if TYPE_CHECKING:
     from surgery.scoring.comparison import Comparison, Score
@@ -37,7 +45,7 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Score which parts of two models could stand in for each other: the same text through both, read by their own heads."""
-    from cli.progress import counting, hush
+    from cli.shared.progress import counting, hush
     from surgery.scoring.compare import Settings
     from zoo.api import Zoo
 
@@ -46,7 +54,7 @@ def compare(
     with Zoo(store, database, create=False) as zoo, counting("comparing", silent=as_json) as progress:
         found = zoo.compare(a, b, settings, progress)
     if plot is not None:
-        from cli.heatmap import draw
+        from cli.plots.comparison import draw
 
         draw(found, plot)
         say(f"wrote {plot}")

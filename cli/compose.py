@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, say
+from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, say
 
 
 def compose(

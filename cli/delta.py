@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli.options import DeviceOption, budget_of
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, print_table
+from cli.shared.output import (
+    DEFAULT_STORE,
+    DatabaseOption,
+    JsonOption,
+    StoreOption,
+    human_bytes,
+    print_json,
+    print_table,
+)
+from cli.shared.values import DeviceOption, budget_of
 
 if TYPE_CHECKING:
     from surgery.deltas.make import DeltaReport
@@ -39,8 +47,8 @@ def delta(
 
     A run that was stopped goes on where it was.
     """
-    from cli.progress import counting, hush
-    from cli.wiring import check_device
+    from cli.serving.models import check_device
+    from cli.shared.progress import counting, hush
     from zoo.api import Zoo
 
     hush()

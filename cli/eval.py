@@ -6,8 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import AllowCodeOption, DeviceOption, DtypeOption, NoStoreOption, names_of
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
+from cli.shared.output import (
+    DEFAULT_STORE,
+    DatabaseOption,
+    JsonOption,
+    StoreOption,
+    print_json,
+    print_table,
+    say,
+)
+from cli.shared.values import AllowCodeOption, DeviceOption, DtypeOption, NoStoreOption, names_of
 from zoo.errors import InputError
 
 
@@ -31,8 +39,8 @@ def eval(
     as_json: JsonOption = False,
 ) -> None:
     """Measure a model's accuracy; with none named, on the zoo's own tasks. A run that was stopped goes on where it was."""
-    from cli.progress import hush
-    from cli.wiring import check_device
+    from cli.serving.models import check_device
+    from cli.shared.progress import hush
     from surgery.evaluation.builtin import builtins
     from surgery.evaluation.harness import EvalOptions
     from surgery.evaluation.record import evaluate_stored

@@ -6,8 +6,16 @@ from typing import Annotated
 
 import typer
 
-from cli.options import DeviceOption, DtypeOption, HeldOutOption, WindowOption
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
+from cli.shared.output import (
+    DEFAULT_STORE,
+    DatabaseOption,
+    JsonOption,
+    StoreOption,
+    print_json,
+    print_table,
+    say,
+)
+from cli.shared.values import DeviceOption, DtypeOption, HeldOutOption, WindowOption
 
 
 def exits(
@@ -28,7 +36,7 @@ def exits(
     as_json: JsonOption = False,
 ) -> None:
     """Score a model behind each of its layers: its own final norm and head on what they give. Exits cost no bytes."""
-    from cli.progress import counting, hush
+    from cli.shared.progress import counting, hush
     from surgery.chains.exits import ExitOptions, make_exit, measure
     from zoo.api import Zoo
 

@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli.options import AllowCodeOption, DeviceOption, DtypeOption, NoStoreOption, names_of, numbers_of
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
+from cli.shared.output import (
+    DEFAULT_STORE,
+    DatabaseOption,
+    JsonOption,
+    StoreOption,
+    print_json,
+    print_table,
+    say,
+)
+from cli.shared.values import AllowCodeOption, DeviceOption, DtypeOption, NoStoreOption, names_of, numbers_of
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
@@ -45,8 +53,8 @@ def experiment(
     as_json: JsonOption = False,
 ) -> None:
     """Measure chains mixed from two models. A run that was stopped goes on where it was."""
-    from cli.progress import counting, hush
-    from cli.wiring import check_device
+    from cli.serving.models import check_device
+    from cli.shared.progress import counting, hush
     from surgery.evaluation.harness import EvalOptions
     from surgery.experiments.questions import Ask
     from surgery.experiments.run import Request, run_experiment
@@ -105,7 +113,7 @@ def _write(document: dict[str, Any], stem: Path) -> None:
     """The document and its plot. Raises InputError when the folder cannot be written."""
     import json
 
-    from cli.curves import plot_experiment
+    from cli.plots.experiment import plot_experiment
 
     try:
         stem.with_name(f"{stem.name}.json").write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")

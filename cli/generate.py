@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json
+from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json
 from zoo.errors import InputError, ZooError
 
 if TYPE_CHECKING:
-    from cli.serve_options import ServeOptions
+    from cli.serving.options import ServeOptions
     from runtime.cluster.driver.base import Reception
     from runtime.frontend.assemble import Generation
     from runtime.frontend.choice import Piece
@@ -46,7 +46,7 @@ def generate(
     as_json: JsonOption = False,
 ) -> None:
     """Continue a prompt with one model of the zoo."""
-    from cli.serve_options import gather
+    from cli.serving.options import gather
     from zoo.api import Zoo
 
     body = {
@@ -74,8 +74,8 @@ def _prompt(text: str | None, token_ids: str | None) -> str | list[int]:
 @contextmanager
 def _started(zoo: Zoo, name: str, options: ServeOptions, executor: Executor) -> Iterator[tuple[Reception, ServedModel]]:
     """One model on a device, ready to run."""
-    from cli.driving import start_driver
-    from cli.wiring import ZooSource, choose
+    from cli.serving.driver import start_driver
+    from cli.serving.models import ZooSource, choose
 
     config = options.engine()
     chosen = choose(zoo, [name], config.dtype, executor, config.device)

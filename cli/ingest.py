@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, say
+from cli.shared.output import (
+    DEFAULT_STORE,
+    DatabaseOption,
+    JsonOption,
+    StoreOption,
+    human_bytes,
+    print_json,
+    say,
+)
 
 if TYPE_CHECKING:
     from surgery.ingest.ingest import IngestReport, Progress
@@ -78,7 +86,7 @@ class _Scoring:
 
     def run(self, zoo: Zoo, name: str, silent: bool) -> tuple[Equivalence, ...]:
         """Cut the newcomer and its base. What cannot be scored stays in the zoo as it is, and is said."""
-        from cli.progress import counting, hush
+        from cli.shared.progress import counting, hush
         from surgery.scoring.compare import Settings
         from zoo.errors import Incomparable, NotServable
 

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cli.documents import model_document
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, print_table
+from cli.shared.documents import model_document
+from cli.shared.output import (
+    DEFAULT_STORE,
+    DatabaseOption,
+    JsonOption,
+    StoreOption,
+    human_bytes,
+    print_json,
+    print_table,
+)
 
 if TYPE_CHECKING:
     from zoo.catalog import ModelSummary

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json
+from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json
 
 if TYPE_CHECKING:
     from zoo.packed.pack import PackReport
@@ -30,7 +30,7 @@ def pack(
     as_json: JsonOption = False,
 ) -> None:
     """Store full fine-tunes as differences from their base: fewer bytes, the same tensors bit for bit. Runs beside everything else."""
-    from cli.progress import counting
+    from cli.shared.progress import counting
     from zoo.api import Zoo
 
     if idle:

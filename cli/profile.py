@@ -6,8 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.options import DeviceOption, numbers_of
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, print_table, say
+from cli.shared.output import (
+    DEFAULT_STORE,
+    DatabaseOption,
+    JsonOption,
+    StoreOption,
+    human_bytes,
+    print_json,
+    print_table,
+    say,
+)
+from cli.shared.values import DeviceOption, numbers_of
 from zoo.errors import NotFound
 
 
@@ -42,9 +51,9 @@ def profile(
 
 
 def _measured(zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_bytes: str, silent: bool) -> dict[str, Any]:
-    from cli.progress import counting
-    from cli.serve_options import size_of
-    from cli.wiring import check_device
+    from cli.serving.models import check_device
+    from cli.serving.options import size_of
+    from cli.shared.progress import counting
     from runtime.config import EngineConfig
     from runtime.engine.profiling.document import profile_model
     from runtime.engine.profiling.measure import Extent
@@ -57,9 +66,9 @@ def _measured(zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_
 
 
 def _executors(zoo: Any, model: str, device: str, kv_bytes: str, as_json: bool) -> None:
-    from cli.executors import ROWS, measure_executors
-    from cli.serve_options import size_of
-    from cli.wiring import check_device
+    from cli.serving.executor_choice import ROWS, measure_executors
+    from cli.serving.models import check_device
+    from cli.serving.options import size_of
     from runtime.config import EngineConfig
 
     check_device(device)

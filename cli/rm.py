@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json
+from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json
 
 
 def rm(

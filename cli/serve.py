@@ -14,9 +14,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from cli import serve_flags as flags
-from cli.output import DEFAULT_STORE, DatabaseOption, StoreOption, say
-from cli.serve_options import ServeOptions, gather
+from cli.serving import flags
+from cli.serving.options import ServeOptions, gather
+from cli.shared.output import DEFAULT_STORE, DatabaseOption, StoreOption, say
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
@@ -105,8 +105,8 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 def _run(zoo: Zoo, options: ServeOptions, database: str | None) -> None:
-    from cli.driving import start_driver
-    from cli.wiring import ZooSource, choose, with_exits
+    from cli.serving.driver import start_driver
+    from cli.serving.models import ZooSource, choose, with_exits
     from runtime.server.app import build_app
     from runtime.server.run_server import address_of, bind, serve
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table
+from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table
 
 if TYPE_CHECKING:
     from zoo.blocks import Block, Equivalent

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table, say
+from cli.shared.output import (
+    DEFAULT_STORE,
+    DatabaseOption,
+    JsonOption,
+    StoreOption,
+    print_json,
+    print_table,
+    say,
+)
 
 if TYPE_CHECKING:
     from stitch.learning import Progress
@@ -100,7 +108,7 @@ def _precision(name: str) -> Any:
 
 def _device(name: str | None) -> str:
     """The given device when it can be used, else accelerate's choice. Raises InputError."""
-    from cli.wiring import check_device
+    from cli.serving.models import check_device
 
     if name is not None:
         check_device(name)

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json, say
+from cli.shared.output import (
+    DEFAULT_STORE,
+    DatabaseOption,
+    JsonOption,
+    StoreOption,
+    human_bytes,
+    print_json,
+    say,
+)
 
 if TYPE_CHECKING:
     from surrogates import SurrogateOptions, SurrogateReport

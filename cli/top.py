@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import human_bytes, plain_console, print_json
+from cli.shared.output import human_bytes, plain_console, print_json
 from zoo.errors import InputError
 
 if TYPE_CHECKING:

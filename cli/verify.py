@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json
+from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, human_bytes, print_json
 
 
 def verify(store: StoreOption = DEFAULT_STORE, database: DatabaseOption = None, as_json: JsonOption = False) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption
+from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption
 
 EngineName = Literal["zoo", "transformers", "vllm"]
 
@@ -67,7 +67,7 @@ def bench(
     from cli.bench.report import deliver
     from cli.bench.rounds import Bench, run_bench
     from cli.bench.targets import Access, Inside
-    from cli.serve_options import gather
+    from cli.serving.options import gather
     from runtime.bench.arrivals import Arrivals
     from runtime.bench.lengths import parse_lengths
     from runtime.bench.summary import Slo

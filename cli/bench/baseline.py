@@ -22,7 +22,7 @@ class TransformersRunner:
     """See `cli.bench.batches.Runner`."""
 
     def __init__(self, zoo: Zoo, clock: Clock, device: str, dtype: str | None, resident: int) -> None:
-        from cli.progress import hush
+        from cli.shared.progress import hush
 
         hush()
         self._zoo = zoo

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.bench.targets import Access, Inside, Target, opened
-from cli.progress import counting
+from cli.shared.progress import counting
 from runtime.bench.answers import Answer
 from runtime.bench.drive import Clock, Done, WallClock, drive
 from runtime.bench.summary import Slo, ratios, summarize, typical
@@ -83,7 +83,7 @@ def _encoder(bench: Bench) -> Encode | None:
     """What turns a trace's texts into ids. Raises as the facade does."""
     if bench.tokenizer is None:
         return None
-    from cli.wiring import tokenizer_of
+    from cli.serving.models import tokenizer_of
     from zoo.api import Zoo
 
     with Zoo(bench.inside.store, bench.inside.database, create=False) as zoo:

@@ -18,7 +18,7 @@ from zoo.errors import InputError
 
 if TYPE_CHECKING:
     from cli.bench.batches import Runner
-    from cli.serve_options import ServeOptions
+    from cli.serving.options import ServeOptions
     from zoo.api import Zoo
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -91,8 +91,8 @@ async def _server(url: str, models: Sequence[str], clock: Clock, access: Access)
 
 @contextlib.contextmanager
 def _engine(zoo: Zoo, models: Sequence[str], clock: Clock, inside: Inside) -> Iterator[Target]:
-    from cli.driving import start_driver
-    from cli.wiring import choose
+    from cli.serving.driver import start_driver
+    from cli.serving.models import choose
     from runtime.bench.inside import DriverClient
 
     chosen = choose(zoo, models, inside.config.dtype, inside.executor, inside.config.device)

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from cli.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption
+from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption
 
 
 class Size(StrEnum):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.demo.sharing import Cell, Shared, Sharing
-from cli.output import human_bytes
+from cli.shared.output import human_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cli.output import say
+from cli.shared.output import say
 
 #: Called with (steps done, a short remark).
 Advance = Callable[[int, str], None]

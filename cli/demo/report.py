@@ -16,7 +16,7 @@ from cli.demo.family import Trained
 from cli.demo.picture import Step, draw
 from cli.demo.recipe import Recipe
 from cli.demo.sharing import Shared, Sharing
-from cli.output import human_bytes
+from cli.shared.output import human_bytes
 from surgery.text.library import Corpus
 
 

@@ -16,7 +16,7 @@ from cli.demo.family import Trained, build_family
 from cli.demo.progress import Progress
 from cli.demo.recipe import Recipe
 from cli.demo.sharing import Sharing, ingest_family
-from cli.output import print_json
+from cli.shared.output import print_json
 from surgery.text.library import read_library
 
 #: Tokens per answer, and requests per model when all are asked at once.

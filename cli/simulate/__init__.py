@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from cli.output import JsonOption
+from cli.shared.output import JsonOption
 
 
 def simulate(
@@ -44,7 +44,7 @@ def simulate(
     if replay is not None:
         _replay(replay, as_json)
         return
-    from cli.progress import counting
+    from cli.shared.progress import counting
     from cli.simulate.report import deliver
     from runtime.sim.experiments.presets import alone, preset_named
     from runtime.sim.experiments.scenario import read_scenario
@@ -68,7 +68,7 @@ def simulate(
 
 def _replay(log: Path, as_json: bool) -> None:
     """Exit code 1 where the answers differ."""
-    from cli.output import print_json, say_error
+    from cli.shared.output import print_json, say_error
     from runtime.scheduler.observe.replay_log import Diverged
     from runtime.scheduler.observe.replay_log import replay as played
 

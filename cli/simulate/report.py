@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from cli.output import human_bytes, print_json, print_table, say
+from cli.shared.output import human_bytes, print_json, print_table, say
 from zoo.errors import InputError
 
 _HEADINGS = ("CASE", "POLICY", "DONE", "P50 s", "P95 s", "TOK/S", "BUSY", "MOVED", "WEIGHTS", "KV MAX", "REAL s")

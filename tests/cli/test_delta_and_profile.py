@@ -7,7 +7,7 @@ import json
 import pytest
 
 from cli.app import main
-from cli.wiring import ZooSource
+from cli.serving.models import ZooSource
 from runtime.types import ModelSpec
 from tests import checkpoints
 from tests.surgery.deltas.tunes import tune

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import cli.app
-from cli.wiring import ZooSource, with_exits
+from cli.serving.models import ZooSource, with_exits
 from runtime.frontend.served_models import ServedModels
 from runtime.types import ModelSpec
 from surgery.chains.exits import make_exit

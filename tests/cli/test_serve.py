@@ -20,8 +20,8 @@ import pytest
 
 import cli.app
 from cli.serve import ended_by_sigterm
-from cli.serve_options import ServeOptions, gather, size_of
-from cli.wiring import choose
+from cli.serving.models import choose
+from cli.serving.options import ServeOptions, gather, size_of
 from runtime.config import ClusterConfig, RelayConfig
 from runtime.frontend.served_models import SamplingDefaults, defaults_from
 from runtime.policy.routing.variants import DispatchLimits

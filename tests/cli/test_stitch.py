@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import cli.app
-from cli.wiring import choose
+from cli.serving.models import choose
 from tests.checkpoints import VOCAB, make
 from tests.surgery.helpers import edit_weights
 from zoo import Zoo

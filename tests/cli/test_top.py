@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cli.app import main
-from cli.output import plain_console, print_table
+from cli.shared.output import plain_console, print_table
 from cli.top import look, picture
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model

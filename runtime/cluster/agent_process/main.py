@@ -1,4 +1,4 @@
-"""The main program of an agent's process, but for the table of engines, which whoever starts it passes in (`cli.agents`).
+"""The main program of an agent's process, but for the table of engines, which whoever starts it passes in (`cli.serving.agent_engines`).
 
     standard input     line 1: what engine it will be (`Preparation`); all is imported then.    line 2: who it is (`Identity`); it joins.
                        Nothing else comes; when it ends, the parent has gone, and so does this process, whatever it is doing.

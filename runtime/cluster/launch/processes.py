@@ -33,7 +33,7 @@ from runtime.transport.socket_dir import SocketFolder
 _log = logging.getLogger(__name__)
 
 #: Starts an agent's process; arguments say nothing but which program it is.
-PROGRAM = (sys.executable, "-m", "cli.agents")
+PROGRAM = (sys.executable, "-m", "cli.serving.agent_engines")
 #: Standbys that die without ever having been used, in a row, before no more are made.
 _MAX_SPOILED = 3
 

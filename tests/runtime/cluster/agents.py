@@ -151,7 +151,7 @@ def identity(name: str, scheduler: str, folder: Path, incarnation: int = 1, **ot
 @contextmanager
 def process(*lines: msgspec.Struct | bytes) -> Iterator[subprocess.Popen[bytes]]:
     """An agent's process that was told these lines."""
-    child = subprocess.Popen([sys.executable, "-m", "cli.agents"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    child = subprocess.Popen([sys.executable, "-m", "cli.serving.agent_engines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         for line in lines:
             tell(child, line)

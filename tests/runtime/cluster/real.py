@@ -120,7 +120,7 @@ def _fleet(backend: Backend, preparation: Preparation, boundary_bytes: int, dire
     settings, relay = AgentSettings(report_seconds=0.05, direct=direct), RelayConfig(chunk=8, window=1, boundary_bytes=boundary_bytes)
     if backend == "processes":
         return Processes(ProcessConfig(preparation, relay, settings, beat_seconds=0.1))
-    from cli.agents import ENGINES
+    from cli.serving.agent_engines import ENGINES
     from runtime.cluster.launch.ray_actors import RayConfig, Rays
 
     return Rays(RayConfig(preparation, ENGINES, None, relay, settings))

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from cli.clusters import start_cluster
-from cli.serve_options import gather
+from cli.serving.cluster import start_cluster
+from cli.serving.options import gather
 from runtime.chains import devices_of
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig, ControlConfig, SpeculationConfig

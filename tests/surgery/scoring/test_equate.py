@@ -112,7 +112,7 @@ def digests(zoo):
 
 def answers(zoo):
     """Greedy tokens of every model by the engine."""
-    from cli.wiring import choose, start_engine
+    from cli.serving.models import choose, start_engine
     from runtime.cluster.local import LocalDriver
     from runtime.config import BatchingConfig, EngineConfig
     from runtime.types import SamplingParams, SequenceRequest

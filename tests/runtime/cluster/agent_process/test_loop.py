@@ -361,7 +361,7 @@ def test_an_agent_that_cannot_listen_says_so() -> None:
 
 _PARENT = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-m", "cli.agents"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-m", "cli.serving.agent_engines"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 for line in sys.argv[1:]:
     child.stdin.write(line.encode() + b"\\n")
 child.stdin.flush()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from peft import IA3Config, PrefixTuningConfig, PromptTuningConfig
 
-from cli.driving import start_driver
-from cli.serve_options import ServeOptions
-from cli.wiring import Chosen
+from cli.serving.driver import start_driver
+from cli.serving.models import Chosen
+from cli.serving.options import ServeOptions
 from runtime.control.counters import AgentCounters
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401

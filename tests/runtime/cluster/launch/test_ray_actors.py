@@ -23,7 +23,7 @@ if find_spec("ray") is None:  # (not importorskip: Ray reads its environment whe
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[tuple[ClusterDriver, Rays]]:
-    from cli.agents import ENGINES
+    from cli.serving.agent_engines import ENGINES
 
     fleet = Rays(RayConfig(counting(MODELS, 400), ENGINES, settings=AgentSettings(report_seconds=0.1)))
     with cluster(fleet, LifeConfig(backoff_seconds=0.05)) as driver:

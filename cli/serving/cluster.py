@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cli.serve_options import ServeOptions, size_of
-from cli.wiring import check_device, within_memory
+from cli.serving.models import check_device, within_memory
+from cli.serving.options import ServeOptions, size_of
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.control.commands import Serve
 from runtime.policy.profiles import DeviceProfile
@@ -111,7 +111,7 @@ def _threads() -> int:
 
 
 def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet:
-    from cli.agents import ENGINES
+    from cli.serving.agent_engines import ENGINES
     from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agent_process.main import Preparation
     from runtime.cluster.launch.processes import ProcessConfig, Processes

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from cli.serve_effects import require_effects
+from cli.serving.effects import require_effects
 from runtime.config import (
     BatchingConfig,
     ClusterConfig,

@@ -30,7 +30,7 @@ def measure_executors(zoo: Zoo, name: str, config: EngineConfig) -> dict[str, An
     Raises:
         NotServable: the model is not for both of them: there is nothing to choose.
     """
-    from cli.wiring import start_engine
+    from cli.serving.models import start_engine
     from runtime.engine.profiling.document import device_key, hardware_of
     from zoo.records import Document
 

@@ -1,4 +1,4 @@
-"""The engines that agents' processes can be, and `python -m cli.agents`: the program that a launcher starts.
+"""The engines that agents' processes can be, and `python -m cli.serving.agent_engines`: the program that a launcher starts.
 
 Each row of the table imports what its kind needs when it is chosen, not before: an agent that counts needs no torch.
 """

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cli.serve_effects import require_effects
-from cli.serve_options import ServeOptions
-from cli.wiring import Chosen, start_engine
+from cli.serving.effects import require_effects
+from cli.serving.models import Chosen, start_engine
+from cli.serving.options import ServeOptions
 from runtime.tracing.sink import TraceSink
 from zoo.errors import InputError
 
@@ -38,6 +38,6 @@ def start_driver(
         from runtime.cluster.local import LocalDriver
 
         return LocalDriver(start_engine(zoo, options.engine(), chosen.names, chosen.executor), options.batching(), trace)
-    from cli.clusters import start_cluster
+    from cli.serving.cluster import start_cluster
 
     return start_cluster(zoo, options, chosen.names, database, trace, log)

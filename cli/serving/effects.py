@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
-    from cli.serve_options import ServeOptions
+    from cli.serving.options import ServeOptions
 
 #: What several devices need.
 _SEVERAL = ("placing", "balancing", "boundary_bytes", "dispatch", "paths", "speculation", "tensors")

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from cli.clusters import start_cluster
-from cli.serve_options import ServeOptions
+from cli.serving.cluster import start_cluster
+from cli.serving.options import ServeOptions
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.driver.log_file import Journal
 from runtime.config import EngineConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import cli.app
-from cli.executors import KIND, measure_executors
-from cli.wiring import choose
+from cli.serving.executor_choice import KIND, measure_executors
+from cli.serving.models import choose
 from runtime.config import EngineConfig
 from runtime.engine.profiling.document import device_key, hardware_of
 from tests import checkpoints

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cli.documents import model_document
-from cli.executors import dense_is_faster
-from cli.output import human_bytes, say
+from cli.serving.executor_choice import dense_is_faster
+from cli.shared.documents import model_document
+from cli.shared.output import human_bytes, say
 from runtime.frontend.served_models import ServedModel, defaults_from
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt
 from runtime.types import ModelSpec

@@ -1,0 +1,1 @@
+"""What `zoo serve`, `zoo generate` and `zoo bench` put together: options, models, engines, drivers."""

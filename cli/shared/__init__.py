@@ -1,0 +1,1 @@
+"""What verbs share: values of options, output, progress."""
