@@ -25,7 +25,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from zoo.headers import make_header
+from zoo.objects.headers import make_header
 
 HIDDEN, WIDE, VOCAB, HEADS = 4096, 11008, 32000, 32
 SHARD_BYTES = 1_000_000_000

@@ -9,7 +9,7 @@ import typer
 from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table
 
 if TYPE_CHECKING:
-    from zoo.blocks import Block, Equivalent
+    from zoo.views.blocks import Block, Equivalent
 
 #: Characters of a digest that people are shown.
 _SHORT = 12

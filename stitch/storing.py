@@ -18,8 +18,8 @@ from surgery.chains.plan import STITCH, StitchSpec, stitch_component
 from surgery.chains.stitches import STITCH_FILE
 from surgery.tensors.store import keep_tensors
 from zoo.errors import NameTaken
-from zoo.headers import make_header
 from zoo.manifest import Component, ModelManifest, Placed, SideFile, TensorMeta, WeightFile
+from zoo.objects.headers import make_header
 from zoo.records import Document
 from zoo.store import Store
 

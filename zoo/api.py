@@ -17,13 +17,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from zoo.audit import Audit, audit
 from zoo.catalog import ModelSummary
-from zoo.collect import Collected, collect
 from zoo.errors import InputError
 from zoo.handle import ModelHandle
 from zoo.records import Equivalence
 from zoo.store import Store
+from zoo.upkeep.audit import Audit, audit
+from zoo.upkeep.collect import Collected, collect
 
 if TYPE_CHECKING:
     from surgery.deltas.make import DeltaReport

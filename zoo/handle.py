@@ -13,10 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zoo.blocks import Block, chain_of
 from zoo.errors import MalformedCheckpoint
 from zoo.manifest import ModelKind, ModelManifest
 from zoo.store import Store
+from zoo.views.blocks import Block, chain_of
 
 if TYPE_CHECKING:
     from surgery.models.export import ExportReport, WrittenFile
@@ -103,13 +103,13 @@ class ModelHandle:
         return model
 
     def export(self, folder: str | os.PathLike[str], card: bool = False) -> ExportReport:
-        """Write its files, byte for byte as they came; see `surgery.models.export.export`. `card`: and a model card beside them (`zoo.card`)."""
+        """Write its files, byte for byte as they came; see `surgery.models.export.export`. `card`: and a model card beside them (`zoo.views.card`)."""
         from surgery.models.export import export
 
         return export(self._store, self.name, Path(folder), self._card if card else None)
 
     def _card(self, files: Sequence[WrittenFile]) -> str:
-        from zoo.card import CardFile, card_facts, render
+        from zoo.views.card import CardFile, card_facts, render
 
         chain = self.chain
         with self._store.catalog.reading() as reader:

@@ -21,12 +21,12 @@ from types import TracebackType
 
 from sqlalchemy import URL
 
-from zoo import identity, locks
-from zoo.blobs import BlobStore
 from zoo.catalog import Catalog
-from zoo.collect import withdraw
 from zoo.errors import DamagedObject, StoreError
-from zoo.objects import Decoded, ObjectStore, Opened
+from zoo.objects import identity, locks
+from zoo.objects.blobs import BlobStore
+from zoo.objects.objects import Decoded, ObjectStore, Opened
+from zoo.upkeep.collect import withdraw
 
 #: Seconds to wait for the store-wide lock.
 INGEST_SECONDS = 600.0

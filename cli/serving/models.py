@@ -17,7 +17,7 @@ from runtime.frontend.served_models import ServedModel, defaults_from
 from runtime.frontend.tokenizer import NoTokenizer, Tokenizer, adapt
 from runtime.types import ModelSpec
 from zoo.errors import InputError, NotServable, StoreError
-from zoo.exits import chain_id, exit_ids, exit_of, is_exit
+from zoo.views.exits import chain_id, exit_ids, exit_of, is_exit
 
 if TYPE_CHECKING:
     from runtime.config import EngineConfig

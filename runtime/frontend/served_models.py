@@ -14,7 +14,7 @@ from runtime.frontend.errors import unknown_model
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.policy.profiles import BlockProfile
 from runtime.types import ModelSpec
-from zoo.exits import exit_name
+from zoo.views.exits import exit_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class ServedModel:
 
     `stand_in`: the name of a cheaper rewriting of it that adaptive requests may get. `asked`: the model that this one stands in for, or is
     an exit of. `profile`: what its chain was measured to cost on this device, None where it was not.
-    `chain`: which components it runs; `exits`: by number of layers, those of an exit behind them (`zoo.exits`).
+    `chain`: which components it runs; `exits`: by number of layers, those of an exit behind them (`zoo.views.exits`).
     """
 
     spec: ModelSpec

@@ -30,10 +30,10 @@ from surgery.modules.stack import Stack, open_stack
 from surgery.text.text import read_text
 from surgery.text.tokenizers import vocabulary_size
 from zoo.errors import InputError
-from zoo.exits import ends_of, exit_name, stitch_behind
 from zoo.handle import ModelHandle
 from zoo.records import Document
 from zoo.store import Store
+from zoo.views.exits import ends_of, exit_name, stitch_behind
 
 _KIND = "exits"
 #: Logits of one pass, in floats: whole windows are read, as many as this holds.

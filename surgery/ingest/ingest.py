@@ -24,7 +24,7 @@ from surgery.sources.base import Source, SourceWeights
 from zoo.catalog import Reader, Writer
 from zoo.errors import NameTaken, WrongBase
 from zoo.manifest import ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile
-from zoo.objects import Put
+from zoo.objects.objects import Put
 from zoo.store import Store
 
 #: Called with (bytes done, bytes in all) as tensors are stored.

@@ -22,8 +22,8 @@ from surgery.families.table import FAMILIES, Family, family_of, is_tied
 from surgery.models.load import disk_key
 from surgery.partition.regroup import regroup
 from zoo.errors import InputError
-from zoo.headers import make_header
 from zoo.manifest import ModelKind, ModelManifest, Placed, SideFile, TensorMeta, WeightFile, canonical_json
+from zoo.objects.headers import make_header
 from zoo.records import Equivalence
 from zoo.store import Store
 

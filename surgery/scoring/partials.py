@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from zoo.errors import StoreError
-from zoo.publish import discard
+from zoo.objects.publish import discard
 
 
 @dataclass(frozen=True)

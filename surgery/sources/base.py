@@ -15,7 +15,7 @@ from zoo.errors import MalformedCheckpoint
 
 
 class SourceTensor(Protocol):
-    """A tensor on offer: a `zoo.objects.ByteSource` with its key on disk. `dtype` is safetensors' name for it."""
+    """A tensor on offer: a `zoo.objects.objects.ByteSource` with its key on disk. `dtype` is safetensors' name for it."""
 
     @property
     def key(self) -> str: ...

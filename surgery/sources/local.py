@@ -14,7 +14,7 @@ from surgery.sources.base import FileTensor, Source, SourceWeights
 from surgery.sources.folder import Folder, look, plain_name
 from surgery.sources.strict_json import CONFIG_LIMIT, INDEX_LIMIT, parse_object
 from zoo.errors import MalformedCheckpoint, UnsafeCheckpoint
-from zoo.headers import read_header
+from zoo.objects.headers import read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -23,7 +23,7 @@ from surgery.sources.meta_shards import JoinedTensor, inventory, same_bytes
 from surgery.sources.meta_tokenizer import ConvertedTokenizer, convert_tokenizer, tokenizer_kind
 from surgery.sources.strict_json import CONFIG_LIMIT, parse_object
 from zoo.errors import MalformedCheckpoint
-from zoo.headers import make_header
+from zoo.objects.headers import make_header
 
 PARAMS = "params.json"
 TOKENIZER = "tokenizer.model"

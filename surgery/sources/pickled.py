@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from surgery.sources.base import Source, SourceSide, SourceWeights
 from surgery.sources.folder import Folder
 from zoo.errors import MalformedCheckpoint, UnsafeCheckpoint
-from zoo.headers import make_header
+from zoo.objects.headers import make_header
 
 if TYPE_CHECKING:
     import torch

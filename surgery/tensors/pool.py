@@ -16,7 +16,7 @@ import torch
 from surgery.tensors.upload import Uploads, uploads_to
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
-from zoo.objects import Decoded, Opened
+from zoo.objects.objects import Decoded, Opened
 from zoo.packed.reader import WORKERS, in_order
 from zoo.store import Store
 

@@ -21,7 +21,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class TensorBytes:
-    """A torch tensor as a `zoo.sources.ByteSource`."""
+    """A torch tensor as a `zoo.objects.sources.ByteSource`."""
 
     tensor: torch.Tensor
 

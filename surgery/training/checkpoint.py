@@ -21,9 +21,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from zoo import locks
 from zoo.errors import StoreBusy, StoreError
 from zoo.manifest import canonical_json, digest_of
+from zoo.objects import locks
 
 _LOCK_SECONDS = 1.0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from zoo import Zoo
-from zoo.headers import read_header
+from zoo.objects.headers import read_header
 
 ROOT = Path(__file__).parents[2]
 

@@ -307,7 +307,7 @@ def test_a_source_that_shrinks_while_it_is_read_leaves_nothing(zoo, copied, monk
     def progress(done: int, total: int) -> None:
         os.truncate(folder / "model.safetensors", 40_000)
 
-    monkeypatch.setattr("zoo.sources.BATCH_TENSORS", 2)
+    monkeypatch.setattr("zoo.objects.sources.BATCH_TENSORS", 2)
     with pytest.raises(MalformedCheckpoint, match="ends inside"):
         zoo.ingest(folder, name="m", progress=progress)
     assert stored(zoo.store) == before

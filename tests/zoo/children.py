@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.zoo.factory import Bytes, ingest, some_bytes
-from zoo.collect import collect
 from zoo.errors import StoreBusy
 from zoo.store import Store
+from zoo.upkeep.collect import collect
 
 
 def ingest_for_ever(root: str, worker: str) -> None:

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.zoo.factory import ingest
-from zoo.audit import audit
-from zoo.collect import collect
-from zoo.objects import BUFFER_BYTES
+from zoo.objects.objects import BUFFER_BYTES
 from zoo.store import Store
+from zoo.upkeep.audit import audit
+from zoo.upkeep.collect import collect
 
 REPOSITORY = Path(__file__).parents[2]
 

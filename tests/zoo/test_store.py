@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from tests.zoo.factory import files_under, flip_byte, ingest, manifest_of, some_bytes
-from zoo.collect import collect
 from zoo.errors import DamagedObject, InputError, StoreBusy, StoreError, StoreFull
 from zoo.store import Store, Usage
+from zoo.upkeep.collect import collect
 
 
 def test_a_store_is_there_again(tmp_path: Path) -> None:

@@ -6,5 +6,5 @@
     reader.py   packed files decoded and verified       writer.py   one object packed       pack.py   whole models, and back
 
 A packed object's base is always plain, so one level of decoding is all there ever is, and it is kept as long as the packed object is
-(`zoo.collect`). Only `reader` is imported by the rest of the store.
+(`zoo.upkeep.collect`). Only `reader` is imported by the rest of the store.
 """

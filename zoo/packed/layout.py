@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from zoo.errors import MalformedCheckpoint
-from zoo.headers import object_header
 from zoo.manifest import DTYPE_BYTES, TensorMeta, canonical_json
-from zoo.publish import is_digest
+from zoo.objects.headers import object_header
+from zoo.objects.publish import is_digest
 
 MAGIC = b"zoopack1"
 #: Plain bytes per chunk. A chunk is decoded alone: it bounds memory, fits a core's cache, and a tensor's chunks are decoded side by side.

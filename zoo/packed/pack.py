@@ -17,11 +17,11 @@ from itertools import chain
 
 from zoo.catalog import Reader
 from zoo.errors import DamagedObject, InputError, MissingObject, StoreError
-from zoo.headers import object_header
 from zoo.manifest import ModelManifest
+from zoo.objects.headers import object_header
+from zoo.objects.publish import discard
 from zoo.packed.plan import MOVED, Plan, lineage, plan
 from zoo.packed.writer import Candidate, Coding, packed_bytes
-from zoo.publish import discard
 from zoo.store import Store
 
 #: A packed object must take this share less than the plain one, and a block of a disk less: decoding is not free.

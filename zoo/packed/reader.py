@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from zoo.errors import DamagedObject, MissingObject
-from zoo.headers import object_header
 from zoo.manifest import TensorMeta
+from zoo.objects.headers import object_header
+from zoo.objects.publish import Shelf, Stamp, stamp_of
+from zoo.objects.sources import CHUNK_BYTES, hasher_of
 from zoo.packed.layout import LENGTH_BYTES, MAGIC, Table, Unreadable, parse_table, table_bytes
-from zoo.publish import Shelf, Stamp, stamp_of
-from zoo.sources import CHUNK_BYTES, hasher_of
 
 _Result = TypeVar("_Result")
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zoo.errors import DamagedObject, InputError, MissingObject
-from zoo.headers import object_header
 from zoo.manifest import DTYPE_BYTES, TensorMeta
+from zoo.objects.headers import object_header
+from zoo.objects.publish import Shelf
+from zoo.objects.sources import hasher_of
 from zoo.packed.layout import CHUNK_BYTES, MAGIC, Table, Unreadable, make_table
 from zoo.packed.reader import exactly, in_order
-from zoo.publish import Shelf
-from zoo.sources import hasher_of
 
 LEVELS = range(-7, 20)
 

@@ -26,7 +26,7 @@ from runtime.tracing.sink import Trace
 from runtime.types import ModelSpec
 from tests.runtime.cluster.whole import inline
 from zoo.errors import AmbiguousName, NotFound
-from zoo.exits import exit_name
+from zoo.views.exits import exit_name
 
 Backend = Literal["local", "inline"]
 BACKENDS: tuple[Backend, ...] = ("local", "inline")

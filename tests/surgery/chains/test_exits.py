@@ -18,7 +18,7 @@ from tests import checkpoints
 from tests.chains import put_chain, put_stitch
 from zoo import Zoo
 from zoo.errors import InputError
-from zoo.exits import chain_id, ends_of, exit_ids, exit_name, exit_of, is_exit
+from zoo.views.exits import chain_id, ends_of, exit_ids, exit_name, exit_of, is_exit
 
 LAYERS = 4
 FAMILIES = ["llama", "gpt2", "gpt_neox"]

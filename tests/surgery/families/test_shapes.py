@@ -12,7 +12,7 @@ from surgery.families.table import family_of
 from surgery.ingest.cut import spot_of
 from tests.checkpoints import CONFIGS, VARIANTS
 from zoo.errors import MalformedCheckpoint
-from zoo.headers import read_header
+from zoo.objects.headers import read_header
 
 NAMES = [*CONFIGS, *VARIANTS]
 #: Settings that every family's shapes depend on, under their names in each.

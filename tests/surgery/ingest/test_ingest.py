@@ -16,7 +16,7 @@ from tests.checkpoints import CONFIGS, VARIANTS
 from tests.surgery.helpers import edit_weights, files_of, spans, stored
 from zoo import Zoo
 from zoo.errors import InputError, InUse, NameTaken, NotFound, WrongBase
-from zoo.headers import read_header
+from zoo.objects.headers import read_header
 
 ROUND_TRIPS = [(name, {}) for name in (*CONFIGS, *VARIANTS)]
 ROUND_TRIPS += [(name, {"dtype": "bfloat16", "shards": "60KB"}) for name in CONFIGS]

@@ -9,14 +9,14 @@ import pytest
 import zstandard
 
 from tests.zoo.packed.family import matrix, packed, put_family
-from zoo.audit import audit
 from zoo.errors import DamagedObject, MissingObject
 from zoo.manifest import TensorMeta
+from zoo.objects.publish import discard
 from zoo.packed import planes
 from zoo.packed.layout import LENGTH_BYTES, MAGIC, Table, make_table
 from zoo.packed.pack import pack, unpack
-from zoo.publish import discard
 from zoo.store import Store
+from zoo.upkeep.audit import audit
 
 COUNT = 12_000  # elements of a matrix, all in one chunk
 CHUNK = 1 << 18

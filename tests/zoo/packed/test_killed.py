@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from tests.zoo.packed.family import contents, matrix, packed, plain, put, put_family
-from zoo.audit import audit
-from zoo.collect import collect
 from zoo.errors import StoreBusy
 from zoo.packed.pack import PackReport, pack, unpack
 from zoo.store import Store
+from zoo.upkeep.audit import audit
+from zoo.upkeep.collect import collect
 
 #: What changes a disk, or makes a change last.
 STEPS = ("write", "fsync", "replace", "unlink", "fchmod")

@@ -12,18 +12,18 @@ import pytest
 
 from tests.zoo.factory import Bytes, Constant, files_under, flip_byte, manifest_of
 from tests.zoo.packed.family import contents, matrix, packed, plain, put, put_family
-from zoo import locks
-from zoo.audit import audit
-from zoo.collect import collect
 from zoo.errors import DamagedObject, InputError, MissingObject, NotFound, StoreBusy, StoreError, StoreFull
 from zoo.manifest import DTYPE_BYTES
-from zoo.objects import Decoded, Opened
+from zoo.objects import locks
+from zoo.objects.objects import Decoded, Opened
+from zoo.objects.publish import Shelf
 from zoo.packed import pack as pack_module
 from zoo.packed import planes, reader, writer
 from zoo.packed.pack import pack, unpack
 from zoo.packed.writer import Candidate, Coding, packed_bytes
-from zoo.publish import Shelf
 from zoo.store import Store
+from zoo.upkeep.audit import audit
+from zoo.upkeep.collect import collect
 
 
 def remove(store: Store, name: str) -> None:

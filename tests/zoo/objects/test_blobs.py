@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.zoo.factory import flip_byte
-from zoo.blobs import BlobStore
 from zoo.errors import DamagedObject, StoreError
+from zoo.objects.blobs import BlobStore
 
 
 @pytest.fixture

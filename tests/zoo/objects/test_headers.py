@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from zoo.errors import MalformedCheckpoint
-from zoo.headers import make_header, parse_header, read_header
 from zoo.manifest import DTYPE_BYTES
+from zoo.objects.headers import make_header, parse_header, read_header
 
 KEYS = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1, max_size=20).filter(lambda key: key != "__metadata__")
 SHAPES = st.lists(st.integers(0, 5), max_size=4).map(tuple)

@@ -10,9 +10,9 @@ import os
 import uuid
 from pathlib import Path
 
-from zoo import locks
 from zoo.catalog import Catalog
 from zoo.errors import StoreError
+from zoo.objects import locks
 
 _FILE = "store.id"
 _SETTING = "store"

@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from zoo.errors import DamagedObject, MalformedCheckpoint, MissingObject
-from zoo.headers import ALIGNMENT, object_header, read_header
 from zoo.manifest import TensorMeta
+from zoo.objects.headers import ALIGNMENT, object_header, read_header
+from zoo.objects.publish import Shelf, Stamp, discard, stamp_of
+from zoo.objects.sources import CHUNK_BYTES, ByteSource, again, batches, hasher_of, measured
 from zoo.packed.reader import Decoded, PackedStore
-from zoo.publish import Shelf, Stamp, discard, stamp_of
-from zoo.sources import CHUNK_BYTES, ByteSource, again, batches, hasher_of, measured
 
 __all__ = ["ALIGNMENT", "BUFFER_BYTES", "ByteSource", "Decoded", "ObjectStore", "Opened", "Put"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from zoo.errors import DamagedObject
-from zoo.publish import Shelf, discard
+from zoo.objects.publish import Shelf, discard
 
 
 class BlobStore:

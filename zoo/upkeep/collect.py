@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zoo.errors import DamagedObject, StoreError
-from zoo.leftovers import sweep
-from zoo.publish import Shelf, discard
+from zoo.objects.publish import Shelf, discard
+from zoo.upkeep.leftovers import sweep
 
 if TYPE_CHECKING:
     from zoo.store import Store
@@ -46,7 +46,7 @@ class _Live:
 
 
 def collect(store: Store, dry_run: bool = False, timeout: float = WAIT_SECONDS) -> Collected:
-    """Remove objects and blobs that no model names, what killed ingests left behind, and what nobody has come back for (`zoo.leftovers`).
+    """Remove objects and blobs that no model names, what killed ingests left behind, and what nobody has come back for (`zoo.upkeep.leftovers`).
 
     Args:
         dry_run: count only.

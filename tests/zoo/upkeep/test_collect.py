@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.zoo.factory import files_under, ingest, some_bytes
-from zoo import leftovers, locks
-from zoo.collect import Collected, collect
 from zoo.errors import StoreBusy, StoreError
+from zoo.objects import locks
 from zoo.store import Store
+from zoo.upkeep import leftovers
+from zoo.upkeep.collect import Collected, collect
 
 
 def remove(store: Store, name: str) -> None:

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from zoo import locks
 from zoo.errors import StoreBusy
+from zoo.objects import locks
 
 #: Seconds without a write after which a run counts as abandoned.
 GRACE_SECONDS = 7 * 24 * 3600.0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.zoo.factory import files_under, flip_byte, ingest, some_bytes
-from zoo.audit import Audit, Damaged, audit
 from zoo.store import Store
+from zoo.upkeep.audit import Audit, Damaged, audit
 
 
 def test_a_sound_store(store: Store) -> None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from zoo.blocks import Block
 from zoo.catalog import Reader
 from zoo.catalog.names import not_found
 from zoo.manifest import ModelKind, ModelManifest
 from zoo.records import Document, Equivalence
+from zoo.views.blocks import Block
 
 #: Kinds of model -> how a hub calls their relation to the base.
 _RELATIONS: Mapping[ModelKind, str] = {

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from tests.zoo.factory import Bytes, Constant, files_under, flip_byte, some_bytes
-from zoo import objects as objects_module
-from zoo import sources as sources_module
 from zoo.errors import DamagedObject, MalformedCheckpoint, StoreError, StoreFull
-from zoo.objects import ALIGNMENT, BUFFER_BYTES, ObjectStore
+from zoo.objects import objects as objects_module
+from zoo.objects import sources as sources_module
+from zoo.objects.objects import ALIGNMENT, BUFFER_BYTES, ObjectStore
 
 
 @pytest.fixture

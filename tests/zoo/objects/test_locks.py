@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from zoo import locks
 from zoo.errors import StoreBusy
+from zoo.objects import locks
 
 HOLD = """
 import sys, time

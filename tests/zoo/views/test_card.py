@@ -15,9 +15,9 @@ from blake3 import blake3
 from tests.checkpoints import make, make_lora
 from tests.surgery.helpers import edit_weights, files_of
 from zoo import Zoo
-from zoo.card import figures, hub_id
 from zoo.errors import DamagedObject
 from zoo.records import Document, Equivalence, Run
+from zoo.views.card import figures, hub_id
 
 
 @pytest.fixture(scope="module")

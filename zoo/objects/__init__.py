@@ -1,0 +1,1 @@
+"""Content-addressed files: tensors, blobs, headers, locks."""

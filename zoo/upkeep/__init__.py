@@ -1,0 +1,1 @@
+"""Verification, garbage collection, leftovers of interrupted runs."""

@@ -1,0 +1,1 @@
+"""What the catalogue says of a model: blocks, card, exits."""
