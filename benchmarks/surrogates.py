@@ -25,15 +25,15 @@ import torch
 
 from benchmarks.reports import deliver
 from surgery.families.settings import config_of
-from surrogates.agreement import agree
 from surrogates.block import open_subject
-from surrogates.draft import Target, pruned_run, target_of
-from surrogates.groups import Part
 from surrogates.making import make_plan, prune_and_recover
 from surrogates.material import Material, gather
 from surrogates.options import SurrogateOptions
-from surrogates.recover import RecoverySettings
-from surrogates.timing import TimingSettings, measure
+from surrogates.pruning.draft import Target, pruned_run, target_of
+from surrogates.pruning.groups import Part
+from surrogates.recovery.recover import RecoverySettings
+from surrogates.scoring.agreement import agree
+from surrogates.scoring.timing import TimingSettings, measure
 from zoo import Zoo
 
 #: (row of the paper's table, part, first and last layer, the paper's removed share and similarity)

@@ -21,7 +21,7 @@ from cli.shared.output import (
 
 if TYPE_CHECKING:
     from surrogates import SurrogateOptions, SurrogateReport
-    from surrogates.recover import Progress
+    from surrogates.recovery.recover import Progress
 
 
 def surrogate(
@@ -55,8 +55,8 @@ def surrogate(
 ) -> None:
     """Make a cheaper stand-in of a block: pruned and recovered, or of a smaller model; scored, timed and stored."""
     from surrogates import RecoverySettings, SurrogateOptions, make_from, make_surrogate, plan_surrogate
-    from surrogates.plan import parse_layers
-    from surrogates.timing import TimingSettings
+    from surrogates.pruning.plan import parse_layers
+    from surrogates.scoring.timing import TimingSettings
     from zoo.api import Zoo
     from zoo.errors import InputError
 

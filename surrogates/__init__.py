@@ -7,6 +7,6 @@ report = make_surrogate(zoo, "base", (4, 6), SurrogateOptions(part="layer", rati
 from surrogates.cheaper import make_from
 from surrogates.making import make_surrogate, plan_surrogate
 from surrogates.options import SurrogateOptions, SurrogateReport
-from surrogates.recover import RecoverySettings
+from surrogates.recovery.recover import RecoverySettings
 
 __all__ = ["RecoverySettings", "SurrogateOptions", "SurrogateReport", "make_from", "make_surrogate", "plan_surrogate"]

@@ -21,11 +21,11 @@ from surgery.models.put import Made, MadeReport, put_made
 from surgery.tensors.pool import map_tensor
 from surgery.text.tokenizers import require_same
 from surrogates.block import Run, Subject, as_float32
-from surrogates.draft import bounds_of
 from surrogates.making import free_name
 from surrogates.material import gather, metrics_of, score
 from surrogates.options import SurrogateOptions, SurrogateReport
-from surrogates.plan import check_layers
+from surrogates.pruning.draft import bounds_of
+from surrogates.pruning.plan import check_layers
 from zoo.errors import InputError
 from zoo.manifest import Component, ModelManifest, Placed, TensorMeta
 from zoo.records import Equivalence

@@ -20,18 +20,18 @@ from surgery.models.put import Made, MadeReport, put_made
 from surgery.tensors.pool import TORCH_DTYPES
 from surgery.tensors.store import keep_tensors
 from surgery.text.text import Probe
-from surrogates.agreement import Agreement
 from surrogates.block import Block, Run, Subject, open_subject
-from surrogates.draft import Target, pruned_run, renamed, target_of, whole_chain
-from surrogates.groups import Part, halves, prunable
-from surrogates.importance import magnitude, taylor
 from surrogates.material import Material, device_of, gather, metrics_of, score
 from surrogates.options import SurrogateOptions, SurrogateReport
-from surrogates.plan import PrunePlan, choose, nearest
-from surrogates.recover import Progress, Recovery, recover_
-from surrogates.refit import refit_
-from surrogates.saved import Task
-from surrogates.timing import Speed
+from surrogates.pruning.draft import Target, pruned_run, renamed, target_of, whole_chain
+from surrogates.pruning.groups import Part, halves, prunable
+from surrogates.pruning.importance import magnitude, taylor
+from surrogates.pruning.plan import PrunePlan, choose, nearest
+from surrogates.recovery.recover import Progress, Recovery, recover_
+from surrogates.recovery.refit import refit_
+from surrogates.recovery.saved import Task
+from surrogates.scoring.agreement import Agreement
+from surrogates.scoring.timing import Speed
 from zoo.errors import InputError, NameTaken
 from zoo.manifest import SideFile
 from zoo.records import Equivalence
@@ -66,7 +66,7 @@ def make_surrogate(
 
     Raises:
         NotFound, AmbiguousName, NameTaken: of the model, or of the surrogate's name.
-        InputError: what cannot be pruned, see `surrogates.draft.target_of`; text or values that cannot be used.
+        InputError: what cannot be pruned, see `surrogates.pruning.draft.target_of`; text or values that cannot be used.
     """
     options = options or SurrogateOptions()
     options.check()

@@ -18,10 +18,10 @@ from surgery.tensors.pool import TORCH_DTYPES
 from surgery.text.text import Part as TextPart
 from surgery.text.text import Probe, Text, read_text
 from surgery.text.tokenizers import has_tokenizer, tokenizer_digest
-from surrogates.agreement import Agreement, agree
 from surrogates.block import Block, Run, States, Subject, open_subject, record, windows_that_fit
 from surrogates.options import SurrogateOptions
-from surrogates.timing import Speed, TimingSettings, measure
+from surrogates.scoring.agreement import Agreement, agree
+from surrogates.scoring.timing import Speed, TimingSettings, measure
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from surrogates.agreement import Agreement
-from surrogates.groups import Part
-from surrogates.importance import Importance
-from surrogates.plan import PrunePlan, check_ratio
-from surrogates.recover import Recovery, RecoverySettings
-from surrogates.timing import Speed, TimingSettings
+from surrogates.pruning.groups import Part
+from surrogates.pruning.importance import Importance
+from surrogates.pruning.plan import PrunePlan, check_ratio
+from surrogates.recovery.recover import Recovery, RecoverySettings
+from surrogates.scoring.agreement import Agreement
+from surrogates.scoring.timing import Speed, TimingSettings
 from zoo.errors import InputError
 
 

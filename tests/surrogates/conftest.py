@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from surrogates import RecoverySettings, SurrogateOptions
-from surrogates.timing import TimingSettings
+from surrogates.scoring.timing import TimingSettings
 from tests import checkpoints
 from zoo import Zoo
 

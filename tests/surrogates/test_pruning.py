@@ -7,10 +7,10 @@ import torch
 
 from surgery.families.settings import config_of
 from surrogates.block import Subject, as_float32, open_subject, record
-from surrogates.draft import Target, pruned_run, target_of
-from surrogates.importance import magnitude, taylor
-from surrogates.plan import Kept, PrunePlan, Shape, choose, nearest
-from surrogates.prune import kept_entries
+from surrogates.pruning.draft import Target, pruned_run, target_of
+from surrogates.pruning.importance import magnitude, taylor
+from surrogates.pruning.plan import Kept, PrunePlan, Shape, choose, nearest
+from surrogates.pruning.prune import kept_entries
 from tests import checkpoints
 from zoo.errors import InputError
 

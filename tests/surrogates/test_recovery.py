@@ -13,16 +13,16 @@ import torch
 
 from surgery.families.settings import config_of
 from surgery.training.checkpoint import Saved
-from surrogates import recover
 from surrogates.block import Block, States, Subject, open_subject, record
-from surrogates.draft import Target, pruned_run, target_of
-from surrogates.groups import halves, prunable
-from surrogates.importance import magnitude
-from surrogates.lora import attach_
-from surrogates.plan import PrunePlan, choose, nearest
-from surrogates.recover import RecoverySettings, distance_on, recover_, schedule
-from surrogates.refit import refit_
-from surrogates.saved import Task
+from surrogates.pruning.draft import Target, pruned_run, target_of
+from surrogates.pruning.groups import halves, prunable
+from surrogates.pruning.importance import magnitude
+from surrogates.pruning.plan import PrunePlan, choose, nearest
+from surrogates.recovery import recover
+from surrogates.recovery.lora import attach_
+from surrogates.recovery.recover import RecoverySettings, distance_on, recover_, schedule
+from surrogates.recovery.refit import refit_
+from surrogates.recovery.saved import Task
 from tests import checkpoints
 from zoo.errors import InputError
 

@@ -15,7 +15,7 @@ from surgery.deltas.make import DeltaOptions, delta
 from surgery.evaluation.harness import EvalOptions
 from surgery.evaluation.record import evaluate_stored
 from surrogates import RecoverySettings, SurrogateOptions, make_surrogate
-from surrogates.timing import TimingSettings
+from surrogates.scoring.timing import TimingSettings
 from tests.checkpoints import VOCAB, make
 from tests.surgery.deltas.tunes import tune, windows
 from tests.surgery.evaluation.test_harness import LIMIT, bits_per_byte, cloze_accuracy, texts

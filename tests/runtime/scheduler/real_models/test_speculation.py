@@ -16,7 +16,7 @@ from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
 from runtime.types import SamplingParams, SequenceRequest
 from surrogates import RecoverySettings, SurrogateOptions, make_surrogate
-from surrogates.timing import TimingSettings
+from surrogates.scoring.timing import TimingSettings
 from tests import checkpoints
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

@@ -19,9 +19,9 @@ from surgery.chains.plan import ChainPlan, Link, plan_of, renumbered
 from surgery.families.table import Family, family_of
 from surgery.models.put import check_adapters
 from surrogates.block import Run
-from surrogates.groups import Axis, Part, axes_of, kinds_of
-from surrogates.plan import Cost, PrunePlan, Shape, check_layers
-from surrogates.prune import cost_of, pruned_config, respecced, shape_of, slice_tensors
+from surrogates.pruning.groups import Axis, Part, axes_of, kinds_of
+from surrogates.pruning.plan import Cost, PrunePlan, Shape, check_layers
+from surrogates.pruning.prune import cost_of, pruned_config, respecced, shape_of, slice_tensors
 from zoo.errors import InputError
 from zoo.manifest import Component, ModelManifest, Placed
 

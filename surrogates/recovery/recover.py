@@ -23,8 +23,8 @@ from surgery.training.checkpoint import Saved
 from surgery.training.loop import moments, remember_, run_
 from surgery.training.schedule import rate_share
 from surrogates.block import Block, States, Subject
-from surrogates.lora import Learners, attach_
-from surrogates.saved import Task
+from surrogates.recovery.lora import Learners, attach_
+from surrogates.recovery.saved import Task
 from zoo.errors import InputError
 
 Recover = Literal["lora", "full", "none"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from surrogates.groups import Part, Unit
+from surrogates.pruning.groups import Part, Unit
 from zoo.errors import InputError
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from surgery.modules.components import ResidualHalf
 from surrogates.block import Block, States
-from surrogates.groups import Prunable
+from surrogates.pruning.groups import Prunable
 
 #: Share of the mean diagonal of A'A. Small: there are many more tokens than inputs.
 RIDGE = 1e-4

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from surrogates.block import Block, States, Subject
-from surrogates.groups import Axis
-from surrogates.plan import Scores, Shape
-from surrogates.prune import unit_sums
+from surrogates.pruning.groups import Axis
+from surrogates.pruning.plan import Scores, Shape
+from surrogates.pruning.prune import unit_sums
 from zoo.errors import InputError
 
 Importance = Literal["taylor", "magnitude"]

@@ -16,7 +16,7 @@ from torch import Tensor
 from surgery.scoring.lens import Lens, alike
 from surgery.text.tokenizers import vocabulary_size
 from surrogates.block import States, Subject
-from surrogates.importance import language_loss
+from surrogates.pruning.importance import language_loss
 
 #: Windows that are looked at at once, where the vocabulary is small.
 _BATCH = 16

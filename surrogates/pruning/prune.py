@@ -18,8 +18,8 @@ from torch import Tensor
 
 from surgery.families.specs import spec_of
 from surgery.families.table import Family, family_of
-from surrogates.groups import Axis, Part, Segment, axes_of, prunable
-from surrogates.plan import Cost, Kept, Shape
+from surrogates.pruning.groups import Axis, Part, Segment, axes_of, prunable
+from surrogates.pruning.plan import Cost, Kept, Shape
 from zoo.errors import InputError, MalformedCheckpoint
 from zoo.manifest import Component, canonical_json
 

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from surrogates.plan import Scores, Shape, channel_step, check_layers, check_ratio, choose, nearest, parse_layers
+from surrogates.pruning.plan import (
+    Scores,
+    Shape,
+    channel_step,
+    check_layers,
+    check_ratio,
+    choose,
+    nearest,
+    parse_layers,
+)
 from zoo.errors import InputError
 
 

@@ -1,0 +1,1 @@
+"""What to remove from a block, and how it is carried out."""

@@ -1,0 +1,1 @@
+"""Recovery after pruning: closed form, LoRA, training that can be stopped."""

@@ -1,0 +1,1 @@
+"""How alike and how much faster a surrogate is."""
