@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.shared_family import make_family
+from benchmarks.serving.shared_family import make_family
 from cli.bench.plot import plot_bench
 from cli.bench.report import show
 from cli.bench.rounds import Bench, run_bench

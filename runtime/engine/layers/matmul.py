@@ -62,7 +62,7 @@ class Turned:
     last: int
 
 
-#: On a CPU, where stock products are far from the speed of memory at few rows; measured by `benchmarks/skinny.py`.
+#: On a CPU, where stock products are far from the speed of memory at few rows; measured by `benchmarks/serving/skinny.py`.
 TURNED: Mapping[torch.dtype, Turned] = {torch.float32: Turned(12, 6, 48), torch.bfloat16: Turned(2, 2, 256)}
 #: Elements from which a matrix counts as large.
 LARGE = 1 << 19
@@ -156,7 +156,7 @@ class NativeProduct:
         return self._kernels.linear(x, self._parts)
 
 
-#: Rows up to which the kernels multiply a weight as it is stored faster than torch does; measured by `benchmarks/skinny.py`.
+#: Rows up to which the kernels multiply a weight as it is stored faster than torch does; measured by `benchmarks/serving/skinny.py`.
 STORED_ROWS = 64
 
 

@@ -3,7 +3,7 @@ plain one.
 
     packs.acquire(digest, weight) -> (layout, packed weight), or None where the plain one stays
 
-One layout serves any number of rows. Where our kernels are, it is theirs, whose speed is known (`benchmarks/packed_weights.py`); whether
+One layout serves any number of rows. Where our kernels are, it is theirs, whose speed is known (`benchmarks/serving/packed_weights.py`); whether
 oneDNN's is worth it depends on the processor, and a first use measures it. Knows nothing of layers or models.
 """
 

@@ -5,7 +5,7 @@ The benchmark of the same name does it a hundred times and prints how long recov
 
 from __future__ import annotations
 
-from benchmarks.chaos import PAGES, chaos
+from benchmarks.cluster.chaos import PAGES, chaos
 
 
 def test_ten_kills_lose_nothing() -> None:

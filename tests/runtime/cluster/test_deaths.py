@@ -1,11 +1,11 @@
-"""`kill -9` of an agent's process in each phase of its work, in which it is held until it is dead (`benchmarks.phases`).
+"""`kill -9` of an agent's process in each phase of its work, in which it is held until it is dead (`benchmarks.cluster.phases`).
 
 The same, event by event, under the virtual clock: `tests/runtime/scheduler/devices/test_deaths.py`.
 """
 
 from __future__ import annotations
 
-from benchmarks.phases import PHASES, phases
+from benchmarks.cluster.phases import PHASES, phases
 
 
 def test_a_kill_in_each_phase_loses_doubles_and_alters_nothing() -> None:

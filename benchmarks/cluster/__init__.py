@@ -1,0 +1,1 @@
+"""Hops, scheduling, kills of agents."""

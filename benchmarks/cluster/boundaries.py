@@ -1,0 +1,118 @@
+"""How long the last blocks of a chain take to move to another device, with and without what came into them kept, in virtual time.
+
+    python -m benchmarks.cluster.boundaries [--model llama-7b] [--tokens 512 4096] [--parts 2 4 8] [--output FILE]
+
+The real scheduler and relays over simulated A100s, each on a server of its own. A chain is cut into `parts` over as many devices, a
+sequence of so many tokens waits, and its last part moves to the first device. `off`: no hidden states are kept (`boundary_bytes` 0, the
+baseline): upstream would have to run again, so K and V travel. `on`: they are kept, and the destination recomputes from the front what it
+does not copy from the back (BL-16). Printed for each: milliseconds from the start of the move to its commit, tokens that were recomputed,
+and bytes of K and V and of hidden states that travelled.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reports import deliver
+from runtime.agent.agent import Relay
+from runtime.config import ClusterConfig, ControlConfig, RelayConfig
+from runtime.control.commands import Move, Pause, Resume
+from runtime.scheduler.scheduler import Scheduler
+from runtime.sim.cost.hardware import GPUS, LINKS, Cluster, Link, Server
+from runtime.sim.models.family import App, Cutting, Family, family_of
+from runtime.sim.run.clock import EventClass
+from runtime.sim.run.engine import Host, SimEngine
+from runtime.sim.run.network import Network
+from runtime.sim.run.node import Node
+from runtime.sim.run.simulation import Simulation
+from runtime.types import SamplingParams, SequenceRequest, TraceEvent
+
+_LINKS = (LINKS["100gbps"], LINKS["25gbps"], Link("10gbps", 0.94 * 1.25e9, 30_000))
+_PAGES = 1 << 15
+_MS = 1_000_000
+
+
+@dataclass
+class _Told:
+    """A trace of which only moves matter."""
+
+    start: int = 0
+    meet: TraceEvent | None = None
+    fed: int = 0
+    paused: bool = False
+
+    def emit(self, event: TraceEvent) -> None:
+        if event.ev == "kv.move.start":
+            self.start = event.t
+        elif event.ev == "kv.recompute":
+            self.fed = event.bytes or 0
+        elif event.ev == "kv.meet":
+            self.meet = event
+
+
+def moved(family: Family, parts: int, link: Link, tokens: int, boundary_bytes: int) -> dict[str, Any]:
+    """One move: how long it took, and what it did."""
+    server = Server(GPUS["A100-80GB"], 1)
+    cluster, told = Cluster((server,) * parts, link), _Told()
+    names = [name for name, _ in cluster.devices()]
+    relay = RelayConfig(token_budget=512, chunk=256, boundary_bytes=boundary_bytes)
+    config = ClusterConfig(devices=parts, placing="split", chunk=512, control=ControlConfig.off())
+    (chain,) = family.chains.values()
+    scheduler = Scheduler([chain], family.blocks(), config, told)
+    nodes = {name: _node(name, server, family, relay) for name in names}
+    simulation = Simulation(scheduler, nodes, Network(cluster))
+    asked = SequenceRequest("a", "a", chain.model, (0,) * tokens, SamplingParams(256, ignore_eos=True))
+
+    def look() -> None:
+        """Let it rest behind its first token, move it as soon as what it needs is loaded, and let it end."""
+        member = scheduler.members.get("a")
+        if told.meet is not None:
+            simulation._tell(Resume("a"))
+            return
+        if member is not None and member.output and not told.paused:
+            told.paused = True
+            simulation._tell(Pause("a"))
+        elif member is not None and told.paused and not told.start:
+            simulation._tell(Move("a", parts - 1, parts, member.path[0].device))
+        simulation.clock.at(simulation.clock.now + 5 * _MS, EventClass.TICK, (look,))
+
+    simulation.clock.at(5 * _MS, EventClass.TICK, (look,))
+    simulation.run([asked])
+    if told.meet is None:
+        raise RuntimeError("the move did not end")
+    spans = told.meet.extra["recomputed"]
+    return {
+        "ms": round((told.meet.t - told.start) / _MS, 2),
+        "recomputed": sum(hi - lo for lo, hi in spans),
+        "bytes": (told.meet.bytes or 0) + told.fed,
+    }
+
+
+def _node(name: str, server: Server, family: Family, relay: RelayConfig) -> Node:
+    return Node(Relay(name, _PAGES, relay), SimEngine(name, server.gpu, family, _PAGES, Host(server)), 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="llama-7b")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[512, 4096])
+    parser.add_argument("--parts", type=int, nargs="+", default=[2, 4, 8])
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    rows = []
+    for parts in given.parts:
+        app = App(given.model, given.model, "foundation")
+        family = family_of([app], Cutting(parts=parts, max_model_len=max(given.tokens) + 512))
+        layers = family.chain(given.model).uses[-1].kv_layers
+        for link in _LINKS:
+            for tokens in given.tokens:
+                off, on = (moved(family, parts, link, tokens, kept) for kept in (0, 1 << 40))
+                rows.append({"layers": layers, "link": link.name, "tokens": tokens, "off": off, "on": on})
+    deliver({"model": given.model, "moves": rows}, given.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""An agent that stops where it is told to, and waits: `python -m benchmarks.cluster.holding`, in the place of `cli.serving.agent_engines` (`benchmarks.cluster.phases`).
+
+Its engine counts (`runtime.engine.fakes.integer_engine`). Whoever wants it held at a moment makes a pipe of that name in its folder and reads: the
+first agent that comes to that moment takes the pipe away, so that no other is held, writes its process id into it, and goes on when
+somebody opens `<moment>.go`. Nothing here waits for time.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.chains import Array, Stage, StageResult
+from runtime.cluster.agent_process.main import MakeEngine, main
+from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_model import CountingModel
+from runtime.types import ModelSpec, StepPlan
+
+
+class HoldingEngine(CountingEngine):
+    """See the top of the file. Moments: `load`; steps: `prefill`, `decode`, `predict` (of a model whose name ends with ~); `give`, `take`:
+    pages."""
+
+    folder = Path()
+
+    def load(self, stage: Stage) -> ModelSpec:
+        self._hold("load")
+        return super().load(stage)
+
+    def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
+        if any("~[" in row.model for row in plan.rows):
+            self._hold("predict")
+        elif any(len(row.tokens) > 1 for row in plan.rows):
+            self._hold("prefill")
+        elif plan.rows:
+            self._hold("decode")
+        return super().run(plan, inputs)
+
+    def read_pages(self, pages: Sequence[int]) -> Array:
+        self._hold("give")
+        return super().read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], data: Array) -> None:
+        self._hold("take")
+        super().write_pages(pages, data)
+
+    def _hold(self, moment: str) -> None:
+        taken = self.folder / f"{moment}.{os.getpid()}"
+        try:
+            (self.folder / moment).rename(taken)
+        except FileNotFoundError:
+            return
+        taken.write_text(f"{os.getpid()}\n")
+        (self.folder / f"{moment}.go").read_text()
+
+
+class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    models: tuple[CountingModel, ...]
+    pages: int
+    folder: str
+
+
+def _holding(settings: Mapping[str, Any]) -> MakeEngine:
+    chosen = msgspec.convert(dict(settings), Settings)
+
+    def make() -> HoldingEngine:
+        engine = HoldingEngine(chosen.models, chosen.pages, rewrites=True)
+        engine.folder = Path(chosen.folder)
+        return engine
+
+    return make
+
+
+if __name__ == "__main__":
+    sys.exit(main({"holding": _holding}))

@@ -1,0 +1,331 @@
+"""What a hop costs: one decode step of 32 sequences along a chain on one agent, and along the same chain cut over two.
+
+    python -m benchmarks.cluster.hops [--rows 32] [--width 512] [--layers 4] [--steps 200] [--turn 10] [--sockets unix|ipc|tcp]
+                               [--tensors direct] [--output FILE]
+
+Real agents: processes, sockets, relays, and the staged engine with a Llama of random weights. `--rows 32 --width 512` in float32 are 64 KB
+of hidden states per hop. The program speaks to the agents as the scheduler does, so that a step is the way of the rows and nothing else:
+Go -> (stage -> Pass ->) stage -> Done. Four paths take turns: the whole chain on `a` (`one`), cut in two but both on `a` (`cut`), the
+second half on `b` (`two`), and `a`, `b`, `a` (`three`). Printed: milliseconds per step of each, and what a hop adds: to the whole chain,
+with a second step of an engine (`two - one`, and `three - one` by its two hops), and to the same two steps in one process (`two - cut`):
+encoding, the socket, another process that wakes up. `between engines`: from the end of one engine's step to the begin of the next one's,
+by stamps of one clock (`benchmarks.cluster.stamped_agents`), of a hop between processes (`two`, `three`: half of its two) and within one (`cut`);
+`engines`: what the steps themselves take, which is more where each half wakes another core. A path takes `--turn` steps in a row, as it
+does in serving, of which the first two do not count. Differences are of steps of neighbouring turns, their median, for what else the
+machine does changes from second to second.
+`bare`: the same bytes from one process to another over the post without engines, one way. `--tensors direct`: hidden states go from
+device to device (gloo on a CPU), not over the post; `links` says whether they did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from benchmarks.cluster.stamped_agents import STAMPS
+from benchmarks.reports import deliver
+from runtime.chains import Array, Hop, Stage
+from runtime.chains import Path as Hops
+from runtime.cluster.agent_process.loop import AgentSettings
+from runtime.cluster.agent_process.main import Preparation
+from runtime.cluster.launch.processes import ProcessConfig, Processes
+from runtime.config import DirectConfig, EngineConfig
+from runtime.control.commands import SCHEDULER
+from runtime.messages import Done, Go, Load, Loaded, Lost, Message, Open, Pages, Peers, Ready, Report
+from runtime.transport.keys import Keys
+from runtime.transport.messenger import Mail, Post
+from runtime.types import SamplingParams, SequenceRequest
+
+MODEL = "hops"
+PROMPT = 8
+LIMIT = 60.0
+#: Steps of a turn that do not count.
+_SKIPPED = 2
+_WANTED = (Ready, Loaded, Done, Lost)
+
+
+def make_store(folder: Path, width: int, layers: int) -> Path:
+    """A store with one Llama of random weights."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from surgery.ingest.ingest import ingest
+    from surgery.sources import open_source
+    from zoo.store import Store
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1024, hidden_size=width, intermediate_size=2 * width, num_hidden_layers=layers, num_attention_heads=8,
+        num_key_value_heads=4, max_position_embeddings=4096,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    with Store.open(folder / "store") as store:
+        ingest(store, open_source(str(folder / "model")), name=MODEL)
+    return folder / "store"
+
+
+class Cluster:
+    """Two agents, and this program in the scheduler's place."""
+
+    def __init__(self, settings: dict[str, Any], kind: str, direct: bool) -> None:
+        program = (sys.executable, "-m", "benchmarks.cluster.stamped_agents")
+        self._fleet = Processes(
+            ProcessConfig(
+                Preparation("staged", settings),
+                settings=AgentSettings(direct=DirectConfig() if direct else None),
+                host="127.0.0.1" if kind == "tcp" else None,
+                sockets="ipc" if kind == "ipc" else "unix",
+                warm=False,
+                program=program,
+            )
+        )
+        self._post = Post(SCHEDULER, 0, self._fleet.seat.bind, self._fleet.seat.keys)
+        self._came: list[Message] = []
+        self.links: dict[str, dict[str, str]] = {}
+        self._fleet.attach(lambda died: None, self._post.address)
+        for name in "ab":
+            self._fleet.start(name, 1)
+        ready = [self.next(Ready) for _ in "ab"]
+        for name in "ab":
+            self._post.send(name, Peers(tuple((each.device, 1, each.address) for each in ready), tuple(each.rail for each in ready)))
+
+    def next(self, kind: type[Message]) -> Any:
+        end = time.monotonic() + LIMIT
+        while time.monotonic() < end:
+            for at, message in enumerate(self._came):
+                if isinstance(message, Lost):
+                    raise RuntimeError(f"rows are lost: {message.reason}")
+                if isinstance(message, kind):
+                    return self._came.pop(at)
+            came = [item.message for item in self._post.receive(1.0) if isinstance(item, Mail)]
+            self._came += [message for message in came if isinstance(message, _WANTED)]
+            self.links |= {message.device: dict(message.links) for message in came if isinstance(message, Report)}
+        raise RuntimeError(f"no {kind.__name__} came")
+
+    def provide(self, path: Hops) -> None:
+        for hop in path:
+            self._post.send(hop.device, Load((Stage(MODEL, hop.lo, hop.hi),), (("b",),)))
+            self.next(Loaded)
+
+    def open(self, requests: Sequence[SequenceRequest], path: Hops) -> None:
+        count = len(requests)
+        for device in {hop.device for hop in path}:
+            self._post.send(
+                device, Open((1,) * count, tuple(requests), ((),) * count, (path,) * count, (False,) * count, (0,) * count, (None,) * count)
+            )
+
+    def step(
+        self, path: Hops, seqs: tuple[str, ...], start: int, tokens: Sequence[tuple[int, ...]], generated: int
+    ) -> tuple[list[int], float]:
+        """One row of every sequence; their tokens, and the seconds until all were there."""
+        count = len(seqs)
+        flat = tuple(token for each in tokens for token in each)
+        go = Go(seqs, (1,) * count, (start,) * count, tuple(map(len, tokens)), flat, (True,) * count, (generated,) * count, (1,) * count)
+        begin = time.perf_counter()
+        self._post.send(path[0].device, go)
+        got: dict[str, int] = {}
+        while len(got) < count:
+            done = self.next(Done)
+            got.update((one.seq, one.token) for one in done.sampled)
+        return [got[seq] for seq in seqs], time.perf_counter() - begin
+
+    def close(self) -> None:
+        self._fleet.shutdown(10.0)
+        self._post.close()
+
+
+class Run:
+    """One path's sequences, step by step."""
+
+    def __init__(self, cluster: Cluster, name: str, path: Hops, rows: int) -> None:
+        self._cluster, self._path = cluster, path
+        self._seqs = tuple(f"{name}{number}" for number in range(rows))
+        sampling = SamplingParams(4000, ignore_eos=True)
+        prompts = [tuple((number * 7 + at) % 1024 for at in range(PROMPT)) for number in range(rows)]
+        cluster.provide(path)
+        cluster.open([SequenceRequest(seq, seq, MODEL, prompt, sampling) for seq, prompt in zip(self._seqs, prompts, strict=True)], path)
+        first, _ = cluster.step(path, self._seqs, 0, prompts, 0)
+        self.tokens, self._generated = [first], 1
+        self.seconds: list[float] = []
+        #: When each of these steps ended, by the clock of the agents' stamps.
+        self.ends: list[int] = []
+
+    def step(self) -> None:
+        last = [(token,) for token in self.tokens[-1]]
+        tokens, seconds = self._cluster.step(self._path, self._seqs, PROMPT + self._generated - 1, last, self._generated)
+        self.tokens.append(tokens)
+        self.seconds.append(seconds)
+        self.ends.append(time.monotonic_ns())
+        self._generated += 1
+
+    def take(self, turn: int, skipped: int) -> None:
+        """So many steps in a row, of which the first ones do not count."""
+        for _ in range(turn):
+            self.step()
+        for each in (self.seconds, self.ends):
+            del each[len(each) - turn : len(each) - turn + skipped]
+
+
+def measure(rows: int, width: int, layers: int, steps: int, turn: int, kind: str, direct: bool = False) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as scratch:
+        os.environ[STAMPS] = scratch
+        store = make_store(Path(scratch), width, layers)
+        cluster = Cluster(_settings(store), kind, direct)
+        try:
+            runs = _run(cluster, rows, layers, steps, turn)
+        finally:
+            cluster.close()
+        stamps = sorted((begin, end) for file in Path(scratch).glob("*.json") for begin, end in json.loads(file.read_text()))
+    if any(run.tokens != runs["one"].tokens for run in runs.values()):
+        raise RuntimeError("the paths give different tokens")
+    times = {name: _spread(run.seconds) for name, run in runs.items()}
+    return {
+        "rows": rows, "bytes_per_hop": rows * width * 4, "steps": steps, "turn": turn,
+        "over": kind, "links": cluster.links, "step": times,
+        "hop_adds_ms": _hops(runs), "between_engines_ms": _between(runs, stamps), "engines_ms": _engines(runs, stamps),
+        "bare": bare(rows * width * 4, kind),
+    }  # fmt: skip
+
+
+def _settings(store: Path) -> dict[str, Any]:
+    from runtime.engine.models.registry import half_page
+    from zoo.store import Store
+
+    config = EngineConfig(kv_bytes=512 << 20)
+    with Store.open(store) as opened:
+        half = half_page(opened, config, [MODEL])
+    return {"store": str(store), "database": None, "config": msgspec.to_builtins(config), "half_page": half, "threads": 1}
+
+
+def _run(cluster: Cluster, rows: int, layers: int, steps: int, turn: int) -> dict[str, Run]:
+    """`steps` of each path that count. Components: the embedding, two for each layer, the head. Cuts are before a layer's attention."""
+    end, half, third = 2 * layers + 2, layers // 2, layers // 3 or 1
+    paths = {
+        "one": (Hop("a", 0, end, (0, layers)),),
+        "cut": (Hop("a", 0, 1 + 2 * half, (0, half)), Hop("a", 1 + 2 * half, end, (half, layers))),
+        "two": (Hop("a", 0, 1 + 2 * half, (0, half)), Hop("b", 1 + 2 * half, end, (half, layers))),
+        "three": (
+            Hop("a", 0, 1 + 2 * third, (0, third)),
+            Hop("b", 1 + 2 * third, 1 + 4 * third, (third, 2 * third)),
+            Hop("a", 1 + 4 * third, end, (2 * third, layers)),
+        ),
+    }
+    runs = {name: Run(cluster, name, path, rows) for name, path in paths.items()}
+    skipped = min(_SKIPPED, turn - 1)
+    for number in range(1 + -(-steps // (turn - skipped))):
+        for run in runs.values():
+            run.take(turn, skipped)
+            if not number:  # warm by now
+                run.seconds.clear()
+                run.ends.clear()
+    return runs
+
+
+def bare(nbytes: int, kind: str, rounds: int = 500) -> dict[str, float]:
+    """One way between two processes: half of a round trip of a message with so many bytes beside it."""
+    with tempfile.TemporaryDirectory() as scratch:
+        keys = Keys.make() if kind == "tcp" else None
+        post = Post("here", 0, "tcp://127.0.0.1:*" if kind == "tcp" else f"{kind}://{scratch}/here", keys)
+        pair = None if keys is None else (keys.public, keys.secret)
+        process = multiprocessing.get_context("spawn").Process(target=_echo, args=(post.address, pair, rounds), daemon=True)
+        process.start()
+        while not post.knows("there"):
+            post.receive(1.0)
+        seconds = []
+        message, array = Pages(1, "s", 1, 0, 1, "d"), Array("uint8", (1, nbytes), bytes(nbytes))
+        for _ in range(rounds):
+            begin = time.perf_counter()
+            post.send("there", message, (array,))
+            while not any(isinstance(item, Mail) for item in post.receive(1.0)):
+                pass
+            seconds.append((time.perf_counter() - begin) / 2)
+        process.join(LIMIT)
+        post.close()
+    return _spread(seconds)
+
+
+def _echo(address: str, keys: tuple[str, str] | None, rounds: int) -> None:
+    post = Post("there", 0, keys=None if keys is None else Keys(*keys))
+    post.learn("here", 0, address)
+    post.send("here", Pages(0, "", 0, 0, 0, "", "hello"))
+    done = 0
+    while done < rounds:
+        for item in post.receive(1.0):
+            if isinstance(item, Mail):
+                post.send("here", item.message, item.arrays)
+                done += 1
+    post.close()
+
+
+def _hops(runs: Mapping[str, Run]) -> dict[str, float]:
+    return {
+        "two - one": _apart(runs, "two", "one"),
+        "two - cut": _apart(runs, "two", "cut"),
+        "two - cut, best of each": 1e3 * (min(runs["two"].seconds) - min(runs["cut"].seconds)),
+        "(three - one) / 2": _apart(runs, "three", "one") / 2,
+    }
+
+
+def _steps(run: Run, stamps: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """What engines did in each step of a path."""
+    begins = [begin for begin, _ in stamps]
+    spans = ((end - int(seconds * 1e9), end) for end, seconds in zip(run.ends, run.seconds, strict=True))
+    return [list(stamps[bisect(begins, begin) : bisect(begins, end)]) for begin, end in spans]
+
+
+def _between(runs: Mapping[str, Run], stamps: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:
+    """From one engine's end to the next one's begin, a hop."""
+    out = {}
+    for name in ("cut", "two", "three"):
+        gaps = [[after[0] - before[1] for before, after in pairwise(step)] for step in _steps(runs[name], stamps)]
+        out[name] = _spread([sum(each) / len(each) / 1e9 for each in gaps if each])
+    return out
+
+
+def _engines(runs: Mapping[str, Run], stamps: Sequence[tuple[int, int]]) -> dict[str, dict[str, float]]:
+    """Time of all engines in a step."""
+    return {name: _spread([sum(end - begin for begin, end in step) / 1e9 for step in _steps(run, stamps)]) for name, run in runs.items()}
+
+
+def _apart(runs: Mapping[str, Run], more: str, less: str) -> float:
+    """Milliseconds that a step of one path takes longer than the other's of the same round."""
+    pairs = zip(runs[more].seconds, runs[less].seconds, strict=True)
+    return 1e3 * statistics.median(one - other for one, other in pairs)
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {
+        "best_ms": 1e3 * ordered[0], "p50_ms": 1e3 * statistics.median(ordered), "p95_ms": 1e3 * ordered[int(0.95 * (len(ordered) - 1))]
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--turn", type=int, default=10)
+    parser.add_argument("--sockets", choices=("unix", "ipc", "tcp"), default="unix", help="tcp: encrypted")
+    parser.add_argument("--tensors", choices=("host", "direct"), default="host")
+    parser.add_argument("--output", type=Path)
+    given = parser.parse_args()
+    deliver(measure(given.rows, given.width, given.layers, given.steps, given.turn, given.sockets, given.tensors == "direct"), given.output)
+
+
+if __name__ == "__main__":
+    main()

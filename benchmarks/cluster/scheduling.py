@@ -1,0 +1,112 @@
+"""What the control plane of a cluster costs per step: the scheduler's time, and a relay's, for a decode step of many sequences.
+
+    python -m benchmarks.cluster.scheduling [--rows 256] [--steps 300] [--output FILE]
+
+Scheduler and relay as they are, no engine and no processes: the scheduler is given the answer to each step (`Done`, all rows in one
+message) and gives the next (`Go`); the relay is given that and plans, finishes and passes on. Microseconds per step, median and p95.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.reports import deliver
+from runtime.agent.agent import Relay
+from runtime.chains import Array, StageResult
+from runtime.config import ClusterConfig, RelayConfig
+from runtime.control.commands import Arrive, Send, StageLoaded
+from runtime.engine.fakes.integer_model import counting_model
+from runtime.messages import PROTOCOL, Done, Go, Load, Loaded, Open, Ready
+from runtime.scheduler.scheduler import Scheduler
+from runtime.types import Sampled, SamplingParams, SequenceRequest, StepResult
+
+MODEL = counting_model("m", "1 2* 3 4* 5* 6", max_model_len=8192, page_tokens=16)
+CUTS = (1, 3, 4)
+NOTHING = Array("float32", (1, 0), b"")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    scheduler, relay = measure(options.rows, options.steps)
+    report: dict[str, Any] = {"rows": options.rows, "steps": options.steps, "scheduler_us": scheduler, "relay_us": relay}
+    for name in ("scheduler", "relay"):
+        print(f"{name}: {report[f'{name}_us']['median']:.0f} us per step of {options.rows} rows (p95 {report[f'{name}_us']['p95']:.0f})")
+    deliver(report, options.output)
+
+
+def measure(rows: int, steps: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Microseconds per step of the scheduler, and of the relay of the first hop."""
+    config = ClusterConfig(devices=2, placing="split", max_running=rows)
+    scheduler = Scheduler([MODEL.chain(*CUTS)], MODEL.blocks(*CUTS), config)
+    relay = Relay("d0", 1 << 20, RelayConfig(max_rows=rows, token_budget=1 << 20))
+    said: list[Any] = []
+    for device in ("d0", "d1"):
+        said += scheduler.handle(Ready(device, PROTOCOL, "v", 1 << 20, 64, 0, device), 0)
+    for to, load in ((each.to, each.message) for each in _sends(said) if isinstance(each.message, Load)):
+        for stage in load.stages:
+            spec = replace(MODEL.spec, name=stage.id, kv_layers=sum(part.attends for part in MODEL.parts[stage.lo : stage.hi]))
+            scheduler.handle(Loaded(to, stage, spec, 0), 0)
+            if to == "d0":
+                relay.handle(load, (), 0)
+                relay.handle(StageLoaded(stage, spec, 0), (), 0)
+    sampling = SamplingParams(8000, ignore_eos=True)
+    said = []
+    for number in range(rows):
+        said += scheduler.handle(Arrive(SequenceRequest(f"s{number}", "r", "m", tuple(range(number % 7, number % 7 + 20)), sampling)), 0)
+    go = _opened(relay, said)
+    times: tuple[list[float], list[float]] = ([], [])
+    for step in range(steps):
+        times[1].append(_relay_step(relay, go, step))
+        done = Done("d1", go.seqs, go.epochs, go.counts, tuple(Sampled(seq, 5) for seq in go.seqs))
+        begin = time.perf_counter()
+        said = scheduler.handle(done, step)
+        times[0].append(time.perf_counter() - begin)
+        go = _opened(relay, said)
+    return _summary(times[0][1:]), _summary(times[1][1:])
+
+
+def _relay_step(relay: Relay, go: Go, now: int) -> float:
+    begin = time.perf_counter()
+    relay.handle(go, (), now)
+    step = relay.next_step(now)
+    planned = time.perf_counter() - begin
+    assert step is not None
+    result = StageResult(StepResult(step.plan.step, ()), {row.seq: NOTHING for row in step.plan.rows})
+    begin = time.perf_counter()
+    relay.finish_step(result, now)
+    return planned + time.perf_counter() - begin
+
+
+def _opened(relay: Relay, said: Iterable[Any]) -> Go:
+    """Tell the relay who comes, and give what is to run, as one message."""
+    gos = []
+    for each in _sends(said):
+        if each.to == "d0" and isinstance(each.message, Open):
+            relay.handle(each.message, (), 0)
+        elif isinstance(each.message, Go):
+            gos.append(each.message)
+    columns = ([value for go in gos for value in getattr(go, name)] for name in Go.__struct_fields__)
+    return Go(*(tuple(column) for column in columns))
+
+
+def _sends(commands: Iterable[Any]) -> Iterable[Send]:
+    return (each for each in commands if isinstance(each, Send))
+
+
+def _summary(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    return {"median": statistics.median(ordered) * 1e6, "p95": ordered[int(len(ordered) * 0.95)] * 1e6}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One device and HTTP, beside other engines."""

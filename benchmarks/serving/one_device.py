@@ -1,0 +1,108 @@
+"""One device, two drivers: the cluster's scheduler over one agent in its thread (`inline`) beside the driver of one device (`local`).
+
+    python -m benchmarks.serving.one_device [--size 32m|tiny] [--batch 1 4 16 64] [--tokens 128] [--prompt 32] [--pairs 5] [--threads N]
+        [--output FILE]
+
+One random Llama in float32, greedy answers of equal length, no text and no HTTP; each driver in a process of its own, by turns, pair by
+pair. `ratio`: tokens per second of inline over local's of the same pair, median and spread. `first_ms`: milliseconds to a request's first
+token. `cpu_us`: processor microseconds per token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.reports import deliver
+from benchmarks.serving.peers import Side
+from benchmarks.serving.shared_family import SHAPES, spread
+from cli.bench.where import where
+from surgery.ingest.ingest import ingest
+from surgery.sources import open_source
+from zoo.store import Store
+
+_TINY = {"hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+_SIDES = ("local", "inline")
+
+
+def make_model(folder: Path, size: str) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = SHAPES["32m"] if size == "32m" else {**SHAPES["32m"], **_TINY}
+    LlamaForCausalLM(LlamaConfig(**shape)).save_pretrained(folder)
+
+
+def compared(sides: dict[str, Side], batch: int, args: argparse.Namespace) -> dict[str, Any]:
+    """Pairs by turns; the first one warms."""
+    found: list[dict[str, dict[str, Any]]] = []
+    for seed in range(args.pairs + 1):
+        order = {
+            "clients": batch,
+            "requests": batch * max(1, args.waves // batch),
+            "prompt": args.prompt,
+            "tokens": args.tokens,
+            "seed": seed,
+        }
+        names = _SIDES if seed % 2 else _SIDES[::-1]
+        found.append({name: sides[name].order(order) for name in names})
+    found = found[1:]
+
+    def middle(name: str, of: str) -> float:
+        return statistics.median(pair[name][of] / pair[name]["tokens"] for pair in found)
+
+    return {
+        "ratio": spread([pair["local"]["seconds"] / pair["inline"]["seconds"] for pair in found]),
+        "tokens_per_second": {name: round(1 / middle(name, "seconds"), 1) for name in _SIDES},
+        "cpu_us": {name: round(1e6 * middle(name, "cpu"), 1) for name in _SIDES},
+        "first_ms": {name: round(1000 * statistics.median(one for pair in found for one in pair[name]["first"]), 2) for name in _SIDES},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The inline driver beside the local one.")
+    parser.add_argument("--size", choices=("32m", "tiny"), default="32m")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--prompt", type=int, default=32)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--waves", type=int, default=4, help="requests of a run that come in waves of a batch")
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    env = {"OMP_NUM_THREADS": str(args.threads)}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        make_model(folder / "model", args.size)
+        with Store.open(folder / "store") as store:
+            ingest(store, open_source(str(folder / "model")), name="model")
+        command = [
+            sys.executable,
+            "-m",
+            "benchmarks.serving.asking",
+            "inside",
+            str(folder / "store"),
+            "model",
+            "--threads",
+            str(args.threads),
+        ]
+        sides = {name: Side(name, [*command, "--backend", name], env) for name in _SIDES}
+        batches = {}
+        for batch in args.batch:
+            batches[str(batch)] = compared(sides, batch, args)
+            print(batch, batches[str(batch)], flush=True)
+        for side in sides.values():
+            side.close()
+    deliver({"benchmark": "one_device", "size": args.size, "threads": args.threads, "where": where("cpu", inside=True), "batches": batches},
+            args.output)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

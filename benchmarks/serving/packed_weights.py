@@ -1,0 +1,97 @@
+"""Decoding with weights as they are stored, in oneDNN's layout, and with kernels of our own: one model, all engines in one run, in turns.
+
+    python -m benchmarks.serving.packed_weights [--size 32m] [--dtype float32|bfloat16] [--batch 1 4 16 64] [--threads N] [--pairs 3]
+
+Tokens per second after each answer's first: the time of a run less that of a run for one token. Random weights, prompts of 32 tokens,
+greedy. Ratios are over plain, round by round: median and spread. Also says whether oneDNN's layout would be chosen here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from importlib.metadata import version
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.reports import deliver
+from benchmarks.serving.shared_family import SHAPES, spread
+from runtime.cluster.local import LocalDriver
+from runtime.config import BatchingConfig, EngineConfig
+from runtime.engine.executors.paged import PagedEngine
+from runtime.engine.layers.matmul import OneDnn
+from runtime.engine.layers.packed_weights import faster
+from runtime.types import SamplingParams, SequenceRequest
+from surgery.ingest.ingest import ingest
+from surgery.sources import open_source
+from zoo.store import Store
+
+_PROMPT = 32
+_numbers = count()
+
+
+def run(engine: PagedEngine, batch: int, tokens: int) -> float:
+    """Seconds until so many answers are whole."""
+    prompts = torch.randint(3, 1000, (batch, _PROMPT), generator=torch.Generator().manual_seed(batch)).tolist()
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    requests = [SequenceRequest(f"s{next(_numbers)}", "r", "model", tuple(prompt), params) for prompt in prompts]
+    driver = LocalDriver(engine, BatchingConfig())
+    begin = time.perf_counter()
+    for _ in driver.run(requests):
+        pass
+    return time.perf_counter() - begin
+
+
+def decode(engine: PagedEngine, batch: int, tokens: int) -> float:
+    """Tokens per second."""
+    first = run(engine, batch, 1)
+    return batch * (tokens - 1) / (run(engine, batch, tokens) - first)
+
+
+def measure(engines: dict[str, PagedEngine], batch: int, tokens: int, pairs: int) -> dict[str, Any]:
+    rates: list[dict[str, float]] = []
+    for _ in range(pairs + 1):
+        rates.append({name: decode(engine, batch, tokens) for name, engine in engines.items()})
+    rates = rates[1:]  # the first warms caches
+    ratios = {name: spread([one[name] / one["plain"] for one in rates]) for name in engines if name != "plain"}
+    return {"batch": batch, **{name: statistics.median(one[name] for one in rates) for name in engines}, "ratios": ratios}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Decoding with plain and packed weights, and with kernels.")
+    parser.add_argument("--size", choices=tuple(SHAPES), default="32m")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[args.dtype]
+    with tempfile.TemporaryDirectory() as scratch:
+        torch.manual_seed(0)
+        LlamaForCausalLM(LlamaConfig(**SHAPES[args.size])).to(dtype).save_pretrained(Path(scratch) / "model")
+        with Store.open(Path(scratch) / "store") as store:
+            ingest(store, open_source(str(Path(scratch) / "model")), name="model")
+            how = {"plain": ("stock", "plain"), "packed": ("stock", "packed"), "kernels": ("auto", "auto")}
+            configs = {name: EngineConfig(kv_bytes=1 << 29, kernels=k, weights=w) for name, (k, w) in how.items()}  # type: ignore[arg-type]
+            engines = {name: PagedEngine(store, config, ["model"]) for name, config in configs.items()}
+            report = {
+                "benchmark": "packed_weights", "size": args.size, "dtype": args.dtype, "threads": args.threads, "torch": version("torch"),
+                "resident": {name: engine.memory().weights for name, engine in engines.items()},
+                "onednn_is_faster": faster(OneDnn(), dtype, args.threads),
+                "batches": [measure(engines, batch, args.tokens, args.pairs) for batch in args.batch],
+            }  # fmt: skip
+    deliver(report, args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""One model on a CPU: our engine beside vLLM's and transformers', each a process of its own that has all cores in its turn.
+
+    python -m benchmarks.serving.peers [--vllm PYTHON] [--size 32m] [--batch 1 4 16 64] [--pairs 3] [--threads N] [--eager] [--output FILE]
+
+`--vllm`: the Python of an environment where vLLM for CPU is installed; without it only transformers is beside us. Random weights in
+float32, prompts of 32 random tokens, 128 tokens out, greedy. `decode`: tokens per second after each answer's first, the time of a run less
+that of a run for one token. `prefill`: tokens per second of 8 prompts of 512 tokens, one token out. Sides take turns, pair by pair; a ratio
+is ours over theirs: median and spread. `first_token`: seconds from the start of the process; `resident`: bytes then and at the end.
+`same`: share of answers that equal ours token by token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.reports import deliver
+from benchmarks.serving.shared_family import SHAPES, spread
+from cli.bench.where import where
+from surgery.ingest.ingest import ingest
+from surgery.sources import open_source
+from zoo.store import Store
+
+_PROMPT, _LONG, _LONGS = 32, 512, 8
+#: Threads of the side before spin for a while; Intel's OpenMP for a fifth of a second.
+_PAUSE = 0.5
+
+
+class Side:
+    """A running engine. Raises RuntimeError when its process ends before it answers."""
+
+    def __init__(self, name: str, command: Sequence[str], env: dict[str, str]) -> None:
+        self.name = name
+        begin = time.perf_counter()
+        self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - as long as the process
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True, env={**os.environ, **env}
+        )
+        self.started = self._answer()
+        self.first_token = time.perf_counter() - begin
+
+    def ask(
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int | Sequence[int],
+        models: Sequence[str] | None = None,
+        at: Sequence[float] | None = None,
+    ) -> dict[str, Any]:
+        """Have prompts answered: at once or when they come, by the side's own model or by those named (`sides`)."""
+        return self.order({"prompts": prompts, "tokens": tokens, "models": models, "at": at})
+
+    def order(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """What the process says to a line of JSON."""
+        if self._process.stdin is None:
+            raise RuntimeError(f"{self.name} reads nothing")
+        time.sleep(_PAUSE)
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+    def _answer(self) -> dict[str, Any]:
+        line = "" if self._process.stdout is None else self._process.stdout.readline()
+        if not line:
+            self._said.seek(0)
+            raise RuntimeError(f"{self.name} ended with {self._process.wait()}: {self._said.read()[-2000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def prompts_of(count: int, length: int, seed: int, below: int = 8000) -> list[list[int]]:
+    made: list[list[int]] = torch.randint(3, below, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
+    return made
+
+
+def decode(side: Side, batch: int, tokens: int, seed: int) -> dict[str, Any]:
+    """Tokens per second after the first ones, and what was answered."""
+    prompts = prompts_of(batch, _PROMPT, seed)
+    first = side.ask(prompts, 1)["seconds"]
+    whole = side.ask(prompts, tokens)
+    return {"rate": batch * (tokens - 1) / (whole["seconds"] - first), "digest": whole["digest"]}
+
+
+def prefill(side: Side, seed: int) -> dict[str, Any]:
+    answer = side.ask(prompts_of(_LONGS, _LONG, seed), 1)
+    return {"rate": _LONGS * _LONG / answer["seconds"], "digest": answer["digest"]}
+
+
+def compare(sides: Sequence[Side], what: str, batch: int, tokens: int, pairs: int) -> dict[str, Any]:
+    """All sides by turns; the first round warms."""
+    found: list[dict[str, dict[str, Any]]] = []
+    for seed in range(pairs + 1):
+        order = sides if seed % 2 == 0 else list(reversed(sides))
+        found.append({side.name: decode(side, batch, tokens, seed) if what == "decode" else prefill(side, seed) for side in order})
+    found = found[1:]
+    row: dict[str, Any] = {"what": what, "batch": batch}
+    for side in sides:
+        row[side.name] = {"rate": statistics.median(one[side.name]["rate"] for one in found)}
+        if side is not sides[0]:
+            ours = sides[0].name
+            row[side.name]["ratio"] = spread([one[ours]["rate"] / one[side.name]["rate"] for one in found])
+            pairs_of = [(a, b) for one in found for a, b in zip(one[ours]["digest"], one[side.name]["digest"], strict=True)]
+            row[side.name]["same"] = sum(a == b for a, b in pairs_of) / len(pairs_of)
+    print(json.dumps(row), file=sys.stderr, flush=True)
+    return row
+
+
+def launch(kind: str, what: Sequence[str], threads: int, vllm: Path | None = None, *options: str) -> Side:
+    """A process of `sides`. `vllm`: the Python that has vLLM, for that side."""
+    script = str(Path(__file__).with_name("sides.py"))
+    if kind != "vllm" or vllm is None:
+        env = {"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": str(threads)}
+        return Side(kind, [sys.executable, script, kind, *what, "--threads", str(threads), *options], env)
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "VLLM_LOGGING_LEVEL": "ERROR",
+        "LD_PRELOAD": str(vllm.parents[1] / "lib" / "libiomp5.so"), "TOKENIZERS_PARALLELISM": "false",
+    }  # fmt: skip
+    return Side(kind, [str(vllm), script, kind, *what, "--threads", str(threads), *options], env)
+
+
+def start(args: argparse.Namespace, folder: Path) -> list[Side]:
+    """Our side first."""
+    sides = [launch("zoo", [str(folder / "store"), "model"], args.threads)]
+    if args.vllm:
+        sides.append(launch("vllm", [str(folder / "model")], args.threads, args.vllm, *(["--eager"] * args.eager)))
+    sides.append(launch("transformers", [str(folder / "model")], args.threads))
+    return sides
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Our engine beside vLLM and transformers on one CPU.")
+    parser.add_argument("--vllm", type=Path, help="Python of an environment with vLLM")
+    parser.add_argument("--size", choices=tuple(SHAPES), default="32m")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 16, 64])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--eager", action="store_true", help="vLLM without compilation")
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        torch.manual_seed(0)
+        LlamaForCausalLM(LlamaConfig(**SHAPES[args.size])).save_pretrained(folder / "model")
+        with Store.open(folder / "store") as store:
+            ingest(store, open_source(str(folder / "model")), name="model")
+        sides = start(args, folder)
+        rows = [compare(sides, "decode", batch, args.tokens, args.pairs) for batch in args.batch]
+        rows.append(compare(sides, "prefill", _LONGS, 1, args.pairs))
+        report = {
+            "benchmark": "peers", "size": args.size, "threads": args.threads, "eager": args.eager, "where": where("cpu", inside=True),
+            "torch": version("torch"),
+            "sides": {
+                side.name: {"first_token": side.first_token, "resident_at_start": side.started["resident"],
+                            "resident": side.ask(prompts_of(1, 4, 0), 1)["resident"]}
+                for side in sides
+            },
+            "rows": rows,
+        }  # fmt: skip
+        for side in sides:
+            side.close()
+    deliver(report, args.output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""BlockLLM's figures from the simulator."""

@@ -1,0 +1,1 @@
+"""Ingest, packing, deltas, exits, stitches, surrogates."""

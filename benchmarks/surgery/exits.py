@@ -1,0 +1,98 @@
+"""What leaving a model early costs in accuracy and gains in speed (BL-30), on the demo's small foundation, trained on the spot.
+
+    python -m benchmarks.surgery.exits [--dir FOLDER] [--steps 440] [--batch 8] [--tokens 96] [--rounds 3]
+
+Held-out text of the built-in corpus through every depth (`zoo exits`), and tokens/s of decoding in one engine that serves the whole model
+and all its exits: each depth alone, and whole and early ones together; rounds take the depths in turns. A model that was trained into
+FOLDER by the same settings is used again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.reports import deliver
+from cli.demo.members import Lesson, learn
+from cli.demo.recipe import TINY
+from cli.demo.tokenizer import train_tokenizer
+from cli.demo.train import stream_of
+from runtime.cluster.local import LocalDriver
+from runtime.config import BatchingConfig, EngineConfig
+from runtime.engine.executors.paged import PagedEngine
+from runtime.types import SamplingParams, SequenceRequest
+from surgery.chains.exits import make_exit, measure
+from surgery.text.library import EVERYTHING, read_library
+from zoo.api import Zoo
+
+_PROMPT = 32
+
+
+def trained(folder: Path, steps: int) -> Path:
+    """The recipe's foundation after so many steps, whose folder is there once it has learnt all of them."""
+    made, partial = folder / f"tiny-base-{steps}", folder / f"tiny-base-{steps}.partial"
+    if not made.exists():
+        member = TINY.members[0]
+        member = replace(member, schedule=replace(member.schedule, steps=steps))
+        texts = read_library().slice(EVERYTHING)
+        tokenizer = train_tokenizer(texts.train, TINY.vocabulary)
+        train, held_out = (stream_of(tokenizer, part) for part in (texts.train, texts.held_out))
+        learn(Lesson(member, TINY, tokenizer, train, held_out), partial, None, lambda step, loss: None)
+        partial.rename(made)
+    return made
+
+
+def speed(driver: LocalDriver, names: Sequence[str], batch: int, tokens: int) -> float:
+    """Tokens per second of so many sequences, the models in turns."""
+    params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+    requests = [
+        SequenceRequest(f"{at}-{time.monotonic_ns()}", "r", names[at % len(names)], tuple(range(5 + at, 5 + at + _PROMPT)), params)
+        for at in range(batch)
+    ]
+    begin = time.perf_counter()
+    count = sum(event.token is not None for event in driver.run(requests))
+    return count / (time.perf_counter() - begin)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("--dir", type=Path, default=Path("zoo_exits"))
+    parser.add_argument("--steps", type=int, default=440)
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    args = parser.parse_args()
+    begin = time.perf_counter()
+    with Zoo(args.dir / "store") as zoo:
+        name = f"tiny-base-{args.steps}"
+        zoo.ingest(trained(args.dir, args.steps), name)
+        model = zoo.model(name)
+        training = time.perf_counter() - begin
+        found = measure(zoo.store, model)
+        depth = found.exits[-1].layers
+        names = [make_exit(zoo.store, model, layers).model for layers in range(1, depth)]
+        engine = PagedEngine(zoo.store, EngineConfig(kv_bytes=64 << 20), [name, *names])
+        cases = {one: [one] for one in (*names, name)}
+        cases["whole and half"] = [name, names[depth // 2 - 1]]
+        speeds: dict[str, list[float]] = {case: [] for case in cases}
+        with LocalDriver(engine, BatchingConfig()) as driver:
+            for _ in range(args.rounds + 1):  # the first one warms up
+                for case, some in cases.items():
+                    speeds[case].append(speed(driver, some, args.batch, args.tokens))
+        weights = engine.memory().weights
+    deliver(
+        {
+            **found.document(), "steps": args.steps, "training_seconds": round(training, 1), "weights": weights, "batch": args.batch,
+            "tokens_per_second": {case: round(statistics.median(each[1:]), 1) for case, each in speeds.items()},
+        },
+        args.output,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

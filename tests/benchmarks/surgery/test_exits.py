@@ -1,0 +1,27 @@
+"""What a measurement trains for itself is used again only where it was trained to its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.surgery import exits
+
+
+def test_a_training_that_was_stopped_is_begun_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stops, learnt = [True, False], []
+
+    def learn(lesson: object, folder: Path, *_: object) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if stops.pop(0):
+            raise KeyboardInterrupt
+        learnt.append((folder / "config.json").write_text("{}"))
+
+    monkeypatch.setattr(exits, "learn", learn)
+    monkeypatch.setattr(exits, "train_tokenizer", lambda texts, size: None)
+    monkeypatch.setattr(exits, "stream_of", lambda tokenizer, part: None)
+    with pytest.raises(KeyboardInterrupt):
+        exits.trained(tmp_path, 2)
+    assert (exits.trained(tmp_path, 2) / "config.json").exists()
+    assert exits.trained(tmp_path, 2) == tmp_path / "tiny-base-2" and len(learnt) == 1
