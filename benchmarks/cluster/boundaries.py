@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.reports import deliver
 from runtime.agent.agent import Relay
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig
-from runtime.control.commands import Move, Pause, Resume
+from runtime.control.scheduler_io import Move, Pause, Resume
 from runtime.scheduler.scheduler import Scheduler
 from runtime.sim.cost.hardware import GPUS, LINKS, Cluster, Link, Server
 from runtime.sim.models.family import App, Cutting, Family, family_of

@@ -43,8 +43,7 @@ from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agent_process.main import Preparation
 from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.config import DirectConfig, EngineConfig
-from runtime.control.commands import SCHEDULER
-from runtime.messages import Done, Go, Load, Loaded, Lost, Message, Open, Pages, Peers, Ready, Report
+from runtime.messages import SCHEDULER, Done, Go, Load, Loaded, Lost, Message, Open, Pages, Peers, Ready, Report
 from runtime.transport.keys import Keys
 from runtime.transport.messenger import Mail, Post
 from runtime.types import SamplingParams, SequenceRequest

@@ -36,7 +36,7 @@ from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig, SpeculationConfig
-from runtime.control.commands import Serve, Tick
+from runtime.control.scheduler_io import Serve, Tick
 from runtime.engine.fakes.integer_model import CountingModel, surrogate_of
 
 DEVICES = ("d0", "d1", "d2")

@@ -20,7 +20,8 @@ from benchmarks.reports import deliver
 from runtime.agent.agent import Relay
 from runtime.chains import Array, StageResult
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.control.commands import Arrive, Send, StageLoaded
+from runtime.control.agent_io import Send, StageLoaded
+from runtime.control.scheduler_io import Arrive
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import PROTOCOL, Done, Go, Load, Loaded, Open, Ready
 from runtime.scheduler.scheduler import Scheduler

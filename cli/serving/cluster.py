@@ -14,7 +14,7 @@ import msgspec
 from cli.serving.models import check_device, within_memory
 from cli.serving.options import ServeOptions, size_of
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.control.commands import Serve
+from runtime.control.scheduler_io import Serve
 from runtime.policy.profiles import DeviceProfile
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.tracing.sink import TraceSink

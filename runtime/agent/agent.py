@@ -2,7 +2,7 @@
 
 Contract: a driver calls, from one thread at a time, with `now` in nanoseconds of its own clock,
 
-    handle(message or event, arrays, now)     whatever came; returns commands (`control.commands`)
+    handle(message or event, arrays, now)     whatever came; returns commands (`control.agent_io`)
     next_step(now)                            a step for the engine, or None while nothing can run
     finish_step(result, now)                  once per step; or fail_step(reason, now)
 
@@ -46,8 +46,7 @@ from runtime.agent.steps.round_trips import Due
 from runtime.agent.steps.steps import Steps
 from runtime.chains import Array, StageResult, own
 from runtime.config import RelayConfig
-from runtime.control.commands import (
-    SCHEDULER,
+from runtime.control.agent_io import (
     InputsChecked,
     PagesWritten,
     RelayCommand,
@@ -58,6 +57,7 @@ from runtime.control.commands import (
     StageStep,
 )
 from runtime.messages import (
+    SCHEDULER,
     Bid,
     Close,
     Drop,

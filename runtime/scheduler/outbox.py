@@ -11,7 +11,8 @@ from itertools import chain
 from typing import Protocol
 
 from runtime.chains import Path, RunAhead, Stage
-from runtime.control.commands import Emit, Moving, Replace, SchedulerCommand, Send, Updated
+from runtime.control.agent_io import Send
+from runtime.control.scheduler_io import Emit, Moving, Replace, SchedulerCommand, Updated
 from runtime.messages import Close, Drop, Go, Load, Message, Open
 from runtime.scheduler.sequences.sequence import Member
 from runtime.scheduler.speculation.in_flight import Try

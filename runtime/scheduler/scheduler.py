@@ -20,7 +20,8 @@ from types import MappingProxyType
 
 from runtime.chains import Block, Chain, Surrogate
 from runtime.config import ClusterConfig
-from runtime.control.commands import (
+from runtime.control.counters import AgentState, block_loads, model_loads
+from runtime.control.scheduler_io import (
     Abort,
     Arrive,
     ArriveTogether,
@@ -34,7 +35,6 @@ from runtime.control.commands import (
     Tick,
     Withdraw,
 )
-from runtime.control.counters import AgentState, block_loads, model_loads
 from runtime.control.trace_events import Narrator
 from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict, Won
 from runtime.policy.migration.order import Mover

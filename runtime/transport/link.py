@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from runtime.chains import Array
-from runtime.control.commands import SCHEDULER
-from runtime.messages import Message
+from runtime.messages import SCHEDULER, Message
 from runtime.transport.messenger import Cut, Mail
 
 

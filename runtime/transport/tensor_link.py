@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from runtime.chains import Array
-from runtime.cluster.agent_process.commands import Seals
-from runtime.control.commands import SCHEDULER
-from runtime.messages import Lost, Meet, Message, Pages, Pass, Unlinked
+from runtime.messages import SCHEDULER, Lost, Meet, Message, Pages, Pass, Unlinked
+from runtime.transport.checksums import Seals
 from runtime.transport.interfaces import CHECKSUM, Came, Direct, Said
 from runtime.transport.messenger import Cut, Mail, Post
 from runtime.transport.wire import MAX_FRAME_BYTES, nbytes_of

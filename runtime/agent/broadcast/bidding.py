@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 from runtime.agent.sequences.sequence import Guest, Waiting
 from runtime.agent.steps.outbound import lost_of, pass_of
 from runtime.chains import Array
-from runtime.control.commands import SCHEDULER, Send
-from runtime.messages import Bid, Offer, Retract, Won
+from runtime.control.agent_io import Send
+from runtime.messages import SCHEDULER, Bid, Offer, Retract, Won
 from runtime.policy.routing.bids import Accepted, Bids
 
 

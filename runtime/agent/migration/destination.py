@@ -23,16 +23,8 @@ from runtime.agent.sequences.page_tables import Tables
 from runtime.agent.sequences.sequence import Guest, Waiting
 from runtime.chains import Array, own
 from runtime.config import RelayConfig
-from runtime.control.commands import (
-    SCHEDULER,
-    CheckInputs,
-    InputsChecked,
-    PagesWritten,
-    RelayCommand,
-    Send,
-    WritePages,
-)
-from runtime.messages import Moved, Pages, Receive, Settle, Stuck
+from runtime.control.agent_io import CheckInputs, InputsChecked, PagesWritten, RelayCommand, Send, WritePages
+from runtime.messages import SCHEDULER, Moved, Pages, Receive, Settle, Stuck
 from runtime.policy.migration.two_ended import TwoEnded
 from runtime.types import ModelSpec
 

@@ -15,7 +15,7 @@ from runtime.agent.sequences.page_tables import Tables
 from runtime.agent.sequences.sequence import Guest, Waiting
 from runtime.chains import Array
 from runtime.config import RelayConfig
-from runtime.control.commands import Send
+from runtime.control.agent_io import Send
 from runtime.messages import Receive, Want
 from runtime.policy.migration.pace import Pace, SharedPace
 from runtime.policy.migration.two_ended import TwoEnded

@@ -9,7 +9,7 @@ from runtime.agent.migration.activation_cache import KeptInputs
 from runtime.agent.sequences.page_tables import Tables
 from runtime.agent.sequences.sequence import Guest
 from runtime.chains import Hop
-from runtime.control.commands import ReadPages, RelayCommand, Send, SendInputs
+from runtime.control.agent_io import ReadPages, RelayCommand, Send, SendInputs
 from runtime.messages import Pages, Want
 
 

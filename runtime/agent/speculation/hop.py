@@ -31,8 +31,8 @@ from msgspec.structs import replace
 from runtime.agent.sequences.page_tables import Tables
 from runtime.agent.sequences.sequence import Guest, Waiting
 from runtime.chains import Array, Likeness
-from runtime.control.commands import SCHEDULER, Send
-from runtime.messages import Verdict
+from runtime.control.agent_io import Send
+from runtime.messages import SCHEDULER, Verdict
 from runtime.policy.speculation.choice import stands
 from runtime.types import ModelSpec
 

@@ -8,16 +8,8 @@ from __future__ import annotations
 
 from runtime.agent.sequences.page_tables import Tables
 from runtime.agent.stages.unloading import Parting
-from runtime.control.commands import (
-    SCHEDULER,
-    DropStage,
-    LoadStage,
-    RelayCommand,
-    Send,
-    StageFailed,
-    StageLoaded,
-)
-from runtime.messages import Drop, Load, Loaded, Refused
+from runtime.control.agent_io import DropStage, LoadStage, RelayCommand, Send, StageFailed, StageLoaded
+from runtime.messages import SCHEDULER, Drop, Load, Loaded, Refused
 from runtime.policy.batching.step import Blocks
 from runtime.types import ModelSpec
 

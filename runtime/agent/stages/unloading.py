@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from runtime.agent.sequences.page_tables import Tables
 from runtime.chains import Stage
-from runtime.control.commands import DropStage
+from runtime.control.agent_io import DropStage
 
 
 class Parting:

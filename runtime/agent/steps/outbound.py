@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from runtime.agent.sequences.sequence import Waiting
 from runtime.chains import Array, Stacked
-from runtime.control.commands import SCHEDULER, Send
-from runtime.messages import Done, Lost, Pass
+from runtime.control.agent_io import Send
+from runtime.messages import SCHEDULER, Done, Lost, Pass
 from runtime.types import PromptLogprobs, Sampled
 
 

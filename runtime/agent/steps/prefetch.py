@@ -22,7 +22,7 @@ from runtime.agent.sequences.page_tables import Tables
 from runtime.agent.sequences.sequence import Waiting
 from runtime.agent.steps.outbound import next_device, pass_of
 from runtime.chains import Array, Slice, Stacked
-from runtime.control.commands import Send
+from runtime.control.agent_io import Send
 from runtime.messages import Go, Pass
 from runtime.policy.batching.step import Blocks, HopLimits, all_fit
 from runtime.types import Row

@@ -16,7 +16,7 @@ from runtime.agent.steps.prefetch import Foreseen
 from runtime.agent.steps.queue import Lane, Queue
 from runtime.agent.steps.round_trips import Due
 from runtime.chains import stacked
-from runtime.control.commands import StageStep
+from runtime.control.agent_io import StageStep
 from runtime.types import Opened, Row, StepPlan
 
 

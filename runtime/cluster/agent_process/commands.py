@@ -11,11 +11,10 @@ import logging
 from collections.abc import Sequence
 
 import msgspec
-from blake3 import blake3
 
 from runtime.chains import Array, StageEngine
 from runtime.cluster.errors import public
-from runtime.control.commands import (
+from runtime.control.agent_io import (
     CheckInputs,
     DropStage,
     InputsChecked,
@@ -31,23 +30,11 @@ from runtime.control.commands import (
     WritePages,
 )
 from runtime.messages import Message
+from runtime.transport.checksums import Seals
 from runtime.transport.link import Link
 from runtime.types import EngineLost
 
 _log = logging.getLogger(__name__)
-
-
-class Seals:
-    """Arrays that move from device to device, each with a digest of its bytes: BLAKE3, in the host's memory."""
-
-    def sealed(self, to: str, pieces: Sequence[tuple[Array, int, int]] | Array) -> tuple[Array, str]:
-        """What goes to `to`, and its digest: an array, or rows [first, last) of arrays below each other (`joined_rows`)."""
-        array = pieces if isinstance(pieces, Array) else joined_rows(pieces)
-        return array, digest_of(array)
-
-    def verified(self, array: Array, digest: str) -> bool:
-        """Whether it is what was sealed."""
-        return digest_of(array) == digest
 
 
 class Hands:
@@ -102,19 +89,3 @@ class Hands:
         except ValueError as error:
             return f"the pages do not fit: {public(error)}"
         return ""
-
-
-def joined_rows(pieces: Sequence[tuple[Array, int, int]]) -> Array:
-    """Rows [first, last) of arrays [tokens, width] below each other; there is at least one. All are of one dtype and width."""
-    parts = []
-    for array, first, last in pieces:
-        whole = memoryview(array.data).cast("B")
-        row = whole.nbytes // array.shape[0]
-        parts.append(whole[first * row : last * row])
-    like = pieces[0][0]
-    return Array(like.dtype, (sum(last - first for _, first, last in pieces), *like.shape[1:]), b"".join(parts))
-
-
-def digest_of(array: Array) -> str:
-    """BLAKE3 of an array's bytes, in hexadecimal."""
-    return blake3(array.data).hexdigest()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.control.commands import SCHEDULER
-from runtime.messages import Beat
+from runtime.messages import SCHEDULER, Beat
 from runtime.transport.messenger import Post
 
 

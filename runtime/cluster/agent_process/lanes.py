@@ -20,7 +20,7 @@ from typing import Protocol
 from runtime.agent.steps.queue import Lane
 from runtime.chains import StageResult, StepRunner
 from runtime.cluster.errors import MAX_FAILURES, public
-from runtime.control.commands import RelayCommand, Send, StageStep
+from runtime.control.agent_io import RelayCommand, Send, StageStep
 from runtime.types import EngineLost
 
 _log = logging.getLogger(__name__)

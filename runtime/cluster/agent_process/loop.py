@@ -32,8 +32,25 @@ from runtime.cluster.agent_process.exit_status import Ended, Exit
 from runtime.cluster.agent_process.lanes import lanes_for
 from runtime.cluster.errors import public
 from runtime.config import DirectConfig
-from runtime.control.commands import SCHEDULER, RelayCommand, RelayEvent, Send, StageStep
-from runtime.messages import PROTOCOL, Bid, Gone, Halt, Message, Offer, Pages, Pass, Peers, Ready, Report, Retract, Severed, ToAgent, Want
+from runtime.control.agent_io import RelayCommand, RelayEvent, Send, StageStep
+from runtime.messages import (
+    PROTOCOL,
+    SCHEDULER,
+    Bid,
+    Gone,
+    Halt,
+    Message,
+    Offer,
+    Pages,
+    Pass,
+    Peers,
+    Ready,
+    Report,
+    Retract,
+    Severed,
+    ToAgent,
+    Want,
+)
 from runtime.transport.link import Link
 from runtime.transport.messenger import Cut, Mail
 from runtime.transport.tensor_link import Directed

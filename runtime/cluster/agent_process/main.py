@@ -30,7 +30,7 @@ from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
 from runtime.cluster.errors import public
 from runtime.cluster.version import own_version
 from runtime.config import DirectConfig, RelayConfig
-from runtime.control.commands import SCHEDULER
+from runtime.messages import SCHEDULER
 from runtime.transport.interfaces import Connectable, Direct
 from runtime.transport.keys import Keys
 from runtime.transport.messenger import Post

@@ -22,8 +22,8 @@ from runtime.cluster.agents.pool import Told, Work
 from runtime.cluster.errors import public
 from runtime.cluster.version import own_version
 from runtime.config import RelayConfig
-from runtime.control.commands import Down
 from runtime.control.counters import Tally
+from runtime.control.scheduler_io import Down
 from runtime.control.trace_events import Narrator
 from runtime.messages import Loaded, Message, Peers, Ready, Report
 from runtime.tracing.sink import TraceSink

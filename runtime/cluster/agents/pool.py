@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from runtime.cluster.agents.lifecycle import Lives
-from runtime.control.commands import Down
+from runtime.control.scheduler_io import Down
 from runtime.messages import Message, Report
 
 #: What the scheduler hears.

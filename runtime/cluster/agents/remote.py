@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from runtime.cluster.agents.lifecycle import LifeConfig, Lives
 from runtime.cluster.agents.pool import Told, Work
 from runtime.cluster.launch.launcher import Died, Fleet
-from runtime.control.commands import Down
+from runtime.control.scheduler_io import Down
 from runtime.messages import PROTOCOL, Beat, Halt, Message, Peers, Ready, Report, Severed, ToScheduler
 from runtime.transport.channels.sockets import ADDRESS
 from runtime.transport.messenger import Cut, Mail, Post

@@ -32,8 +32,9 @@ from runtime.cluster.launch.launcher import Fleet, Seat
 from runtime.cluster.streams.streams import Sink
 from runtime.cluster.version import own_version
 from runtime.config import ClusterConfig
-from runtime.control.commands import SCHEDULER, Serve, Updated, Withdraw
 from runtime.control.counters import AgentState
+from runtime.control.scheduler_io import Serve, Updated, Withdraw
+from runtime.messages import SCHEDULER
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.scheduler.observe.replay_log import Recorder, head_of
 from runtime.scheduler.scheduler import Scheduler

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 
-from runtime.control.commands import Serve, Updated, Withdraw
+from runtime.control.scheduler_io import Serve, Updated, Withdraw
 
 
 class Changes:

@@ -20,7 +20,8 @@ from runtime.cluster.driver.pending_updates import Changes
 from runtime.cluster.driver.unavailable_models import Hopeless, Strandings, ending, whys
 from runtime.cluster.errors import public
 from runtime.cluster.streams.router import Routes
-from runtime.control.commands import (
+from runtime.control.agent_io import Send
+from runtime.control.scheduler_io import (
     Abort,
     Arrive,
     ArriveTogether,
@@ -32,7 +33,6 @@ from runtime.control.commands import (
     Resume,
     SchedulerCommand,
     SchedulerEvent,
-    Send,
     Serve,
     Tick,
     Updated,

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec import structs
 
 from runtime.chains import Chain
-from runtime.control.commands import Emit, SchedulerCommand
+from runtime.control.scheduler_io import Emit, SchedulerCommand
 
 
 class Hopeless(Exception):

@@ -8,7 +8,7 @@ Blocks are placed once as many devices are there as the cluster was made for. De
 
 from __future__ import annotations
 
-from runtime.control.commands import Down
+from runtime.control.scheduler_io import Down
 from runtime.messages import PROTOCOL, Gone, Loaded, Ready, Refused, Report
 from runtime.scheduler.admission.admission import Admission
 from runtime.scheduler.broadcast.dispatch import Offers

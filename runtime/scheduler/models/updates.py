@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from runtime.chains import Chain, Stage, Variant
-from runtime.control.commands import Serve, Withdraw
+from runtime.control.scheduler_io import Serve, Withdraw
 from runtime.scheduler.kv.prefix_cache import Donors
 from runtime.scheduler.placement.incremental import join
 from runtime.scheduler.sequences.sequence import Member

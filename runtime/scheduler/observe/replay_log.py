@@ -20,7 +20,7 @@ import msgspec
 
 from runtime.chains import Block, Chain, Surrogate
 from runtime.config import ClusterConfig
-from runtime.control.commands import SchedulerCommand, SchedulerEvent
+from runtime.control.scheduler_io import SchedulerCommand, SchedulerEvent
 from runtime.messages import PROTOCOL, Message, ToScheduler
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.scheduler.scheduler import Scheduler

@@ -19,28 +19,22 @@ import msgspec
 
 from runtime.agent.steps.queue import Lane
 from runtime.chains import Array, Stage
-from runtime.control.commands import (
-    SCHEDULER,
-    Arrive,
+from runtime.control.agent_io import (
     CheckInputs,
-    Down,
     DropStage,
-    Emit,
     InputsChecked,
     LoadStage,
     PagesWritten,
     ReadPages,
     RelayCommand,
-    Replace,
-    SchedulerEvent,
     Send,
     SendInputs,
     StageFailed,
     StageLoaded,
-    Tick,
     WritePages,
 )
-from runtime.messages import PROTOCOL, Message, Ready
+from runtime.control.scheduler_io import Arrive, Down, Emit, Replace, SchedulerEvent, Tick
+from runtime.messages import PROTOCOL, SCHEDULER, Message, Ready
 from runtime.scheduler.observe.replay_log import Handler
 from runtime.sim.results.recorder import Ledger, Sample
 from runtime.sim.run.clock import EventClass, VirtualClock

@@ -10,7 +10,7 @@ from runtime.agent.agent import Relay
 from runtime.agent.steps.inbound import parts_of
 from runtime.chains import Array, Hop, Slice, Stacked, Stage, StageResult, cut, own, stacked
 from runtime.config import RelayConfig
-from runtime.control.commands import Send, StageLoaded
+from runtime.control.agent_io import Send, StageLoaded
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Close, Load, Open, Pass
 from runtime.types import SamplingParams, SequenceRequest, StepResult

@@ -21,10 +21,9 @@ from runtime.cluster.agent_process.exit_status import Ended
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
 from runtime.cluster.agent_process.main import Identity, Preparation, Word
 from runtime.config import RelayConfig
-from runtime.control.commands import SCHEDULER
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, counting_model
-from runtime.messages import Beat, Message, Peers, Ready, Report
+from runtime.messages import SCHEDULER, Beat, Message, Peers, Ready, Report
 from runtime.transport.messenger import Cut, Mail, Post
 from runtime.transport.tensor_link import Directed
 

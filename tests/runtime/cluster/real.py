@@ -23,7 +23,7 @@ from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.launch.launcher import Fleet
 from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.config import BatchingConfig, ClusterConfig, DirectConfig, EngineConfig, RelayConfig
-from runtime.control.commands import Tick
+from runtime.control.scheduler_io import Tick
 from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.catalog.surrogates import surrogates_of
 from runtime.engine.executors.paged import PagedEngine

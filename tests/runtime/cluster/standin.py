@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from runtime.chains import Array
-from runtime.cluster.agent_process.commands import joined_rows
+from runtime.transport.checksums import joined_rows
 from runtime.transport.interfaces import CHECKSUM, Came, Said
 
 

@@ -16,7 +16,7 @@ from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agents.inline import Alone
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig
-from runtime.control.commands import Serve
+from runtime.control.scheduler_io import Serve
 from runtime.engine.fakes.fake import FakeEngine
 from runtime.tracing.sink import TraceSink
 from runtime.types import EngineMemory, ModelSpec, StepPlan

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from runtime.chains import Surrogate
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
-from runtime.control.commands import Pause, Resume, Serve, Tick
+from runtime.control.scheduler_io import Pause, Resume, Serve, Tick
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, counting_model, surrogate_of
 from runtime.types import SequenceRequest

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtime.chains import Block, Chain, Variant
-from runtime.control.commands import Arrive, Serve, Updated
+from runtime.control.scheduler_io import Arrive, Serve, Updated
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, expected
 from tests.runtime.scheduler.virtual_cluster import VirtualCluster

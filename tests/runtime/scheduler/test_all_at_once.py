@@ -12,7 +12,7 @@ import pytest
 
 from runtime.chains import Surrogate
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
-from runtime.control.commands import Pause, Resume
+from runtime.control.scheduler_io import Pause, Resume
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request

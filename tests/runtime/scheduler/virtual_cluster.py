@@ -18,34 +18,28 @@ from blake3 import blake3
 from runtime.agent.agent import Relay
 from runtime.agent.steps.queue import Lane
 from runtime.chains import Array, Block, Chain, Likeness, StageEngine, Surrogate, devices_of
-from runtime.cluster.agent_process.commands import joined_rows
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.control.commands import (
-    SCHEDULER,
-    Abort,
-    Arrive,
+from runtime.control.agent_io import (
     CheckInputs,
-    Down,
     DropStage,
-    Emit,
     InputsChecked,
     LoadStage,
     PagesWritten,
     ReadPages,
-    Replace,
     Send,
     SendInputs,
     StageFailed,
     StageLoaded,
     StageStep,
-    Tick,
     WritePages,
 )
+from runtime.control.scheduler_io import Abort, Arrive, Down, Emit, Replace, Tick
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, expected
-from runtime.messages import PROTOCOL, Pages, Ready
+from runtime.messages import PROTOCOL, SCHEDULER, Pages, Ready
 from runtime.scheduler.admission.variant_choice import Adaptation
 from runtime.scheduler.scheduler import Scheduler
+from runtime.transport.checksums import joined_rows
 from runtime.types import SequenceRequest, StepPlan, TokenEvent
 from tests.runtime.virtual import ListTrace, Told
 

@@ -12,9 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from runtime.chains import Array
-from runtime.cluster.agent_process.commands import Seals, digest_of
-from runtime.control.commands import SCHEDULER
-from runtime.messages import Halt, Lost, Meet, Message, Pages, Pass, Want
+from runtime.messages import SCHEDULER, Halt, Lost, Meet, Message, Pages, Pass, Want
+from runtime.transport.checksums import Seals, digest_of
 from runtime.transport.interfaces import Said
 from runtime.transport.messenger import Cut, Mail, Post
 from runtime.transport.tensor_link import Directed

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.agent.migration.activation_cache import KeptInputs
 from runtime.chains import Array
-from runtime.cluster.agent_process.commands import joined_rows
+from runtime.transport.checksums import joined_rows
 
 #: What a piece takes beside its bytes.
 AROUND = 256

@@ -16,7 +16,7 @@ from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.launch.threads import Threads
 from runtime.config import ClusterConfig, SpeculationConfig
-from runtime.control.commands import RelayCommand, Send, StageStep
+from runtime.control.agent_io import RelayCommand, Send, StageStep
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import surrogate_of
 from runtime.messages import Gone

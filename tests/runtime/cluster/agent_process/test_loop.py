@@ -21,12 +21,13 @@ from msgspec import structs
 from runtime.chains import Array, Hop, Stage, StageResult
 from runtime.chains import Path as Hops
 from runtime.cluster.agent_process import main as agent_main
-from runtime.cluster.agent_process.commands import Hands, digest_of
+from runtime.cluster.agent_process.commands import Hands
 from runtime.cluster.agent_process.exit_status import Exit
-from runtime.control.commands import SCHEDULER, PagesWritten, WritePages
+from runtime.control.agent_io import PagesWritten, WritePages
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import expected
 from runtime.messages import (
+    SCHEDULER,
     Close,
     Denial,
     Done,
@@ -45,6 +46,7 @@ from runtime.messages import (
     Severed,
     Stuck,
 )
+from runtime.transport.checksums import digest_of
 from runtime.transport.keys import Keys
 from runtime.transport.messenger import Post
 from runtime.types import EngineLost, SamplingParams, SequenceRequest, StepPlan

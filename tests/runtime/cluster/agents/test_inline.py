@@ -14,7 +14,7 @@ from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agents.inline import Alone
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig
-from runtime.control.commands import Serve
+from runtime.control.scheduler_io import Serve
 from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.types import EngineLost, ModelSpec, SamplingParams, SequenceRequest, StepPlan, StepResult

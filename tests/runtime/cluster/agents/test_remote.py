@@ -11,7 +11,7 @@ import zmq
 from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.agents.remote import Company
 from runtime.cluster.launch.launcher import Died, Seat
-from runtime.control.commands import Down
+from runtime.control.scheduler_io import Down
 from runtime.messages import PROTOCOL, Ready
 from runtime.transport.messenger import Post
 

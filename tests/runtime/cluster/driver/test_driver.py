@@ -20,7 +20,7 @@ from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.launch.launcher import Seat
 from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig
-from runtime.control.commands import Serve
+from runtime.control.scheduler_io import Serve
 from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected
 from runtime.messages import Done
 from runtime.transport.messenger import Post

@@ -23,7 +23,6 @@ from tests.runtime.engine.executors.test_stage import (
     SAMPLING,
     cut_at,
     engines,
-    family,
     length,
     whole,
 )  # noqa: F401

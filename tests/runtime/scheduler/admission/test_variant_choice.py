@@ -9,7 +9,7 @@ import pytest
 
 from runtime.chains import Variant
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.control.commands import Withdraw
+from runtime.control.scheduler_io import Withdraw
 from runtime.engine.fakes.integer_model import CountingModel, counting_model
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.policy.routing.variants import DispatchLimits

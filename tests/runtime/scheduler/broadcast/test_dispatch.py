@@ -11,7 +11,7 @@ import pytest
 
 from runtime.agent.steps.queue import Lane
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.control.commands import StageStep
+from runtime.control.agent_io import StageStep
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Bid, Go, Offer, Open, Pass, Retract, Won
 from tests.runtime.scheduler.virtual_cluster import MS, Node, VirtualCluster

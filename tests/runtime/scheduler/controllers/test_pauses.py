@@ -7,7 +7,7 @@ import random
 import pytest
 
 from runtime.config import ClusterConfig, ControlConfig
-from runtime.control.commands import Pause, Resume
+from runtime.control.scheduler_io import Pause, Resume
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Go, Pages, Want
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster

@@ -9,9 +9,8 @@ import pytest
 
 from runtime.chains import Array
 from runtime.config import ClusterConfig
-from runtime.control.commands import SCHEDULER
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.messages import Done, Moved, Pass
+from runtime.messages import SCHEDULER, Done, Moved, Pass
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 

@@ -12,7 +12,7 @@ import pytest
 
 from runtime.chains import Surrogate, devices_of
 from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
-from runtime.control.commands import Down, Updated
+from runtime.control.scheduler_io import Down, Updated
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.messages import Close, Done, Drop, Go, Loaded, Lost, Moved, Open, Pages, Pass, Receive, Settle, Verdict, Want
 from runtime.scheduler.migration.migration import Handover

@@ -8,7 +8,7 @@ import pytest
 
 from runtime.chains import Array, StageResult
 from runtime.config import ClusterConfig
-from runtime.control.commands import Down, Pause, Resume
+from runtime.control.scheduler_io import Down, Pause, Resume
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.types import StepPlan

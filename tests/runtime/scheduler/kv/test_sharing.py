@@ -12,7 +12,7 @@ import pytest
 
 from runtime.chains import Surrogate
 from runtime.config import ClusterConfig, RelayConfig, Sharing, SpeculationConfig, SpeculationMode
-from runtime.control.commands import Tick
+from runtime.control.scheduler_io import Tick
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.policy.kv.duplicates import PERIOD
 from runtime.policy.migration.order import order_moves

@@ -10,7 +10,7 @@ import random
 import pytest
 
 from runtime.config import ClusterConfig, RelayConfig
-from runtime.control.commands import Tick
+from runtime.control.scheduler_io import Tick
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Pages, Receive, Settle, Want
 from runtime.scheduler.migration.migration import Handover

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.config import ClusterConfig
-from runtime.control.commands import Withdraw
+from runtime.control.scheduler_io import Withdraw
 from runtime.engine.fakes.integer_model import CountingModel, counting_model
 from runtime.scheduler.routing.estimates import Estimates
 from tests.runtime.scheduler.changing import Changing, as_version, serve

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.config import ClusterConfig
-from runtime.control.commands import Abort, Pause, Resume, SchedulerCommand, Tick
+from runtime.control.scheduler_io import Abort, Pause, Resume, SchedulerCommand, Tick
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Message
 from runtime.scheduler.observe.replay_log import Diverged, Recorder, head_of, replay

@@ -10,7 +10,7 @@ import pytest
 
 from runtime.chains import Stage
 from runtime.config import BatchingConfig, ClusterConfig, EngineConfig, RelayConfig
-from runtime.control.commands import Serve
+from runtime.control.scheduler_io import Serve
 from runtime.engine.catalog.describe import DescribedChain, describe_chain
 from runtime.engine.catalog.variants import variants_in
 from runtime.engine.executors.paged import PagedEngine

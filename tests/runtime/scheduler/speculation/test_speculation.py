@@ -9,7 +9,7 @@ import pytest
 
 from runtime.chains import Likeness, Surrogate
 from runtime.config import ClusterConfig, RelayConfig, SpeculationConfig
-from runtime.control.commands import Pause, Resume, Tick
+from runtime.control.scheduler_io import Pause, Resume, Tick
 from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected, surrogate_of
 from runtime.messages import Go, Open, Pass, Report, Verdict
 from runtime.types import SequenceRequest
