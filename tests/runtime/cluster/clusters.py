@@ -20,7 +20,7 @@ from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
-from tests.runtime.cluster.agents import counting
+from tests.runtime.cluster.agent_programs import counting
 
 LIMIT = 30.0
 #: Two fine-tunes of one foundation: the last part is each one's own.

@@ -12,7 +12,7 @@ from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.launch.processes import ProcessConfig, Processes
 from runtime.config import ClusterConfig
 from runtime.types import TokenEvent
-from tests.runtime.cluster.agents import counting
+from tests.runtime.cluster.agent_programs import counting
 from tests.runtime.cluster.clusters import CUTS, LIMIT, MODELS, Load, answered, blocks, eventually, request, verify
 
 #: Each holds half a chain: the first half is on two of them, the other on the other two.

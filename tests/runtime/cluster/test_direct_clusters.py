@@ -29,7 +29,7 @@ from tests.runtime.cluster.agent_process.test_loop import (
     provide,
 )
 from tests.runtime.cluster.agent_process.test_loop import request as asked
-from tests.runtime.cluster.agents import MODEL, counting, threads
+from tests.runtime.cluster.agent_programs import MODEL, counting, threads
 from tests.runtime.cluster.clusters import DEVICES, LIMIT, MODELS, Load, answered, at_rest, cluster, eventually, request, verify
 from tests.runtime.engine.links import Faulty
 

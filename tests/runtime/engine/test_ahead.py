@@ -16,7 +16,7 @@ from runtime.engine.executors.paged import PagedEngine, looks_ahead
 from runtime.engine.recording.graphs import Graphs
 from runtime.types import Opened, Row, SamplingParams, SequenceRequest, StepPlan, StepSkipped
 from tests.runtime.engine.drive import Drive, drive, drive_ahead
-from tests.runtime.engine.kernels import Watched, watching
+from tests.runtime.engine.gpu_kernel_fakes import Watched, watching
 
 CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4, kernels="stock", async_scheduling="on")
 NAMES = ["base", "tuned", "other"]

@@ -26,7 +26,7 @@ from runtime.frontend.tokenizer import Tokenizer
 from runtime.messages import PROTOCOL, Close, Done, Message, Pages, Pass, Ready, Settle, Want
 from runtime.transport.messenger import Cut, Post
 from runtime.types import Sampled, SamplingParams
-from tests.runtime.cluster.agents import counting
+from tests.runtime.cluster.agent_programs import counting
 from tests.runtime.cluster.clusters import blocks, eventually
 from tests.runtime.server.harness import FakeSource, Running, serving
 from tests.runtime.server.test_cluster import CUTS, MODELS

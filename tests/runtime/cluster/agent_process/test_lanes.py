@@ -21,7 +21,7 @@ from runtime.engine.fakes.integer_engine import CountingEngine
 from runtime.engine.fakes.integer_model import surrogate_of
 from runtime.messages import Gone
 from runtime.types import EngineLost, StepPlan, StepResult
-from tests.runtime.cluster.agents import LIMIT
+from tests.runtime.cluster.agent_programs import LIMIT
 from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest, blocks, eventually
 
 

@@ -50,7 +50,7 @@ from runtime.transport.checksums import digest_of
 from runtime.transport.keys import Keys
 from runtime.transport.messenger import Post
 from runtime.types import EngineLost, SamplingParams, SequenceRequest, StepPlan
-from tests.runtime.cluster.agents import LIMIT, MODEL, End, counting, identity, process, said, tell, threads
+from tests.runtime.cluster.agent_programs import LIMIT, MODEL, End, counting, identity, process, said, tell, threads
 
 LENGTH = len(MODEL.parts)
 GREEDY = SamplingParams(8, ignore_eos=True)

@@ -25,7 +25,7 @@ from runtime.engine.fakes.integer_model import CountingModel, counting_model, ex
 from runtime.messages import Done
 from runtime.transport.messenger import Post
 from runtime.types import TokenEvent
-from tests.runtime.cluster.agents import counting
+from tests.runtime.cluster.agent_programs import counting
 from tests.runtime.cluster.clusters import (
     CUTS,
     DEVICES,

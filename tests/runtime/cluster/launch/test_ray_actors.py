@@ -13,7 +13,7 @@ from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.cluster.launch.ray_actors import RayConfig, Rays
-from tests.runtime.cluster.agents import counting
+from tests.runtime.cluster.agent_programs import counting
 from tests.runtime.cluster.clusters import MODELS, Load, answered, at_rest, cluster, eventually, request, verify
 from zoo.errors import InputError
 

@@ -13,7 +13,7 @@ import pytest
 from runtime.cluster.launch import ray_actors as rays
 from runtime.cluster.launch.launcher import Died
 from runtime.cluster.launch.ray_actors import RayConfig, Rays
-from tests.runtime.cluster.agents import counting
+from tests.runtime.cluster.agent_programs import counting
 from zoo.errors import InputError
 
 LIMIT = 10.0

@@ -18,7 +18,7 @@ from runtime.kv.pool import PagePool
 from tests.runtime.engine.chain_family import COUNT as CHAIN_COUNT
 from tests.runtime.engine.chain_family import add_family, agreeing
 from tests.runtime.engine.drive import drive
-from tests.runtime.engine.kernels import PlainVarlen
+from tests.runtime.engine.gpu_kernel_fakes import PlainVarlen
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import COUNT, ask, engine, prompts
 

@@ -20,7 +20,7 @@ from runtime.engine.step.context import AdapterSpan, Frame
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.chain_family import add_family
 from tests.runtime.engine.drive import Drive, drive
-from tests.runtime.engine.kernels import PlainVarlen, Refusing, Watched
+from tests.runtime.engine.gpu_kernel_fakes import PlainVarlen, Refusing, Watched
 from tests.runtime.engine.test_equality import prompts
 
 ADAPTED = ["base", "tuned", "tuned2", "ia3", "bottleneck", "other"]

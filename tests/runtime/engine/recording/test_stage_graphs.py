@@ -13,7 +13,7 @@ from runtime.engine.recording.recorder import Recorder
 from runtime.types import SamplingParams
 from tests.chains import manifest_of
 from tests.runtime.engine.carry import Carrier
-from tests.runtime.engine.kernels import Refusing, Watched
+from tests.runtime.engine.gpu_kernel_fakes import Refusing, Watched
 from tests.runtime.engine.test_equality import prompts
 
 NAMES = ["base", "tuned", "neox"]
