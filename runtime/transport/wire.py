@@ -105,7 +105,8 @@ def encode(
         body = preamble + _encoder.encode(_Announced(kinds, short or message, ticket))  # type: ignore[arg-type]
     else:
         parts = _parts(arrays, kinds)
-        body = preamble + (_said_again(kinds) if isinstance(short, PassAgain) else _encoder.encode(_Envelope(kinds, short or message)))  # type: ignore[arg-type]
+        envelope = _Envelope(kinds, short or message)  # type: ignore[arg-type]
+        body = preamble + (_said_again(kinds) if isinstance(short, PassAgain) else _encoder.encode(envelope))
     if len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large")
     if len(parts) > 1 and sum(map(len, parts)) <= _JOINED_BYTES:
