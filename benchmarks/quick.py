@@ -22,8 +22,8 @@ import torch
 from benchmarks.serving.shared_family import make_family
 from cli.bench.plot import plot_bench
 from cli.bench.report import show
-from cli.bench.rounds import Bench, run_bench
-from cli.bench.targets import Access, Inside
+from cli.bench.rounds import BenchmarkRun, run_bench
+from cli.bench.targets import Access, EngineTarget
 from cli.serving.options import ServeOptions
 from cli.shared.progress import hush
 from runtime.bench.arrivals import Arrivals
@@ -50,8 +50,8 @@ def measure(store: Path, resident: int, requests: int, rounds: int) -> dict[str,
         requests, seed=0, arrivals=Arrivals(20.0), prompts=parse_lengths("lognormal:32,0.5<=128"), answers=parse_lengths("32"),
         popularity="skewed",
     )  # fmt: skip
-    inside = Inside(store, None, ServeOptions(kv_bytes=256 << 20), resident=resident)
-    return run_bench(Bench(("zoo", "transformers"), (), settings, None, None, Slo(), rounds, 1, Access(), inside), silent=True)
+    inside = EngineTarget(store, None, ServeOptions(kv_bytes=256 << 20), resident=resident)
+    return run_bench(BenchmarkRun(("zoo", "transformers"), (), settings, None, None, Slo(), rounds, 1, Access(), inside), silent=True)
 
 
 def main() -> None:

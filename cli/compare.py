@@ -46,11 +46,11 @@ def compare(
 ) -> None:
     """Score which parts of two models could stand in for each other: the same text through both, read by their own heads."""
     from cli.shared.progress import counting, hush
-    from surgery.scoring.compare import Settings
+    from surgery.scoring.compare import CompareSettings
     from zoo.api import Zoo
 
     hush()
-    settings = Settings(probe, tokens, window, granularity, groups, matrix or plot is not None, control, seed, device, dtype)
+    settings = CompareSettings(probe, tokens, window, granularity, groups, matrix or plot is not None, control, seed, device, dtype)
     with Zoo(store, database, create=False) as zoo, counting("comparing", silent=as_json) as progress:
         found = zoo.compare(a, b, settings, progress)
     if plot is not None:

@@ -21,7 +21,7 @@ from cli.shared.values import AllowCodeOption, DeviceOption, DtypeOption, NoStor
 from zoo.errors import InputError
 
 if TYPE_CHECKING:
-    from surgery.experiments.points import Point
+    from surgery.experiments.points import MixturePoint
     from surgery.experiments.run import Request
 
 Kind = Literal["sharing", "switching"]
@@ -56,7 +56,7 @@ def experiment(
     from cli.serving.models import check_device
     from cli.shared.progress import counting, hush
     from surgery.evaluation.harness import EvalOptions
-    from surgery.experiments.questions import Ask
+    from surgery.experiments.questions import Question
     from surgery.experiments.run import Request, run_experiment
     from surgery.text.text import read_text
     from zoo.api import Zoo
@@ -66,7 +66,7 @@ def experiment(
     hush()
     with Zoo(store, database, create=False) as zoo:
         request = Request(
-            kind, zoo.model(a).name, zoo.model(b).name, plan, read_text(text), Ask(windows, length, lines, batch_size, seed),
+            kind, zoo.model(a).name, zoo.model(b).name, plan, read_text(text), Question(windows, length, lines, batch_size, seed),
             tuple(surrogates or ()), names_of(tasks), EvalOptions(limit=limit, batch_size=batch_size), device, dtype, allow_code,
         )  # fmt: skip
         stem = out / _stem(request)
@@ -79,19 +79,19 @@ def experiment(
         _print(document)
 
 
-def _sharing(counts: str | None) -> Callable[[int, str], list[Point]]:
+def _sharing(counts: str | None) -> Callable[[int, str], list[MixturePoint]]:
     from surgery.experiments.points import sharing_points, usual_counts
 
     given = numbers_of("--counts", counts or "")
     return lambda layers, replaceable: sharing_points(layers, given or usual_counts(layers), replaceable)
 
 
-def _switching(start: str | None, every: str | None) -> Callable[[int, str], list[Point]]:
+def _switching(start: str | None, every: str | None) -> Callable[[int, str], list[MixturePoint]]:
     from surgery.experiments.points import switching_points, usual_intervals
 
     starts, intervals = numbers_of("--start", start or ""), numbers_of("--every", every or "")
 
-    def plan(layers: int, replaceable: str) -> list[Point]:
+    def plan(layers: int, replaceable: str) -> list[MixturePoint]:
         behind = starts or [layers // 2]
         return [
             point

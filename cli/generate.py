@@ -15,9 +15,9 @@ from zoo.errors import InputError, ZooError
 
 if TYPE_CHECKING:
     from cli.serving.options import ServeOptions
-    from runtime.cluster.driver.base import Reception
+    from runtime.cluster.driver.base import BaseDriver
     from runtime.frontend.assemble import Generation
-    from runtime.frontend.choice import Piece
+    from runtime.frontend.choice import TextPiece
     from runtime.frontend.served_models import ServedModel
     from runtime.types import FinishReason
     from zoo.api import Zoo
@@ -72,7 +72,7 @@ def _prompt(text: str | None, token_ids: str | None) -> str | list[int]:
 
 
 @contextmanager
-def _started(zoo: Zoo, name: str, options: ServeOptions, executor: Executor) -> Iterator[tuple[Reception, ServedModel]]:
+def _started(zoo: Zoo, name: str, options: ServeOptions, executor: Executor) -> Iterator[tuple[BaseDriver, ServedModel]]:
     """One model on a device, ready to run."""
     from cli.serving.driver import start_driver
     from cli.serving.models import ZooSource, choose
@@ -95,11 +95,11 @@ def _assemble(body: dict[str, Any], model: ServedModel) -> Generation:
     return assemble_completion(parse(CompletionBody, raw), model, Receipt("generate"), Limits())
 
 
-def _pieces(driver: Reception, generation: Generation) -> Iterator[Piece]:
+def _pieces(driver: BaseDriver, generation: Generation) -> Iterator[TextPiece]:
     """What each token adds, until the choice has ended. Raises ZooError when it failed."""
-    from runtime.frontend.choice import Choice
+    from runtime.frontend.choice import AnswerChoice
 
-    choice = Choice(generation, 0)
+    choice = AnswerChoice(generation, 0)
     for event in driver.run(generation.sequences):
         piece = choice.take([event])
         if piece.finish in ("error", "abort"):
@@ -109,7 +109,7 @@ def _pieces(driver: Reception, generation: Generation) -> Iterator[Piece]:
             return
 
 
-def _print(driver: Reception, generation: Generation, as_json: bool) -> None:
+def _print(driver: BaseDriver, generation: Generation, as_json: bool) -> None:
     live = not as_json and sys.stdout.isatty()
     text: list[str] = []
     tokens: list[int] = []

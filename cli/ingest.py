@@ -24,7 +24,7 @@ from cli.shared.output import (
 if TYPE_CHECKING:
     from surgery.ingest.ingest import IngestReport, Progress
     from zoo.api import Zoo
-    from zoo.records import Equivalence, Run
+    from zoo.records import Equivalence, ScoredRun
 
 
 def ingest(
@@ -87,11 +87,11 @@ class _Scoring:
     def run(self, zoo: Zoo, name: str, silent: bool) -> tuple[Equivalence, ...]:
         """Cut the newcomer and its base. What cannot be scored stays in the zoo as it is, and is said."""
         from cli.shared.progress import counting, hush
-        from surgery.scoring.compare import Settings
+        from surgery.scoring.compare import CompareSettings
         from zoo.errors import Incomparable, NotServable
 
         hush()
-        settings = Settings(source=self.probe, control=False, device=self.device)
+        settings = CompareSettings(source=self.probe, control=False, device=self.device)
         try:
             with counting("scoring", silent) as progress:
                 return zoo.equate(name, None, self.threshold, settings, progress)
@@ -110,7 +110,7 @@ def _document(pair: Equivalence) -> dict[str, Any]:
     }
 
 
-def _span(run: Run) -> str:
+def _span(run: ScoredRun) -> str:
     return f"{run.lo}-{run.hi - 1}"
 
 

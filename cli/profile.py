@@ -56,11 +56,11 @@ def _measured(zoo: Any, model: str, device: str, axes: tuple[str, str, str], kv_
     from cli.shared.progress import counting
     from runtime.config import EngineConfig
     from runtime.engine.profiling.document import profile_model
-    from runtime.engine.profiling.measure import Extent
+    from runtime.engine.profiling.measure import MeasuredExtent
 
     check_device(device)
     names = ("--batches", "--contexts", "--chunks")
-    extent = Extent(*(numbers_of(name, text) for name, text in zip(names, axes, strict=True)))
+    extent = MeasuredExtent(*(numbers_of(name, text) for name, text in zip(names, axes, strict=True)))
     with counting("measuring", silent) as progress:
         return profile_model(zoo.store, model, EngineConfig(device=device, kv_bytes=size_of(kv_bytes)), extent, progress)
 

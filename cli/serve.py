@@ -139,20 +139,20 @@ def _open_spans(endpoint: str | None, trace: Trace | None, stack: ExitStack) -> 
     """Where events go: to the trace, and as spans to a collector if there is one. Raises InputError without the packages for that."""
     if endpoint is None:
         return trace
-    from runtime.tracing.otel import Spans, exporting
+    from runtime.tracing.otel import OtelSpans, exporting
 
     provider = exporting(endpoint)
     stack.callback(provider.shutdown)
-    return Spans(provider, trace)
+    return OtelSpans(provider, trace)
 
 
 def _open_log(path: str | None, stack: ExitStack) -> Callable[[bytes], object] | None:
     """Where the log of a cluster's scheduler goes."""
     if path is None:
         return None
-    from runtime.cluster.driver.log_file import Journal
+    from runtime.cluster.driver.log_file import LogFile
 
-    journal = Journal(Path(path))
+    journal = LogFile(Path(path))
     stack.callback(journal.close)
     return journal.write
 

@@ -9,7 +9,7 @@ import typer
 from cli.shared.output import DEFAULT_STORE, DatabaseOption, JsonOption, StoreOption, print_json, print_table
 
 if TYPE_CHECKING:
-    from zoo.views.blocks import Block, Equivalent
+    from zoo.views.blocks import BlockView, Equivalent
 
 #: Characters of a digest that people are shown.
 _SHORT = 12
@@ -44,7 +44,7 @@ def show(
     print_table(("block", "layers", "components", "shared with", "equivalents"), [_row(block, threshold) for block in chain])
 
 
-def _document(block: Block, threshold: float) -> dict[str, Any]:
+def _document(block: BlockView, threshold: float) -> dict[str, Any]:
     return {
         "block": block.digest,
         "layers": list(block.layers),
@@ -60,7 +60,7 @@ def _document(block: Block, threshold: float) -> dict[str, Any]:
     }
 
 
-def _equivalents(block: Block, threshold: float) -> list[Equivalent]:
+def _equivalents(block: BlockView, threshold: float) -> list[Equivalent]:
     return [each for each in block.equivalents if each.similarity >= threshold]
 
 
@@ -68,14 +68,14 @@ def _adapter(adapter: Any) -> str | None:
     return None if adapter is None else str(adapter.kind)
 
 
-def _row(block: Block, threshold: float) -> tuple[str, ...]:
+def _row(block: BlockView, threshold: float) -> tuple[str, ...]:
     lo, hi = block.layers
     layers = "" if lo == hi else str(lo) if hi == lo + 1 else f"{lo}-{hi - 1}"
     alike = ", ".join(f"{each.model} {each.similarity:.3f}" for each in _equivalents(block, threshold))
     return (block.digest[:_SHORT], layers, _components(block), ", ".join(block.shared_with) or "nobody", alike or "none")
 
 
-def _components(block: Block) -> str:
+def _components(block: BlockView) -> str:
     """`embedding, 3 attention, 3 ffn`; parts with an adapter say so."""
     counts: dict[str, int] = {}
     for each in block.components:

@@ -23,7 +23,7 @@ from cli.shared.output import (
 
 if TYPE_CHECKING:
     from stitch.learning import Progress
-    from stitch.points import Point
+    from stitch.points import StitchPoint
 
 _SECONDS_BETWEEN_LINES = 10.0
 
@@ -86,7 +86,7 @@ def stitch(
         _print(report.document)
 
 
-def _points(given: str | None, unseen: str | None) -> tuple[Point, ...] | None:
+def _points(given: str | None, unseen: str | None) -> tuple[StitchPoint, ...] | None:
     """Places to train at and to measure only; None for the proportional ones. Raises InputError."""
     from stitch.points import parse_points
     from zoo.errors import InputError

@@ -39,7 +39,7 @@ class DirectConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class RelayConfig:
+class AgentConfig:
     """One device of a cluster. `token_budget`, `max_rows`: of one step. `patience_ms`: of a row
     that waits for pages, until it is lost.
 

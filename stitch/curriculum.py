@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stitch.points import Point
+from stitch.points import StitchPoint
 from surgery.training.schedule import rate_share
 
 #: The share of the steps in which the rate rises.
@@ -22,7 +22,7 @@ class Lesson:
     """One step: rows of the training windows, and the places they are run through, from shallow to deep."""
 
     rows: tuple[int, ...]
-    points: tuple[Point, ...]
+    points: tuple[StitchPoint, ...]
 
 
 def unlocked(step: int, steps: int, share: float, count: int) -> int:
@@ -31,7 +31,7 @@ def unlocked(step: int, steps: int, share: float, count: int) -> int:
     return count if step >= span else min(count, 1 + int(step / span * count))
 
 
-def lesson(step: int, steps: int, share: float, points: Sequence[Point], places: int, windows: int, batch: int, seed: int) -> Lesson:
+def lesson(step: int, steps: int, share: float, points: Sequence[StitchPoint], places: int, windows: int, batch: int, seed: int) -> Lesson:
     """What a step learns. `points`: those that are trained on, from shallow to deep; the one unlocked last takes part while it is new."""
     chance = random.Random(f"stitch {seed} {step}")  # noqa: S311 - a batch is no secret
     count = unlocked(step, steps, share, len(points))

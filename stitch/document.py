@@ -10,8 +10,8 @@ from typing import Any
 from stitch.block import Folded
 from stitch.learning import START, TRAINED, UNSTITCHED, WITHOUT_POSITION
 from stitch.objective import Objective
-from stitch.points import Point
-from stitch.scoring import PointScore, Prediction, Scores
+from stitch.points import StitchPoint
+from stitch.scoring import PointScore, Prediction, StitchScores
 from stitch.settings import StitchSettings
 from surgery.text.text import Probe
 
@@ -31,7 +31,7 @@ class Facts:
     seconds: float
 
 
-def describe(facts: Facts, settings: StitchSettings, points: Sequence[Point], stitch: Folded, scores: Scores) -> dict[str, Any]:
+def describe(facts: Facts, settings: StitchSettings, points: Sequence[StitchPoint], stitch: Folded, scores: StitchScores) -> dict[str, Any]:
     """The document. Similarities are cosines at B's head against B, means over held-out tokens (BL-05)."""
     trained = scores.variants[TRAINED]
     others = {name: scores.variants[name] for name in OTHERS if name in scores.variants}
@@ -56,7 +56,7 @@ def describe(facts: Facts, settings: StitchSettings, points: Sequence[Point], st
     }
 
 
-def _point(point: Point, own: PointScore, others: Mapping[str, PointScore]) -> dict[str, Any]:
+def _point(point: StitchPoint, own: PointScore, others: Mapping[str, PointScore]) -> dict[str, Any]:
     return {
         "a_layer": point.a_layer,
         "b_layer": point.b_layer,
@@ -73,19 +73,19 @@ def _prediction(prediction: Prediction) -> dict[str, float]:
     return {"accuracy": prediction.accuracy, "perplexity": prediction.perplexity}
 
 
-def _parted(by_point: Mapping[Point, PointScore], points: Sequence[Point]) -> dict[str, float | None]:
+def _parted(by_point: Mapping[StitchPoint, PointScore], points: Sequence[StitchPoint]) -> dict[str, float | None]:
     return {
         "similarity_seen": _mean(by_point, [point for point in points if point.seen]),
         "similarity_unseen": _mean(by_point, [point for point in points if not point.seen]),
     }
 
 
-def _mean(by_point: Mapping[Point, PointScore], points: Iterable[Point]) -> float | None:
+def _mean(by_point: Mapping[StitchPoint, PointScore], points: Iterable[StitchPoint]) -> float | None:
     values = [by_point[point].similarity for point in points]
     return fmean(values) if values else None
 
 
-def _loss(settings: StitchSettings, by_point: Mapping[Point, PointScore], points: Iterable[Point]) -> float:
+def _loss(settings: StitchSettings, by_point: Mapping[StitchPoint, PointScore], points: Iterable[StitchPoint]) -> float:
     objective = Objective(settings.kl, settings.cosine, settings.labels)
     scores = [by_point[point] for point in points]
     return fmean(objective.value(score.kl, score.similarity, score.prediction.nll) for score in scores)

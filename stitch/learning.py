@@ -12,13 +12,13 @@ from dataclasses import replace
 from torch import Tensor
 
 from stitch.block import Folded
-from stitch.pair import Pair
-from stitch.points import Point
-from stitch.saved import Task
-from stitch.scoring import Scores, Variant, score
+from stitch.pair import ModelPair
+from stitch.points import StitchPoint
+from stitch.saved import StitchTask
+from stitch.scoring import StitchScores, Variant, score
 from stitch.settings import StitchSettings
 from stitch.start import fit
-from stitch.training import Course, train
+from stitch.training import StitchCourse, train
 from surgery.training.checkpoint import Saved
 
 #: Called with (what is being done, units done, units in all, a remark).
@@ -28,10 +28,10 @@ Progress = Callable[[str, int, int, str], None]
 START, TRAINED, PLAIN_START, WITHOUT_POSITION, UNSTITCHED = "start", "trained", "plain_start", "without_position", "unstitched"
 
 
-class Clock:
+class TrainingClock:
     """Seconds that a task has taken, those of runs that were stopped included."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: StitchTask) -> None:
         saved = (task.load(part) for part in (START, TRAINED, WITHOUT_POSITION))
         self._before = max((float(state.facts.get("seconds", 0.0)) for state in saved if state is not None), default=0.0)
         self._began = time.monotonic()
@@ -42,7 +42,13 @@ class Clock:
 
 
 def learn(
-    pair: Pair, windows: Tensor, points: Sequence[Point], settings: StitchSettings, task: Task, clock: Clock, progress: Progress
+    pair: ModelPair,
+    windows: Tensor,
+    points: Sequence[StitchPoint],
+    settings: StitchSettings,
+    task: StitchTask,
+    clock: TrainingClock,
+    progress: Progress,
 ) -> dict[str, Folded]:
     """The trained stitch, the start it came from and, where the settings ask for it, the control that is told no position."""
     seen = tuple(point for point in points if point.seen)
@@ -52,13 +58,19 @@ def learn(
     if settings.controls:
         parts.append((WITHOUT_POSITION, PLAIN_START, False))
     for part, start, with_position in parts:
-        course = Course(pair, windows, seen, settings, with_position)
+        course = StitchCourse(pair, windows, seen, settings, with_position)
         found[part] = _trained(course, starts[start], part, task, clock, progress)
     return found
 
 
 def _starts(
-    pair: Pair, windows: Tensor, points: Sequence[Point], settings: StitchSettings, task: Task, clock: Clock, progress: Progress
+    pair: ModelPair,
+    windows: Tensor,
+    points: Sequence[StitchPoint],
+    settings: StitchSettings,
+    task: StitchTask,
+    clock: TrainingClock,
+    progress: Progress,
 ) -> dict[str, Folded]:
     """Least squares with the position and without it."""
     saved = task.load(START)
@@ -76,7 +88,7 @@ def _starts(
     }  # fmt: skip
 
 
-def _trained(course: Course, start: Folded, part: str, task: Task, clock: Clock, progress: Progress) -> Folded:
+def _trained(course: StitchCourse, start: Folded, part: str, task: StitchTask, clock: TrainingClock, progress: Progress) -> Folded:
     what = "training" if course.with_position else "control"
 
     def keep(state: Saved) -> None:
@@ -88,7 +100,9 @@ def _trained(course: Course, start: Folded, part: str, task: Task, clock: Clock,
     return train(course, start, task.load(part), keep, advance)
 
 
-def measure(pair: Pair, windows: Tensor, points: Sequence[Point], stitches: Mapping[str, Folded], progress: Progress) -> Scores:
+def measure(
+    pair: ModelPair, windows: Tensor, points: Sequence[StitchPoint], stitches: Mapping[str, Folded], progress: Progress
+) -> StitchScores:
     """Figures of every stitch at every place, and of no stitch where widths are equal."""
     variants: dict[str, Variant] = {name: _as_variant(name, stitch) for name, stitch in stitches.items()}
     weight = stitches[TRAINED].weight

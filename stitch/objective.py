@@ -22,20 +22,20 @@ _COPIES = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Likeness:
+class HeadLikeness:
     """Per token [n]: cosine of the two distributions (BL-05), and the divergence KL(wanted, given) in nats."""
 
     cosine: Tensor
     kl: Tensor
 
 
-def likeness(given: Tensor, wanted: Tensor) -> Likeness:
+def likeness(given: Tensor, wanted: Tensor) -> HeadLikeness:
     """Of logits [n, vocabulary]; where heads are padded to different sizes, over what both have."""
     count = min(given.shape[-1], wanted.shape[-1])
     log_given = given[..., :count].float().log_softmax(-1)
     log_wanted = wanted[..., :count].float().log_softmax(-1)
     share = log_wanted.exp()
-    return Likeness(F.cosine_similarity(log_given.exp(), share, dim=-1), (share * (log_wanted - log_given)).sum(-1))
+    return HeadLikeness(F.cosine_similarity(log_given.exp(), share, dim=-1), (share * (log_wanted - log_given)).sum(-1))
 
 
 def chunks(tokens: int, vocabulary: int) -> Iterator[slice]:

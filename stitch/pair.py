@@ -18,7 +18,7 @@ from surgery.modules.stack import Stack
 from zoo.errors import InputError
 
 
-class Pair:
+class ModelPair:
     """See the top of the file. Both stacks are frozen here: nothing of them ever has a gradient."""
 
     def __init__(self, a: Stack, b: Stack) -> None:

@@ -15,7 +15,7 @@ _HELD_OUT = 3
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Point:
+class StitchPoint:
     """Layers [0, a_layer] of A, the stitch, layers [b_layer, end) of B; both counted from 0. `seen`: it is trained on."""
 
     a_layer: int
@@ -31,7 +31,7 @@ class Point:
         return f"{self.a_layer}:{self.b_layer}"
 
 
-def proportional(layers_a: int, layers_b: int) -> tuple[Point, ...]:
+def proportional(layers_a: int, layers_b: int) -> tuple[StitchPoint, ...]:
     """For every layer of A the layer of B that goes on from the nearest depth, shallow to deep.
 
     A layer of A behind which nothing of B would be left has none. Every third place is kept out of training, never the shallowest nor
@@ -39,21 +39,21 @@ def proportional(layers_a: int, layers_b: int) -> tuple[Point, ...]:
     """
     at = [(layer, (2 * (layer + 1) * layers_b + layers_a) // (2 * layers_a)) for layer in range(layers_a)]
     inside = [(a, b) for a, b in at if b < layers_b]
-    return tuple(Point(a, b, seen=k % _HELD_OUT != 1 or k == len(inside) - 1) for k, (a, b) in enumerate(inside))
+    return tuple(StitchPoint(a, b, seen=k % _HELD_OUT != 1 or k == len(inside) - 1) for k, (a, b) in enumerate(inside))
 
 
-def parse_points(text: str, seen: bool = True) -> tuple[Point, ...]:
+def parse_points(text: str, seen: bool = True) -> tuple[StitchPoint, ...]:
     """`1:2,3:4`: behind layer 1 of A before layer 2 of B, and so on. Raises InputError."""
     points = []
     for part in text.split(","):
         match = _POINT.fullmatch(part)
         if match is None:
             raise InputError(f"{part.strip()[:40]!r} is no place for a stitch: write LAYER_OF_A:LAYER_OF_B, as in 1:2,3:4")
-        points.append(Point(int(match[1]), int(match[2]), seen))
+        points.append(StitchPoint(int(match[1]), int(match[2]), seen))
     return tuple(points)
 
 
-def choose_points(given: Sequence[Point] | None, layers_a: int, layers_b: int) -> tuple[Point, ...]:
+def choose_points(given: Sequence[StitchPoint] | None, layers_a: int, layers_b: int) -> tuple[StitchPoint, ...]:
     """The given places, or all proportional ones; from shallow to deep.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 from surgery.training.checkpoint import TaskFolder
 
 
-class Task(TaskFolder):
+class StitchTask(TaskFolder):
     """A training of stitches that can be interrupted. `described`: JSON; all that the result depends on."""
 
     def __init__(self, root: Path, described: Mapping[str, Any]) -> None:

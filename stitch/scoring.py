@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stitch.objective import chunks, likeness
-from stitch.pair import Pair
-from stitch.points import Point
+from stitch.pair import ModelPair
+from stitch.points import StitchPoint
 
 #: `stitch(hidden, position)`: A's states [B, T, d_a] -> B's [B, T, d_b].
 Variant = Callable[[Tensor, float], Tensor]
@@ -45,18 +45,22 @@ class PointScore:
 
 
 @dataclass(frozen=True)
-class Scores:
+class StitchScores:
     """`variants`: by variant, then by place. `a`, `b`: the two models by themselves, A compared with B as the chains are."""
 
-    variants: Mapping[str, Mapping[Point, PointScore]]
+    variants: Mapping[str, Mapping[StitchPoint, PointScore]]
     a: PointScore
     b: Prediction
 
 
 @torch.no_grad()
 def score(
-    pair: Pair, windows: Tensor, points: Sequence[Point], variants: Mapping[str, Variant], advance: Callable[[int], None] | None = None
-) -> Scores:
+    pair: ModelPair,
+    windows: Tensor,
+    points: Sequence[StitchPoint],
+    variants: Mapping[str, Variant],
+    advance: Callable[[int], None] | None = None,
+) -> StitchScores:
     """Measure variants at places over windows [n, length] of token ids. `advance` is called with the windows done."""
     sums = {(name, point): _Sums() for name in variants for point in points}
     of_a, of_b = _Sums(), _Sums()
@@ -76,7 +80,7 @@ def score(
         if advance is not None:
             advance(min(lo + rows, len(windows)))
     by_variant = {name: {point: sums[name, point].score() for point in points} for name in variants}
-    return Scores(by_variant, of_a.score(), of_b.score().prediction)
+    return StitchScores(by_variant, of_a.score(), of_b.score().prediction)
 
 
 class _Sums:

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from stitch.points import Point
+from stitch.points import StitchPoint
 from zoo.errors import InputError
 
 Precision = Literal["no", "bf16"]
@@ -24,7 +24,7 @@ class StitchSettings:
     least squares and for the figures. `controls`: also train without the position.
     """
 
-    points: tuple[Point, ...] | None = None
+    points: tuple[StitchPoint, ...] | None = None
     text: str | None = None
     steps: int = 600
     rate: float = 2e-3

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from stitch.block import Folded
-from stitch.pair import Pair
-from stitch.points import Point
+from stitch.pair import ModelPair
+from stitch.points import StitchPoint
 from zoo.errors import TrainingFailed
 
 #: Tokens that go through both models at once.
@@ -60,7 +60,7 @@ class Normal:
         return Folded(weight, solved[-1].float().contiguous())
 
 
-def fit(pair: Pair, windows: Tensor, points: Sequence[Point], advance: Callable[[int], None] | None = None) -> Normal:
+def fit(pair: ModelPair, windows: Tensor, points: Sequence[StitchPoint], advance: Callable[[int], None] | None = None) -> Normal:
     """Take the normal equations over windows [n, length] at the given places. `advance` is called with the windows done."""
     device = pair.b.device
     rows = max(1, _TOKENS // windows.shape[1])

@@ -14,10 +14,10 @@ from typing import Any
 from torch import Tensor
 
 from stitch.document import Facts, describe
-from stitch.learning import Clock, Progress, learn, measure
-from stitch.pair import Pair
+from stitch.learning import Progress, TrainingClock, learn, measure
+from stitch.pair import ModelPair
 from stitch.points import choose_points
-from stitch.saved import Task
+from stitch.saved import StitchTask
 from stitch.settings import StitchSettings
 from stitch.storing import put_stitch, stored_document
 from surgery.families.settings import context_length
@@ -120,7 +120,7 @@ class _Work:
     settings: StitchSettings
     train: Tensor
     probe: Probe
-    task: Task
+    task: StitchTask
     run: str
 
     @classmethod
@@ -142,7 +142,7 @@ class _Work:
             "settings": decisive,
             "windows": Probe(text.digest, probe.tokenizer, learned).digest,
         }
-        task = Task(zoo.store.root, described)
+        task = StitchTask(zoo.store.root, described)
         run = digest_of([task.digest, probe.digest, settings.controls])
         return cls(name, models, settings, learned, probe, task, run)
 
@@ -164,9 +164,9 @@ def _check_ids(models: Iterable[ModelHandle], *windows: Tensor) -> None:
 
 def _train(zoo: Zoo, work: _Work, device: str, progress: Progress) -> Mapping[str, Any]:
     """All of it, to the stored document."""
-    clock = Clock(work.task)
+    clock = TrainingClock(work.task)
     with zoo.store.keeping():
-        pair = Pair(*(open_stack(zoo.store, model.manifest, device) for model in work.models))
+        pair = ModelPair(*(open_stack(zoo.store, model.manifest, device) for model in work.models))
     points = choose_points(work.settings.points, *pair.layers)
     stitches = learn(pair, work.train, points, work.settings, work.task, clock, progress)
     stored = {name: stitch.to(dtype=pair.b.dtype) for name, stitch in stitches.items()}

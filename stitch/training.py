@@ -19,8 +19,8 @@ from torch import Tensor
 from stitch.block import Folded, Learner, Ruler
 from stitch.curriculum import Lesson, lesson, rate_at
 from stitch.objective import Objective
-from stitch.pair import Pair
-from stitch.points import Point
+from stitch.pair import ModelPair
+from stitch.points import StitchPoint
 from stitch.settings import StitchSettings
 from surgery.training.checkpoint import Saved
 from surgery.training.loop import moments, remember_, run_
@@ -35,17 +35,17 @@ _SMOOTH = 0.95
 
 
 @dataclass(frozen=True)
-class Course:
+class StitchCourse:
     """What a training is made of. `points`: those that are trained on; `windows`: int64 [n, length]."""
 
-    pair: Pair
+    pair: ModelPair
     windows: Tensor
-    points: tuple[Point, ...]
+    points: tuple[StitchPoint, ...]
     settings: StitchSettings
     with_position: bool = True
 
 
-def train(course: Course, start: Folded, saved: Saved | None, keep: Keep, advance: Advance | None = None) -> Folded:
+def train(course: StitchCourse, start: Folded, saved: Saved | None, keep: Keep, advance: Advance | None = None) -> Folded:
     """Train from a start, or go on from a saved state.
 
     Args:
@@ -69,7 +69,7 @@ def train(course: Course, start: Folded, saved: Saved | None, keep: Keep, advanc
 class Trainer:
     """One training and the step it is at."""
 
-    def __init__(self, course: Course, start: Folded) -> None:
+    def __init__(self, course: StitchCourse, start: Folded) -> None:
         from accelerate import Accelerator
 
         settings, device = course.settings, course.pair.b.device
@@ -117,7 +117,7 @@ class Trainer:
                     total += self._place(point, hidden, ids, final, entries.get(point.b_layer), len(task.points))
         return total
 
-    def _place(self, point: Point, hidden: Tensor, ids: Tensor, wanted: Tensor, entry: Tensor | None, share: int) -> float:
+    def _place(self, point: StitchPoint, hidden: Tensor, ids: Tensor, wanted: Tensor, entry: Tensor | None, share: int) -> float:
         """Gradients of the loss at one place over `share`; that loss."""
         head = self._course.pair.b.head
         stitched = self._stitch(hidden, point.position)

@@ -32,7 +32,7 @@ STATES_LIMIT = 1 << 30
 LOGITS_LIMIT = 1 << 27
 
 
-class Block(nn.Module):
+class ParentBlock(nn.Module):
     """Components of a chain one after the other, without those before and behind them; the chain's head for looking at its output.
 
     `names[i]`: the weights of component i under their names within it. `changed`: components that differ from the exact block's.
@@ -59,7 +59,7 @@ class Block(nn.Module):
 
 
 @dataclass(frozen=True)
-class Run:
+class BlockRun:
     """Components in order, how each is built (`plan.links`: one per component), and tensors by digest that are not the subject's.
 
     `plan.sources` begin with those of the subject. `changed`: indices of components that differ from the exact block's.
@@ -112,17 +112,17 @@ class Subject:
         return self.manifest.components[self.lo : self.hi]
 
     @property
-    def run(self) -> Run:
+    def run(self) -> BlockRun:
         """The exact block, as data."""
-        return Run(self.placed, ChainPlan(self.plan.sources, self.plan.links[self.lo : self.hi]), {})
+        return BlockRun(self.placed, ChainPlan(self.plan.sources, self.plan.links[self.lo : self.hi]), {})
 
-    def block(self, run: Run | None = None, dtype: torch.dtype = torch.float32) -> Block:
+    def block(self, run: BlockRun | None = None, dtype: torch.dtype = torch.float32) -> ParentBlock:
         """A block of its own modules: the exact one over the subject's weights, or another run; in another dtype over copies."""
         run = self.run if run is None else run
         plan = ChainPlan(run.plan.sources, (*run.plan.links, self.plan.links[-1]))
         known = {digest: _cast(tensor, dtype) for digest, tensor in {**self.tensors, **run.tensors}.items() if digest in _used(run, self)}
         stack = assemble(plan, (*run.placed, self.manifest.components[-1]), known)
-        return Block(stack.to(self.device), run.changed)
+        return ParentBlock(stack.to(self.device), run.changed)
 
     def tail(self, hidden: Tensor, ids: Tensor) -> Tensor:
         """What stands behind the block, on its output: logits [B, T, vocabulary]."""
@@ -137,7 +137,7 @@ def open_subject(store: Store, manifest: ModelManifest, layers: tuple[int, int],
     return Subject(manifest, plan, layers, *bounds, tensors, exact)
 
 
-def _used(run: Run, subject: Subject) -> set[str]:
+def _used(run: BlockRun, subject: Subject) -> set[str]:
     """Digests of the tensors of a run and of the head behind it, adapters' included."""
     found: set[str] = set()
     for placed in (*run.placed, subject.manifest.components[-1]):

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from surgery.chains.compose import draft
-from surgery.chains.composition import Composition, Slice
-from surgery.chains.plan import ChainPlan, Link
-from surgery.models.put import Made, MadeReport, put_made
+from surgery.chains.composition import Composition, ModelSlice
+from surgery.chains.plan import ChainLink, ChainPlan
+from surgery.models.put import MadeModel, MadeReport, put_made
 from surgery.tensors.pool import map_tensor
 from surgery.text.tokenizers import require_same
-from surrogates.block import Run, Subject, as_float32
+from surrogates.block import BlockRun, Subject, as_float32
 from surrogates.making import free_name
 from surrogates.material import gather, metrics_of, score
 from surrogates.options import SurrogateOptions, SurrogateReport
@@ -29,7 +29,7 @@ from surrogates.pruning.plan import check_layers
 from zoo.errors import InputError
 from zoo.manifest import Component, ModelManifest, Placed, TensorMeta
 from zoo.records import Equivalence
-from zoo.records import Run as ChainRun
+from zoo.records import ScoredRun as ChainRun
 
 if TYPE_CHECKING:
     from zoo.api import Zoo
@@ -82,15 +82,15 @@ class _Swap:
     wanted: Composition
     name: str
 
-    def draft(self) -> Made:
+    def draft(self) -> MadeModel:
         with self.zoo.store.catalog.reading() as reader:
             return draft(self.zoo.store, reader, self.wanted, self.name)
 
-    def inside(self, made: Made) -> tuple[int, int]:
+    def inside(self, made: MadeModel) -> tuple[int, int]:
         """The stand-in's components in the chain: what stands behind the block is as long as it was."""
         return self.bounds[0], len(made.components) - (len(self.manifest.components) - self.bounds[1])
 
-    def removed(self, made: Made) -> float:
+    def removed(self, made: MadeModel) -> float:
         """Share of the block's parameters that the stand-in saves. Raises InputError when it saves none."""
         metas = {**made.tensors, **{tensor.digest: tensor for tensor in self.manifest.tensors}}
         (lo, hi), (first, end) = self.bounds, self.inside(made)
@@ -101,15 +101,15 @@ class _Swap:
             )
         return 1.0 - new / old
 
-    def run(self, made: Made, subject: Subject) -> Run:
+    def run(self, made: MadeModel, subject: Subject) -> BlockRun:
         """The stand-in over tensors of its own, behind the subject's sources."""
         lo, hi = self.inside(made)
         placed = made.components[lo:hi]
         named = {digest for each in placed for _, digest in (*each.component.tensors, *_adapter_tensors(each.component))}
         tensors = {digest: as_float32(map_tensor(self.zoo.store.open_tensor(digest)), subject.device) for digest in named}
         shift = len(subject.plan.sources)
-        links = [Link(link.kind, None if link.source is None else link.source + shift, link.layer) for link in made.plan.links[lo:hi]]
-        return Run(placed, ChainPlan((*subject.plan.sources, *made.plan.sources), tuple(links)), tensors)
+        links = [ChainLink(link.kind, None if link.source is None else link.source + shift, link.layer) for link in made.plan.links[lo:hi]]
+        return BlockRun(placed, ChainPlan((*subject.plan.sources, *made.plan.sources), tuple(links)), tensors)
 
     def put(self, source: str, pair: Callable[[ChainRun, ChainRun], Equivalence]) -> MadeReport:
         """Into the zoo, drafted anew under the lock: what it names is then there to stay."""
@@ -135,9 +135,9 @@ def proportional(layers: tuple[int, int], count: int, other: int) -> tuple[int, 
 
 def _composition(manifest: ModelManifest, layers: tuple[int, int], other: str, take: tuple[int, int]) -> Composition:
     slices = [
-        Slice(manifest.name, 0, layers[0]),
-        Slice(other, take[0], take[1] + 1),
-        Slice(manifest.name, layers[1] + 1, layers_of(manifest)),
+        ModelSlice(manifest.name, 0, layers[0]),
+        ModelSlice(other, take[0], take[1] + 1),
+        ModelSlice(manifest.name, layers[1] + 1, layers_of(manifest)),
     ]
     return Composition(tuple(each for each in slices if each.lo < each.hi), manifest.name, manifest.name)
 

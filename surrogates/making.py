@@ -16,26 +16,26 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from surgery.families.settings import config_of
-from surgery.models.put import Made, MadeReport, put_made
+from surgery.models.put import MadeModel, MadeReport, put_made
 from surgery.tensors.pool import TORCH_DTYPES
 from surgery.tensors.store import keep_tensors
 from surgery.text.text import Probe
-from surrogates.block import Block, Run, Subject, open_subject
+from surrogates.block import BlockRun, ParentBlock, Subject, open_subject
 from surrogates.material import Material, device_of, gather, metrics_of, score
 from surrogates.options import SurrogateOptions, SurrogateReport
-from surrogates.pruning.draft import Target, pruned_run, renamed, target_of, whole_chain
+from surrogates.pruning.draft import PruneTarget, pruned_run, renamed, target_of, whole_chain
 from surrogates.pruning.groups import Part, halves, prunable
 from surrogates.pruning.importance import magnitude, taylor
 from surrogates.pruning.plan import PrunePlan, choose, nearest
 from surrogates.recovery.recover import Progress, Recovery, recover_
 from surrogates.recovery.refit import refit_
-from surrogates.recovery.saved import Task
+from surrogates.recovery.saved import RecoveryTask
 from surrogates.scoring.agreement import Agreement
 from surrogates.scoring.timing import Speed
 from zoo.errors import InputError, NameTaken
 from zoo.manifest import SideFile
 from zoo.records import Equivalence
-from zoo.records import Run as ChainRun
+from zoo.records import ScoredRun as ChainRun
 
 if TYPE_CHECKING:
     from zoo.api import ModelHandle, Zoo
@@ -86,7 +86,7 @@ def make_surrogate(
     )  # fmt: skip
 
 
-def _target(zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], part: Part) -> Target:
+def _target(zoo: Zoo, handle: ModelHandle, layers: tuple[int, int], part: Part) -> PruneTarget:
     if handle.kind == "stitch":
         raise InputError(f"{handle.name} is a stitch, not a model with layers")
     return target_of(handle.manifest, config_of(zoo.store, handle.manifest), layers, part)
@@ -99,7 +99,7 @@ def free_name(zoo: Zoo, name: str) -> str:
     return name
 
 
-def make_plan(target: Target, subject: Subject, material: Material | None, options: SurrogateOptions) -> PrunePlan:
+def make_plan(target: PruneTarget, subject: Subject, material: Material | None, options: SurrogateOptions) -> PrunePlan:
     """Counts nearest to the ratio, and the units that score best. Without `material` by the size of the weights alone."""
     cost = target.cost
     after = nearest(target.shape, target.part, options.ratio, cost)
@@ -115,8 +115,8 @@ def make_plan(target: Target, subject: Subject, material: Material | None, optio
 
 
 def prune_and_recover(
-    zoo: Zoo, target: Target, plan: PrunePlan, material: Material, options: SurrogateOptions, progress: Progress | None
-) -> tuple[Run, Recovery | None]:
+    zoo: Zoo, target: PruneTarget, plan: PrunePlan, material: Material, options: SurrogateOptions, progress: Progress | None
+) -> tuple[BlockRun, Recovery | None]:
     """Apply a plan: slices, closed form, training. The run's tensors are in the stored dtype, rounded."""
     subject = material.subject
     run = pruned_run(target, plan, subject.tensors)
@@ -130,12 +130,12 @@ def prune_and_recover(
         refit_(block, subject.block(), material.learn, row, outs)
     recovery = None
     if options.recovery.how != "none":
-        task = Task(zoo.store.root, _settings(target, plan, material, options))
+        task = RecoveryTask(zoo.store.root, _settings(target, plan, material, options))
         recovery = recover_(subject, block, material.learn, material.check, options.recovery, task, progress)
-    return Run(run.placed, run.plan, _rounded(target, run, block), run.changed), recovery
+    return BlockRun(run.placed, run.plan, _rounded(target, run, block), run.changed), recovery
 
 
-def _rounded(target: Target, run: Run, block: Block) -> dict[str, Tensor]:
+def _rounded(target: PruneTarget, run: BlockRun, block: ParentBlock) -> dict[str, Tensor]:
     """A block's changed weights, each in the dtype that its own tensor was stored in."""
     dtypes = {tensor.digest: TORCH_DTYPES[tensor.dtype] for tensor in target.manifest.tensors}
     tensors: dict[str, Tensor] = {}
@@ -147,12 +147,12 @@ def _rounded(target: Target, run: Run, block: Block) -> dict[str, Tensor]:
     return tensors
 
 
-def _holds(target: Target, at: int, path: str) -> bool:
+def _holds(target: PruneTarget, at: int, path: str) -> bool:
     """Whether component `at` of the run is pruned and ends in this layer."""
     return at in target.changed and any(axis.name == f"{path}.weight" for axis in target.axes[at])
 
 
-def _settings(target: Target, plan: PrunePlan, material: Material, options: SurrogateOptions) -> dict[str, Any]:
+def _settings(target: PruneTarget, plan: PrunePlan, material: Material, options: SurrogateOptions) -> dict[str, Any]:
     """All that recovery depends on."""
     chain = [placed.component.digest for placed in target.manifest.components]
     learned = Probe(material.probe.text, material.probe.tokenizer, material.learn.ids)
@@ -172,7 +172,9 @@ def carried(handle_sides: tuple[SideFile, ...]) -> tuple[SideFile, ...]:
     return tuple(SideFile(side.path, side.blob, side.nbytes) for side in kept)
 
 
-def _put(zoo: Zoo, target: Target, plan: PrunePlan, run: Run, name: str, agreement: Agreement, speed: Speed, probe: Probe) -> MadeReport:
+def _put(
+    zoo: Zoo, target: PruneTarget, plan: PrunePlan, run: BlockRun, name: str, agreement: Agreement, speed: Speed, probe: Probe
+) -> MadeReport:
     parent = target.manifest
     with zoo.store.ingesting():
         metas = keep_tensors(zoo.store, dict(run.tensors))
@@ -186,7 +188,7 @@ def _put(zoo: Zoo, target: Target, plan: PrunePlan, run: Run, name: str, agreeme
             None,
             metrics_of(agreement, speed, plan.removed_ratio),
         )
-        made = Made(
+        made = MadeModel(
             name=name,
             kind="surrogate",
             base=parent.name,

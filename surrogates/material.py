@@ -18,7 +18,7 @@ from surgery.tensors.pool import TORCH_DTYPES
 from surgery.text.text import Part as TextPart
 from surgery.text.text import Probe, Text, read_text
 from surgery.text.tokenizers import has_tokenizer, tokenizer_digest
-from surrogates.block import Block, Run, States, Subject, open_subject, record, windows_that_fit
+from surrogates.block import BlockRun, ParentBlock, States, Subject, open_subject, record, windows_that_fit
 from surrogates.options import SurrogateOptions
 from surrogates.scoring.agreement import Agreement, agree
 from surrogates.scoring.timing import Speed, TimingSettings, measure
@@ -94,7 +94,7 @@ def stored_dtype(manifest: ModelManifest, lo: int, hi: int) -> torch.dtype:
     return TORCH_DTYPES[max((tensor for tensor in manifest.tensors if tensor.digest in names), key=lambda each: each.elements).dtype]
 
 
-def score(material: Material, run: Run, timing: TimingSettings) -> tuple[Agreement, Speed]:
+def score(material: Material, run: BlockRun, timing: TimingSettings) -> tuple[Agreement, Speed]:
     """How well the run does the block's work on held-out text, and how fast, in the dtype that is stored."""
     subject = material.subject
     dtype = stored_dtype(subject.manifest, subject.lo, subject.hi)
@@ -106,7 +106,7 @@ def score(material: Material, run: Run, timing: TimingSettings) -> tuple[Agreeme
     return agreement, speed
 
 
-def _output(block: Block, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+def _output(block: ParentBlock, hidden: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     out: torch.Tensor = block(hidden, block.course(ids))
     return out
 

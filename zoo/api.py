@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from surgery.deltas.study import Progress as DeltaProgress
     from surgery.ingest.ingest import IngestReport, Progress
     from surgery.models.put import MadeReport
-    from surgery.scoring.compare import Settings as CompareSettings
+    from surgery.scoring.compare import CompareSettings as CompareSettings
     from surgery.scoring.comparison import Comparison
     from zoo.packed.pack import PackReport
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from zoo.errors import MalformedCheckpoint
 from zoo.manifest import ModelKind, ModelManifest
 from zoo.store import Store
-from zoo.views.blocks import Block, chain_of
+from zoo.views.blocks import BlockView, chain_of
 
 if TYPE_CHECKING:
     from surgery.models.export import ExportReport, WrittenFile
@@ -47,7 +47,7 @@ class ModelHandle:
         return self.manifest.family
 
     @property
-    def chain(self) -> tuple[Block, ...]:
+    def chain(self) -> tuple[BlockView, ...]:
         """The model's blocks, in order, as the catalogue has them now: a newcomer may have cut them finer. Raises NotFound when removed."""
         with self._store.catalog.reading() as reader:
             return chain_of(reader, self.manifest)

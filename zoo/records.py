@@ -15,7 +15,7 @@ Relation = Literal["equivalent", "surrogate", "delta"]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ScoredRun:
     """Components [lo, hi) of a model's chain."""
 
     model: str
@@ -33,8 +33,8 @@ class Equivalence:
     """
 
     relation: Relation
-    a: Run
-    b: Run
+    a: ScoredRun
+    b: ScoredRun
     probe: str
     similarity: float
     control: float | None = None

@@ -25,7 +25,7 @@ from zoo.catalog import Catalog
 from zoo.errors import DamagedObject, StoreError
 from zoo.objects import identity, locks
 from zoo.objects.blobs import BlobStore
-from zoo.objects.objects import Decoded, ObjectStore, Opened
+from zoo.objects.objects import Decoded, ObjectStore, OpenedTensor
 from zoo.upkeep.collect import withdraw
 
 #: Seconds to wait for the store-wide lock.
@@ -109,7 +109,7 @@ class Store:
         with locks.exclusive(self.root / "lock", timeout):
             yield
 
-    def open_tensor(self, digest: str) -> Opened | Decoded:
+    def open_tensor(self, digest: str) -> OpenedTensor | Decoded:
         """`objects.open`, with the models that a damaged object hurts named in the error. Raises DamagedObject."""
         try:
             return self.objects.open(digest)

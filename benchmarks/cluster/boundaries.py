@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reports import deliver
-from runtime.agent.agent import Relay
-from runtime.config import ClusterConfig, ControlConfig, RelayConfig
-from runtime.control.scheduler_io import Move, Pause, Resume
+from runtime.agent.agent import Agent
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig
+from runtime.control.scheduler_io import MoveSequence, PauseSequence, ResumeSequence
 from runtime.scheduler.scheduler import Scheduler
-from runtime.sim.cost.hardware import GPUS, LINKS, Cluster, Link, Server
-from runtime.sim.models.family import App, Cutting, Family, family_of
+from runtime.sim.cost.hardware import GPUS, LINKS, ClusterHardware, LinkSpec, ServerSpec
+from runtime.sim.models.family import App, Cutting, SimulatedFamily, family_of
 from runtime.sim.run.clock import EventClass
 from runtime.sim.run.engine import Host, SimEngine
 from runtime.sim.run.network import Network
@@ -30,7 +30,7 @@ from runtime.sim.run.node import Node
 from runtime.sim.run.simulation import Simulation
 from runtime.types import SamplingParams, SequenceRequest, TraceEvent
 
-_LINKS = (LINKS["100gbps"], LINKS["25gbps"], Link("10gbps", 0.94 * 1.25e9, 30_000))
+_LINKS = (LINKS["100gbps"], LINKS["25gbps"], LinkSpec("10gbps", 0.94 * 1.25e9, 30_000))
 _PAGES = 1 << 15
 _MS = 1_000_000
 
@@ -53,12 +53,12 @@ class _Told:
             self.meet = event
 
 
-def moved(family: Family, parts: int, link: Link, tokens: int, boundary_bytes: int) -> dict[str, Any]:
+def moved(family: SimulatedFamily, parts: int, link: LinkSpec, tokens: int, boundary_bytes: int) -> dict[str, Any]:
     """One move: how long it took, and what it did."""
-    server = Server(GPUS["A100-80GB"], 1)
-    cluster, told = Cluster((server,) * parts, link), _Told()
+    server = ServerSpec(GPUS["A100-80GB"], 1)
+    cluster, told = ClusterHardware((server,) * parts, link), _Told()
     names = [name for name, _ in cluster.devices()]
-    relay = RelayConfig(token_budget=512, chunk=256, boundary_bytes=boundary_bytes)
+    relay = AgentConfig(token_budget=512, chunk=256, boundary_bytes=boundary_bytes)
     config = ClusterConfig(devices=parts, placing="split", chunk=512, control=ControlConfig.off())
     (chain,) = family.chains.values()
     scheduler = Scheduler([chain], family.blocks(), config, told)
@@ -70,13 +70,13 @@ def moved(family: Family, parts: int, link: Link, tokens: int, boundary_bytes: i
         """Let it rest behind its first token, move it as soon as what it needs is loaded, and let it end."""
         member = scheduler.members.get("a")
         if told.meet is not None:
-            simulation._tell(Resume("a"))
+            simulation._tell(ResumeSequence("a"))
             return
         if member is not None and member.output and not told.paused:
             told.paused = True
-            simulation._tell(Pause("a"))
+            simulation._tell(PauseSequence("a"))
         elif member is not None and told.paused and not told.start:
-            simulation._tell(Move("a", parts - 1, parts, member.path[0].device))
+            simulation._tell(MoveSequence("a", parts - 1, parts, member.path[0].device))
         simulation.clock.at(simulation.clock.now + 5 * _MS, EventClass.TICK, (look,))
 
     simulation.clock.at(5 * _MS, EventClass.TICK, (look,))
@@ -91,8 +91,8 @@ def moved(family: Family, parts: int, link: Link, tokens: int, boundary_bytes: i
     }
 
 
-def _node(name: str, server: Server, family: Family, relay: RelayConfig) -> Node:
-    return Node(Relay(name, _PAGES, relay), SimEngine(name, server.gpu, family, _PAGES, Host(server)), 0)
+def _node(name: str, server: ServerSpec, family: SimulatedFamily, relay: AgentConfig) -> Node:
+    return Node(Agent(name, _PAGES, relay), SimEngine(name, server.gpu, family, _PAGES, Host(server)), 0)
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agent_process.main import Preparation
 from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.processes import ProcessConfig, Processes
+from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
 from runtime.config import ClusterConfig, DirectConfig
 from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.types import SamplingParams, SequenceRequest
@@ -186,7 +186,7 @@ class Mover:
 class Chaos:
     """Kills, and looks at what `health` says meanwhile."""
 
-    def __init__(self, driver: ClusterDriver, fleet: Processes, clients: Clients, seed: int) -> None:
+    def __init__(self, driver: ClusterDriver, fleet: ProcessLauncher, clients: Clients, seed: int) -> None:
         self._driver, self._fleet, self._clients, self._chance = driver, fleet, clients, random.Random(seed)
         self.kills: list[Kill] = []
         self.lies: list[str] = []
@@ -246,7 +246,7 @@ def chaos(
     """
     settings = {"models": [msgspec.to_builtins(model) for model in MODELS], "pages": PAGES, "pace": pace}
     known = AgentSettings(report_seconds=0.1, direct=DirectConfig() if direct else None)
-    fleet = Processes(ProcessConfig(Preparation("counting", settings), settings=known, beat_seconds=0.2))
+    fleet = ProcessLauncher(ProcessConfig(Preparation("counting", settings), settings=known, beat_seconds=0.2))
     lives = LifeConfig(starts=1000, steady_seconds=0.05, backoff_seconds=0.02, backoff_most=0.1)
     blocks: list[Block] = list({block.id: block for model in MODELS for block in model.blocks(*CUTS)}.values())
     devices = [f"d{number}" for number in range(agents)]

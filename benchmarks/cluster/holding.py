@@ -17,12 +17,12 @@ import msgspec
 
 from runtime.chains import Array, Stage, StageResult
 from runtime.cluster.agent_process.main import MakeEngine, main
-from runtime.engine.fakes.integer_engine import CountingEngine
-from runtime.engine.fakes.integer_model import CountingModel
+from runtime.engine.fakes.integer_engine import IntegerEngine
+from runtime.engine.fakes.integer_model import IntegerModel
 from runtime.types import ModelSpec, StepPlan
 
 
-class HoldingEngine(CountingEngine):
+class HoldingEngine(IntegerEngine):
     """See the top of the file. Moments: `load`; steps: `prefill`, `decode`, `predict` (of a model whose name ends with ~); `give`, `take`:
     pages."""
 
@@ -60,7 +60,7 @@ class HoldingEngine(CountingEngine):
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    models: tuple[CountingModel, ...]
+    models: tuple[IntegerModel, ...]
     pages: int
     folder: str
 

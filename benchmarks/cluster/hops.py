@@ -5,7 +5,7 @@
 
 Real agents: processes, sockets, relays, and the staged engine with a Llama of random weights. `--rows 32 --width 512` in float32 are 64 KB
 of hidden states per hop. The program speaks to the agents as the scheduler does, so that a step is the way of the rows and nothing else:
-Go -> (stage -> Pass ->) stage -> Done. Four paths take turns: the whole chain on `a` (`one`), cut in two but both on `a` (`cut`), the
+Go -> (stage -> Pass ->) stage -> RowsDone. Four paths take turns: the whole chain on `a` (`one`), cut in two but both on `a` (`cut`), the
 second half on `b` (`two`), and `a`, `b`, `a` (`three`). Printed: milliseconds per step of each, and what a hop adds: to the whole chain,
 with a second step of an engine (`two - one`, and `three - one` by its two hops), and to the same two steps in one process (`two - cut`):
 encoding, the socket, another process that wakes up. `between engines`: from the end of one engine's step to the begin of the next one's,
@@ -41,11 +41,24 @@ from runtime.chains import Array, Hop, Stage
 from runtime.chains import Path as Hops
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agent_process.main import Preparation
-from runtime.cluster.launch.processes import ProcessConfig, Processes
+from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
 from runtime.config import DirectConfig, EngineConfig
-from runtime.messages import SCHEDULER, Done, Go, Load, Loaded, Lost, Message, Open, Pages, Peers, Ready, Report
+from runtime.messages import (
+    SCHEDULER,
+    AgentHello,
+    AgentStats,
+    LoadStages,
+    Message,
+    OpenSequences,
+    PageData,
+    PeerList,
+    RowsDone,
+    RowsLost,
+    RunRows,
+    StageReady,
+)
 from runtime.transport.keys import Keys
-from runtime.transport.messenger import Mail, Post
+from runtime.transport.messenger import Envelope, Messenger
 from runtime.types import SamplingParams, SequenceRequest
 
 MODEL = "hops"
@@ -53,7 +66,7 @@ PROMPT = 8
 LIMIT = 60.0
 #: Steps of a turn that do not count.
 _SKIPPED = 2
-_WANTED = (Ready, Loaded, Done, Lost)
+_WANTED = (AgentHello, StageReady, RowsDone, RowsLost)
 
 
 def make_store(folder: Path, width: int, layers: int) -> Path:
@@ -81,7 +94,7 @@ class Cluster:
 
     def __init__(self, settings: dict[str, Any], kind: str, direct: bool) -> None:
         program = (sys.executable, "-m", "benchmarks.cluster.stamped_agents")
-        self._fleet = Processes(
+        self._fleet = ProcessLauncher(
             ProcessConfig(
                 Preparation("staged", settings),
                 settings=AgentSettings(direct=DirectConfig() if direct else None),
@@ -91,39 +104,42 @@ class Cluster:
                 program=program,
             )
         )
-        self._post = Post(SCHEDULER, 0, self._fleet.seat.bind, self._fleet.seat.keys)
+        self._post = Messenger(SCHEDULER, 0, self._fleet.seat.bind, self._fleet.seat.keys)
         self._came: list[Message] = []
         self.links: dict[str, dict[str, str]] = {}
         self._fleet.attach(lambda died: None, self._post.address)
         for name in "ab":
             self._fleet.start(name, 1)
-        ready = [self.next(Ready) for _ in "ab"]
+        ready = [self.next(AgentHello) for _ in "ab"]
         for name in "ab":
-            self._post.send(name, Peers(tuple((each.device, 1, each.address) for each in ready), tuple(each.rail for each in ready)))
+            self._post.send(name, PeerList(tuple((each.device, 1, each.address) for each in ready), tuple(each.rail for each in ready)))
 
     def next(self, kind: type[Message]) -> Any:
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
             for at, message in enumerate(self._came):
-                if isinstance(message, Lost):
+                if isinstance(message, RowsLost):
                     raise RuntimeError(f"rows are lost: {message.reason}")
                 if isinstance(message, kind):
                     return self._came.pop(at)
-            came = [item.message for item in self._post.receive(1.0) if isinstance(item, Mail)]
+            came = [item.message for item in self._post.receive(1.0) if isinstance(item, Envelope)]
             self._came += [message for message in came if isinstance(message, _WANTED)]
-            self.links |= {message.device: dict(message.links) for message in came if isinstance(message, Report)}
+            self.links |= {message.device: dict(message.links) for message in came if isinstance(message, AgentStats)}
         raise RuntimeError(f"no {kind.__name__} came")
 
     def provide(self, path: Hops) -> None:
         for hop in path:
-            self._post.send(hop.device, Load((Stage(MODEL, hop.lo, hop.hi),), (("b",),)))
-            self.next(Loaded)
+            self._post.send(hop.device, LoadStages((Stage(MODEL, hop.lo, hop.hi),), (("b",),)))
+            self.next(StageReady)
 
     def open(self, requests: Sequence[SequenceRequest], path: Hops) -> None:
         count = len(requests)
         for device in {hop.device for hop in path}:
             self._post.send(
-                device, Open((1,) * count, tuple(requests), ((),) * count, (path,) * count, (False,) * count, (0,) * count, (None,) * count)
+                device,
+                OpenSequences(
+                    (1,) * count, tuple(requests), ((),) * count, (path,) * count, (False,) * count, (0,) * count, (None,) * count
+                ),
             )
 
     def step(
@@ -132,12 +148,14 @@ class Cluster:
         """One row of every sequence; their tokens, and the seconds until all were there."""
         count = len(seqs)
         flat = tuple(token for each in tokens for token in each)
-        go = Go(seqs, (1,) * count, (start,) * count, tuple(map(len, tokens)), flat, (True,) * count, (generated,) * count, (1,) * count)
+        go = RunRows(
+            seqs, (1,) * count, (start,) * count, tuple(map(len, tokens)), flat, (True,) * count, (generated,) * count, (1,) * count
+        )
         begin = time.perf_counter()
         self._post.send(path[0].device, go)
         got: dict[str, int] = {}
         while len(got) < count:
-            done = self.next(Done)
+            done = self.next(RowsDone)
             got.update((one.seq, one.token) for one in done.sampled)
         return [got[seq] for seq in seqs], time.perf_counter() - begin
 
@@ -237,18 +255,18 @@ def bare(nbytes: int, kind: str, rounds: int = 500) -> dict[str, float]:
     """One way between two processes: half of a round trip of a message with so many bytes beside it."""
     with tempfile.TemporaryDirectory() as scratch:
         keys = Keys.make() if kind == "tcp" else None
-        post = Post("here", 0, "tcp://127.0.0.1:*" if kind == "tcp" else f"{kind}://{scratch}/here", keys)
+        post = Messenger("here", 0, "tcp://127.0.0.1:*" if kind == "tcp" else f"{kind}://{scratch}/here", keys)
         pair = None if keys is None else (keys.public, keys.secret)
         process = multiprocessing.get_context("spawn").Process(target=_echo, args=(post.address, pair, rounds), daemon=True)
         process.start()
         while not post.knows("there"):
             post.receive(1.0)
         seconds = []
-        message, array = Pages(1, "s", 1, 0, 1, "d"), Array("uint8", (1, nbytes), bytes(nbytes))
+        message, array = PageData(1, "s", 1, 0, 1, "d"), Array("uint8", (1, nbytes), bytes(nbytes))
         for _ in range(rounds):
             begin = time.perf_counter()
             post.send("there", message, (array,))
-            while not any(isinstance(item, Mail) for item in post.receive(1.0)):
+            while not any(isinstance(item, Envelope) for item in post.receive(1.0)):
                 pass
             seconds.append((time.perf_counter() - begin) / 2)
         process.join(LIMIT)
@@ -257,13 +275,13 @@ def bare(nbytes: int, kind: str, rounds: int = 500) -> dict[str, float]:
 
 
 def _echo(address: str, keys: tuple[str, str] | None, rounds: int) -> None:
-    post = Post("there", 0, keys=None if keys is None else Keys(*keys))
+    post = Messenger("there", 0, keys=None if keys is None else Keys(*keys))
     post.learn("here", 0, address)
-    post.send("here", Pages(0, "", 0, 0, 0, "", "hello"))
+    post.send("here", PageData(0, "", 0, 0, 0, "", "hello"))
     done = 0
     while done < rounds:
         for item in post.receive(1.0):
-            if isinstance(item, Mail):
+            if isinstance(item, Envelope):
                 post.send("here", item.message, item.arrays)
                 done += 1
     post.close()

@@ -34,17 +34,17 @@ from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agent_process.main import Preparation
 from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.processes import ProcessConfig, Processes
+from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
 from runtime.config import ClusterConfig, SpeculationConfig
-from runtime.control.scheduler_io import Serve, Tick
-from runtime.engine.fakes.integer_model import CountingModel, surrogate_of
+from runtime.control.scheduler_io import ServeModel, Tick
+from runtime.engine.fakes.integer_model import IntegerModel, surrogate_of
 
 DEVICES = ("d0", "d1", "d2")
 #: Another version of the first model, whose last part is new.
 STAND_IN = surrogate_of(MODELS[0], "org/m~", 4, 3)
 
 
-def _version(number: int) -> CountingModel:
+def _version(number: int) -> IntegerModel:
     parts = MODELS[0].parts
     return replace(
         MODELS[0], spec=replace(MODELS[0].spec, name=f"org/m-{number}"), parts=(*parts[:-1], replace(parts[-1], seed=20 + number))
@@ -59,7 +59,7 @@ class Scene:
     """A cluster under load, and the folder in which its agents are held."""
 
     driver: ClusterDriver
-    fleet: Processes
+    fleet: ProcessLauncher
     clients: Clients
     folder: Path
     versions: int = 0
@@ -225,7 +225,7 @@ def _update(scene: Scene) -> None:
     model = VERSIONS[scene.versions]
     scene.versions += 1
     chain = model.chain(*CUTS)
-    serve = Serve(replace(chain, spec=replace(chain.spec, name="org/v"), source=model.spec.name), model.blocks(*CUTS))
+    serve = ServeModel(replace(chain, spec=replace(chain.spec, name="org/v"), source=model.spec.name), model.blocks(*CUTS))
     update = threading.Thread(target=lambda: scene.driver.serve(serve), daemon=True)
     with scene.held("load", lambda: None if update.ident else update.start()) as pid:
         _kill(scene, scene.device_of(pid))
@@ -264,7 +264,7 @@ def phases(names: Sequence[str], clients: int = 4, seed: int = 0) -> dict[str, A
     """Kill in each of these; the document. `wrong` and `lies` must be empty, `free` must be `capacity` for each agent."""
     with tempfile.TemporaryDirectory() as folder:
         known = [msgspec.to_builtins(model) for model in (*MODELS, *VERSIONS, STAND_IN)]
-        fleet = Processes(
+        fleet = ProcessLauncher(
             ProcessConfig(
                 Preparation("holding", {"models": known, "pages": PAGES, "folder": folder}), settings=AgentSettings(report_seconds=0.05),
                 beat_seconds=0.1, program=(sys.executable, "-m", "benchmarks.cluster.holding"),
@@ -285,7 +285,7 @@ def phases(names: Sequence[str], clients: int = 4, seed: int = 0) -> dict[str, A
             return _run(names, driver, fleet, Path(folder), clients, seed)
 
 
-def _run(names: Sequence[str], driver: ClusterDriver, fleet: Processes, folder: Path, clients: int, seed: int) -> dict[str, Any]:
+def _run(names: Sequence[str], driver: ClusterDriver, fleet: ProcessLauncher, folder: Path, clients: int, seed: int) -> dict[str, Any]:
     kills: dict[str, list[Kill]] = {}
     with Clients(driver, clients, seed) as load:
         scene, chaos = Scene(driver, fleet, load, folder), Chaos(driver, fleet, load, seed)

@@ -2,8 +2,8 @@
 
     python -m benchmarks.cluster.scheduling [--rows 256] [--steps 300] [--output FILE]
 
-Scheduler and relay as they are, no engine and no processes: the scheduler is given the answer to each step (`Done`, all rows in one
-message) and gives the next (`Go`); the relay is given that and plans, finishes and passes on. Microseconds per step, median and p95.
+Scheduler and relay as they are, no engine and no processes: the scheduler is given the answer to each step (`RowsDone`, all rows in one
+message) and gives the next (`RunRows`); the relay is given that and plans, finishes and passes on. Microseconds per step, median and p95.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.reports import deliver
-from runtime.agent.agent import Relay
+from runtime.agent.agent import Agent
 from runtime.chains import Array, StageResult
-from runtime.config import ClusterConfig, RelayConfig
+from runtime.config import AgentConfig, ClusterConfig
 from runtime.control.agent_io import Send, StageLoaded
-from runtime.control.scheduler_io import Arrive
+from runtime.control.scheduler_io import AddRequest
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.messages import PROTOCOL, Done, Go, Load, Loaded, Open, Ready
+from runtime.messages import PROTOCOL, AgentHello, LoadStages, OpenSequences, RowsDone, RunRows, StageReady
 from runtime.scheduler.scheduler import Scheduler
 from runtime.types import Sampled, SamplingParams, SequenceRequest, StepResult
 
@@ -49,26 +49,28 @@ def measure(rows: int, steps: int) -> tuple[dict[str, float], dict[str, float]]:
     """Microseconds per step of the scheduler, and of the relay of the first hop."""
     config = ClusterConfig(devices=2, placing="split", max_running=rows)
     scheduler = Scheduler([MODEL.chain(*CUTS)], MODEL.blocks(*CUTS), config)
-    relay = Relay("d0", 1 << 20, RelayConfig(max_rows=rows, token_budget=1 << 20))
+    relay = Agent("d0", 1 << 20, AgentConfig(max_rows=rows, token_budget=1 << 20))
     said: list[Any] = []
     for device in ("d0", "d1"):
-        said += scheduler.handle(Ready(device, PROTOCOL, "v", 1 << 20, 64, 0, device), 0)
-    for to, load in ((each.to, each.message) for each in _sends(said) if isinstance(each.message, Load)):
+        said += scheduler.handle(AgentHello(device, PROTOCOL, "v", 1 << 20, 64, 0, device), 0)
+    for to, load in ((each.to, each.message) for each in _sends(said) if isinstance(each.message, LoadStages)):
         for stage in load.stages:
             spec = replace(MODEL.spec, name=stage.id, kv_layers=sum(part.attends for part in MODEL.parts[stage.lo : stage.hi]))
-            scheduler.handle(Loaded(to, stage, spec, 0), 0)
+            scheduler.handle(StageReady(to, stage, spec, 0), 0)
             if to == "d0":
                 relay.handle(load, (), 0)
                 relay.handle(StageLoaded(stage, spec, 0), (), 0)
     sampling = SamplingParams(8000, ignore_eos=True)
     said = []
     for number in range(rows):
-        said += scheduler.handle(Arrive(SequenceRequest(f"s{number}", "r", "m", tuple(range(number % 7, number % 7 + 20)), sampling)), 0)
+        said += scheduler.handle(
+            AddRequest(SequenceRequest(f"s{number}", "r", "m", tuple(range(number % 7, number % 7 + 20)), sampling)), 0
+        )
     go = _opened(relay, said)
     times: tuple[list[float], list[float]] = ([], [])
     for step in range(steps):
         times[1].append(_relay_step(relay, go, step))
-        done = Done("d1", go.seqs, go.epochs, go.counts, tuple(Sampled(seq, 5) for seq in go.seqs))
+        done = RowsDone("d1", go.seqs, go.epochs, go.counts, tuple(Sampled(seq, 5) for seq in go.seqs))
         begin = time.perf_counter()
         said = scheduler.handle(done, step)
         times[0].append(time.perf_counter() - begin)
@@ -76,7 +78,7 @@ def measure(rows: int, steps: int) -> tuple[dict[str, float], dict[str, float]]:
     return _summary(times[0][1:]), _summary(times[1][1:])
 
 
-def _relay_step(relay: Relay, go: Go, now: int) -> float:
+def _relay_step(relay: Agent, go: RunRows, now: int) -> float:
     begin = time.perf_counter()
     relay.handle(go, (), now)
     step = relay.next_step(now)
@@ -88,16 +90,16 @@ def _relay_step(relay: Relay, go: Go, now: int) -> float:
     return planned + time.perf_counter() - begin
 
 
-def _opened(relay: Relay, said: Iterable[Any]) -> Go:
+def _opened(relay: Agent, said: Iterable[Any]) -> RunRows:
     """Tell the relay who comes, and give what is to run, as one message."""
     gos = []
     for each in _sends(said):
-        if each.to == "d0" and isinstance(each.message, Open):
+        if each.to == "d0" and isinstance(each.message, OpenSequences):
             relay.handle(each.message, (), 0)
-        elif isinstance(each.message, Go):
+        elif isinstance(each.message, RunRows):
             gos.append(each.message)
-    columns = ([value for go in gos for value in getattr(go, name)] for name in Go.__struct_fields__)
-    return Go(*(tuple(column) for column in columns))
+    columns = ([value for go in gos for value in getattr(go, name)] for name in RunRows.__struct_fields__)
+    return RunRows(*(tuple(column) for column in columns))
 
 
 def _sends(commands: Iterable[Any]) -> Iterable[Send]:

@@ -69,11 +69,11 @@ def http(args: argparse.Namespace) -> Asking:
     """Clients that stream. Raises RuntimeError when anything went wrong with any request."""
     from runtime.bench.drive import WallClock, drive
     from runtime.bench.http import HttpClient
-    from runtime.bench.workload import Ask, Workload
+    from runtime.bench.workload import Workload, WorkloadRequest
 
     async def asked(order: Order) -> Outcome:
         clock = WallClock()
-        asks = tuple(Ask(i, 0.0, args.model, prompt, order["tokens"]) for i, prompt in enumerate(prompts_of(order)))
+        asks = tuple(WorkloadRequest(i, 0.0, args.model, prompt, order["tokens"]) for i, prompt in enumerate(prompts_of(order)))
         async with HttpClient.connected(args.where, clock) as client:
             answers = await drive(Workload(asks, order["clients"]), client, clock)
         if failed := [answer for answer in answers if answer.error is not None]:

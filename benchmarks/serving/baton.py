@@ -32,7 +32,7 @@ from typing import Any, get_args
 
 import torch
 
-from runtime.agent.local.agent import Agent
+from runtime.agent.local.agent import LocalAgent
 from runtime.config import BatchingConfig, DenseConfig, DenseMode, DensePadding, EngineConfig
 from runtime.engine.dense.executor import DenseEngine
 from runtime.engine.dense.padding_stats import IdleCounts
@@ -98,7 +98,7 @@ def run(store: Store, mode: DenseMode, slots: int, queries: Sequence[Query], kv_
     """All queries, from a cold start."""
     engine = DenseEngine(store, EngineConfig(kv_bytes=kv_bytes, dense=DenseConfig(mode, slots, padding=padding)), ["model"])
     config = BatchingConfig(token_budget=1 << 20, max_sequences=len(queries))
-    agent = Agent(engine.models(), engine.page_capacity, config)
+    agent = LocalAgent(engine.models(), engine.page_capacity, config)
     for number, query in enumerate(queries):
         params = SamplingParams(max_tokens=query.answer, ignore_eos=True)
         agent.add(SequenceRequest(str(number), str(number), "model", query.prompt, params, arrival=number), 0)

@@ -41,7 +41,7 @@ from runtime.bench.answers import Answer
 from runtime.bench.arrivals import Arrivals
 from runtime.bench.lengths import parse_lengths
 from runtime.bench.summary import Slo, ratios, summarize
-from runtime.bench.workload import Ask, WorkloadSettings, build
+from runtime.bench.workload import WorkloadRequest, WorkloadSettings, build
 from zoo.api import Zoo
 
 _BASE = SMALL.members[0].name
@@ -61,7 +61,7 @@ class Family:
     settings: WorkloadSettings
 
     @property
-    def asks(self) -> tuple[Ask, ...]:
+    def asks(self) -> tuple[WorkloadRequest, ...]:
         return build(self.settings, self.names).asks
 
 
@@ -124,7 +124,7 @@ def beside_vllm(args: argparse.Namespace, family: Family) -> dict[str, Any]:
             starts.setdefault(base, []).append(engines[base].first_token - imports)
     best = {base: min(seconds) for base, seconds in starts.items()}
 
-    def run(model: str, batch: Sequence[Ask]) -> list[float]:
+    def run(model: str, batch: Sequence[WorkloadRequest]) -> list[float]:
         return list(_asked(engines[shape[model]], batch, at_once=True, named=False))
 
     variants: dict[str, tuple[Callable[[str], float], int]] = {
@@ -210,7 +210,7 @@ def _vllm_with(args: argparse.Namespace, base: Path, loras: Sequence[str], folde
     return launch("vllm", [str(base), *adapters], args.threads, args.vllm, *options)
 
 
-def _asked(side: Side, asks: Sequence[Ask], at_once: bool = False, named: bool = True) -> list[float]:
+def _asked(side: Side, asks: Sequence[WorkloadRequest], at_once: bool = False, named: bool = True) -> list[float]:
     """When each request was answered, in seconds from the begin."""
     prompts = [list(ask.prompt) for ask in asks if not isinstance(ask.prompt, str)]
     models = [ask.model for ask in asks] if named else None

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from runtime.bench.answers import Answer, Heard
-from runtime.bench.workload import Ask
+from runtime.bench.answers import Answer, TokenTimes
+from runtime.bench.workload import WorkloadRequest
 
 #: A model and its batch -> when each request was answered, in seconds from the batch's begin.
-Run = Callable[[str, Sequence[Ask]], Sequence[float]]
+Run = Callable[[str, Sequence[WorkloadRequest]], Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Provisioned:
     ran: float
 
 
-def provision(asks: Sequence[Ask], swap: Callable[[str], float], run: Run, most: int) -> Provisioned:
+def provision(asks: Sequence[WorkloadRequest], swap: Callable[[str], float], run: Run, most: int) -> Provisioned:
     """Answer `asks`, which are ordered by when they come; the first one's model is there already.
 
     Args:
@@ -50,12 +50,12 @@ def provision(asks: Sequence[Ask], swap: Callable[[str], float], run: Run, most:
     return Provisioned(tuple(sorted(answers, key=lambda answer: answer.number)), swaps, ran)
 
 
-def answered(asks: Sequence[Ask], ended: Sequence[float]) -> list[Answer]:
+def answered(asks: Sequence[WorkloadRequest], ended: Sequence[float]) -> list[Answer]:
     """Answers from when they were whole, in seconds from the begin."""
     return [_answered(ask, end) for ask, end in zip(asks, ended, strict=True)]
 
 
-def _answered(ask: Ask, ended: float) -> Answer:
+def _answered(ask: WorkloadRequest, ended: float) -> Answer:
     """Only the end is known: the whole answer counts as one lot then, so times to the first token mean nothing."""
-    heard = Heard((ended,), (ask.answer,), ask.answer, len(ask.prompt))
+    heard = TokenTimes((ended,), (ask.answer,), ask.answer, len(ask.prompt))
     return Answer(ask.number, ask.model, ask.at, ask.at, ended, heard)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from surgery.deltas.curve import compare_stacks
-from surgery.deltas.make import DeltaOptions, Work, opened
+from surgery.deltas.make import DeltaOptions, DeltaWork, opened
 from surgery.deltas.study import layer_ends
 from surgery.deltas.windows import read_windows
 from surgery.families.settings import context_length
@@ -51,7 +51,7 @@ def measure(zoo: Zoo, name: str, base: str | None, text: str | None, ranks: tupl
 
 
 @torch.inference_mode()
-def references(zoo: Zoo, work: Work, held: torch.Tensor, device: str) -> dict[str, Any]:
+def references(zoo: Zoo, work: DeltaWork, held: torch.Tensor, device: str) -> dict[str, Any]:
     """The exact fine-tune and the base on the same windows."""
     at = layer_ends(work.exact)[-1]
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.reports import deliver
-from cli.demo.members import Lesson, learn
+from cli.demo.members import MemberLesson, learn
 from cli.demo.recipe import TINY
 from cli.demo.tokenizer import train_tokenizer
 from cli.demo.train import stream_of
@@ -41,7 +41,7 @@ def trained(folder: Path, steps: int) -> Path:
         texts = read_library().slice(EVERYTHING)
         tokenizer = train_tokenizer(texts.train, TINY.vocabulary)
         train, held_out = (stream_of(tokenizer, part) for part in (texts.train, texts.held_out))
-        learn(Lesson(member, TINY, tokenizer, train, held_out), partial, None, lambda step, loss: None)
+        learn(MemberLesson(member, TINY, tokenizer, train, held_out), partial, None, lambda step, loss: None)
         partial.rename(made)
     return made
 

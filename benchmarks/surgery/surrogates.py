@@ -29,7 +29,7 @@ from surrogates.block import open_subject
 from surrogates.making import make_plan, prune_and_recover
 from surrogates.material import Material, gather
 from surrogates.options import SurrogateOptions
-from surrogates.pruning.draft import Target, pruned_run, target_of
+from surrogates.pruning.draft import PruneTarget, pruned_run, target_of
 from surrogates.pruning.groups import Part
 from surrogates.recovery.recover import RecoverySettings
 from surrogates.scoring.agreement import agree
@@ -78,7 +78,7 @@ def trained_rows(folder: Path, args: argparse.Namespace) -> Iterator[dict[str, A
             yield {"row": row, "paper": {"removed": removed, "similarity": similarity}, **one_row(zoo, target, material, options, args)}
 
 
-def one_row(zoo: Zoo, target: Target, material: Material, options: SurrogateOptions, args: argparse.Namespace) -> dict[str, Any]:
+def one_row(zoo: Zoo, target: PruneTarget, material: Material, options: SurrogateOptions, args: argparse.Namespace) -> dict[str, Any]:
     ways = []
     found: dict[str, Any] = {"layers": target.layers, "part": target.part}
     for importance, refit, how in WAYS:

@@ -65,8 +65,8 @@ def bench(
 ) -> None:
     """Measure latency and throughput of a server or an engine under a workload."""
     from cli.bench.report import deliver
-    from cli.bench.rounds import Bench, run_bench
-    from cli.bench.targets import Access, Inside
+    from cli.bench.rounds import BenchmarkRun, run_bench
+    from cli.bench.targets import Access, EngineTarget
     from cli.serving.options import gather
     from runtime.bench.arrivals import Arrivals
     from runtime.bench.lengths import parse_lengths
@@ -84,8 +84,8 @@ def bench(
     )  # fmt: skip
     slo = Slo(*(None if bound is None else bound / 1000 for bound in (slo_ttft, slo_tpot, slo_e2e)))
     config = gather(None, {"device": device, "dtype": dtype, "kv_bytes": kv_bytes, "weights": weights, "backend": backend})
-    inside = Inside(store, database, config, executor, batch, resident)
-    chosen = Bench(
+    inside = EngineTarget(store, database, config, executor, batch, resident)
+    chosen = BenchmarkRun(
         (url or engine, *([against] if against is not None else [])), tuple(models or ()), settings,
         None if trace is None else (trace, trace_format), tokenizer, slo, rounds, warm, Access(api_key, timeout), inside,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from runtime.bench.drive import Clock
-from runtime.bench.workload import Ask
+from runtime.bench.workload import WorkloadRequest
 
 if TYPE_CHECKING:
     from zoo.api import Zoo
@@ -33,7 +33,7 @@ class TransformersRunner:
         self._models: OrderedDict[str, Any] = OrderedDict()
 
     @torch.inference_mode()
-    def run(self, model: str, asks: Sequence[Ask]) -> list[tuple[float, ...]]:
+    def run(self, model: str, asks: Sequence[WorkloadRequest]) -> list[tuple[float, ...]]:
         """Loading counts: the requests wait for it."""
         held = self._model(model)
         longest, steps = max(len(ask.prompt) for ask in asks), max(ask.answer for ask in asks)

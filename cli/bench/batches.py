@@ -13,15 +13,15 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Protocol
 
-from runtime.bench.answers import Heard
-from runtime.bench.workload import Ask
+from runtime.bench.answers import TokenTimes
+from runtime.bench.workload import WorkloadRequest
 from zoo.errors import InputError, Unavailable, ZooError
 
 
 class Runner(Protocol):
     """An engine with its models. Called from one thread."""
 
-    def run(self, model: str, asks: Sequence[Ask]) -> list[tuple[float, ...]]:
+    def run(self, model: str, asks: Sequence[WorkloadRequest]) -> list[tuple[float, ...]]:
         """When each request's tokens were there, exactly `ask.answer` of them."""
         ...
 
@@ -33,12 +33,12 @@ class Runner(Protocol):
 class _Waiting:
     """A request until it is answered."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: WorkloadRequest) -> None:
         self.ask = ask
         self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Heard] = self.loop.create_future()
+        self.future: asyncio.Future[TokenTimes] = self.loop.create_future()
 
-    def resolve(self, heard: Heard) -> None:
+    def resolve(self, heard: TokenTimes) -> None:
         def set_result() -> None:
             if not self.future.done():
                 self.future.set_result(heard)
@@ -68,7 +68,7 @@ class Batches:
         self._thread.join()
         self._runner.close()
 
-    async def ask(self, ask: Ask) -> Heard:
+    async def ask(self, ask: WorkloadRequest) -> TokenTimes:
         """Raises InputError for a prompt of text; Unavailable once closed."""
         if isinstance(ask.prompt, str):
             raise InputError("prompts of text need a tokenizer to be run in this process")
@@ -84,10 +84,12 @@ class Batches:
         while batch := self._next():
             try:
                 stamps = self._runner.run(batch[0].ask.model, [waiting.ask for waiting in batch])
-                heard = [Heard(own, (1,) * len(own), len(own), len(waiting.ask.prompt)) for waiting, own in zip(batch, stamps, strict=True)]
+                heard = [
+                    TokenTimes(own, (1,) * len(own), len(own), len(waiting.ask.prompt)) for waiting, own in zip(batch, stamps, strict=True)
+                ]
             except Exception as error:
                 line = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {error}"
-                heard = [Heard(error="engine", detail=" ".join(line.split())[:200])] * len(batch)
+                heard = [TokenTimes(error="engine", detail=" ".join(line.split())[:200])] * len(batch)
             for waiting, one in zip(batch, heard, strict=True):
                 waiting.resolve(one)
 

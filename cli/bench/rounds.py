@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cli.bench.targets import Access, Inside, Target, opened
+from cli.bench.targets import Access, BenchmarkTarget, EngineTarget, opened
 from cli.shared.progress import counting
 from runtime.bench.answers import Answer
 from runtime.bench.drive import Clock, Done, WallClock, drive
@@ -27,7 +27,7 @@ _WARM_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
+class BenchmarkRun:
     """What is asked for. `targets`: one or two, addresses or engines. `warm`: requests per model that are not counted."""
 
     targets: tuple[str, ...]
@@ -39,7 +39,7 @@ class Bench:
     rounds: int
     warm: int
     access: Access
-    inside: Inside
+    inside: EngineTarget
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class Round:
     seconds: float
 
 
-def run_bench(bench: Bench, silent: bool) -> dict[str, Any]:
+def run_bench(bench: BenchmarkRun, silent: bool) -> dict[str, Any]:
     """The document. Raises InputError, Unavailable, and as loading models does."""
     with counting("asking", silent) as progress:
         return asyncio.run(_run(bench, WallClock(), progress))
 
 
-async def _run(bench: Bench, clock: Clock, progress: Done | None) -> dict[str, Any]:
+async def _run(bench: BenchmarkRun, clock: Clock, progress: Done | None) -> dict[str, Any]:
     rows = read_trace(*bench.trace, bench.workload.count) if bench.trace else []
     encode = _encoder(bench)
     async with contextlib.AsyncExitStack() as stack:
-        targets: list[Target] = []
+        targets: list[BenchmarkTarget] = []
         for name in bench.targets:
             models = targets[0].models if targets else bench.models
             targets.append(await stack.enter_async_context(opened(name, models, clock, bench.access, bench.inside)))
@@ -79,7 +79,7 @@ async def _run(bench: Bench, clock: Clock, progress: Done | None) -> dict[str, A
         return _document(bench, settings, targets, found[: len(found) // len(targets) * len(targets)])
 
 
-def _encoder(bench: Bench) -> Encode | None:
+def _encoder(bench: BenchmarkRun) -> Encode | None:
     """What turns a trace's texts into ids. Raises as the facade does."""
     if bench.tokenizer is None:
         return None
@@ -90,7 +90,7 @@ def _encoder(bench: Bench) -> Encode | None:
         return tokenizer_of(zoo.model(bench.tokenizer)).encode
 
 
-def _bounded(settings: WorkloadSettings, targets: Sequence[Target]) -> WorkloadSettings:
+def _bounded(settings: WorkloadSettings, targets: Sequence[BenchmarkTarget]) -> WorkloadSettings:
     """Within what every target reads."""
     vocabularies = [target.vocabulary for target in targets if target.vocabulary is not None]
     lengths = [target.longest for target in targets if target.longest is not None]
@@ -98,7 +98,7 @@ def _bounded(settings: WorkloadSettings, targets: Sequence[Target]) -> WorkloadS
     return replace(settings, vocabulary=min([settings.vocabulary, *vocabularies]), longest=longest)
 
 
-async def _warm(target: Target, workload: Workload, times: int, clock: Clock) -> None:
+async def _warm(target: BenchmarkTarget, workload: Workload, times: int, clock: Clock) -> None:
     """Requests of each model that are not counted. Raises InputError when not one is answered: a benchmark of refusals is none."""
     first = {ask.model: ask for ask in reversed(workload.asks)}
     asks = [replace(ask, answer=min(ask.answer, _WARM_TOKENS), at=0.0) for ask in first.values() for _ in range(times)]
@@ -109,7 +109,7 @@ async def _warm(target: Target, workload: Workload, times: int, clock: Clock) ->
 
 
 async def _rounds(
-    found: list[Round], count: int, targets: Sequence[Target], workload: Workload, clock: Clock, progress: Done | None
+    found: list[Round], count: int, targets: Sequence[BenchmarkTarget], workload: Workload, clock: Clock, progress: Done | None
 ) -> None:
     """Puts rounds into `found` as they end."""
     for number in range(count):
@@ -126,7 +126,9 @@ def _counted(progress: Done | None, before: int, total: int) -> Callable[[int, i
     return None if progress is None else lambda done, _: progress(before + done, total)
 
 
-def _document(bench: Bench, settings: WorkloadSettings, targets: Sequence[Target], found: Sequence[Round]) -> dict[str, Any]:
+def _document(
+    bench: BenchmarkRun, settings: WorkloadSettings, targets: Sequence[BenchmarkTarget], found: Sequence[Round]
+) -> dict[str, Any]:
     from cli.bench.where import where
 
     found = sorted(found, key=lambda one: (one.number, one.target))
@@ -161,7 +163,7 @@ def _document(bench: Bench, settings: WorkloadSettings, targets: Sequence[Target
     return document
 
 
-def _client(one: Round, targets: Sequence[Target]) -> float | None:
+def _client(one: Round, targets: Sequence[BenchmarkTarget]) -> float | None:
     """What asking a server cost, which a server on the same cores does without; None where the engine is in this process too."""
     return one.seconds if "://" in targets[one.target].name else None
 

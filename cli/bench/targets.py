@@ -1,4 +1,4 @@
-"""Who is measured: a server behind an address, or an engine in this process, all behind one `Target`.
+"""Who is measured: a server behind an address, or an engine in this process, all behind one `BenchmarkTarget`.
 
 Our engine takes requests as the server would, one stream each; the others are run in batches, one model after the other (`batches`).
 """
@@ -34,7 +34,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Inside:
+class EngineTarget:
     """How engines are run in this process. `batch`: of the others, requests at once; `resident`: of transformers, models at once."""
 
     store: Path
@@ -46,7 +46,7 @@ class Inside:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BenchmarkTarget:
     """Somebody that can be asked. `vocabulary` and `longest` (tokens): the least of its models', None where it does not say.
 
     `memory`: bytes by what holds them, now.
@@ -61,7 +61,7 @@ class Target:
 
 
 @contextlib.asynccontextmanager
-async def opened(name: str, models: Sequence[str], clock: Clock, access: Access, inside: Inside) -> AsyncIterator[Target]:
+async def opened(name: str, models: Sequence[str], clock: Clock, access: Access, inside: EngineTarget) -> AsyncIterator[BenchmarkTarget]:
     """A target by its address or its engine's name. Raises InputError, Unavailable, and as loading does."""
     if name.startswith(("http://", "https://")):
         async with _server(name, models, clock, access) as target:
@@ -77,7 +77,7 @@ async def opened(name: str, models: Sequence[str], clock: Clock, access: Access,
 
 
 @contextlib.asynccontextmanager
-async def _server(url: str, models: Sequence[str], clock: Clock, access: Access) -> AsyncIterator[Target]:
+async def _server(url: str, models: Sequence[str], clock: Clock, access: Access) -> AsyncIterator[BenchmarkTarget]:
     import httpx
 
     from runtime.bench.http import HttpClient
@@ -86,11 +86,11 @@ async def _server(url: str, models: Sequence[str], clock: Clock, access: Access)
         known = tuple(models) or tuple(await client.models())
         address = httpx.URL(url)
         process = listener(address.port or 80) if address.host in _LOCAL else None
-        yield Target(url, client, known, lambda: {} if process is None else {"server_peak": peak_bytes(process)})
+        yield BenchmarkTarget(url, client, known, lambda: {} if process is None else {"server_peak": peak_bytes(process)})
 
 
 @contextlib.contextmanager
-def _engine(zoo: Zoo, models: Sequence[str], clock: Clock, inside: Inside) -> Iterator[Target]:
+def _engine(zoo: Zoo, models: Sequence[str], clock: Clock, inside: EngineTarget) -> Iterator[BenchmarkTarget]:
     from cli.serving.driver import start_driver
     from cli.serving.models import choose
     from runtime.bench.inside import DriverClient
@@ -98,23 +98,23 @@ def _engine(zoo: Zoo, models: Sequence[str], clock: Clock, inside: Inside) -> It
     chosen = choose(zoo, models, inside.config.dtype, inside.executor, inside.config.device)
     with start_driver(zoo, inside.config, chosen) as driver:
         specs = driver.models()
-        yield Target(
+        yield BenchmarkTarget(
             "zoo", DriverClient(driver, clock), chosen.names, lambda: {**asdict(driver.memory()), **_process()},
             min(spec.vocab_size for spec in specs), min(spec.max_model_len for spec in specs),
         )  # fmt: skip
 
 
 @contextlib.contextmanager
-def _batched(zoo: Zoo, name: str, models: Sequence[str], clock: Clock, inside: Inside) -> Iterator[Target]:
+def _batched(zoo: Zoo, name: str, models: Sequence[str], clock: Clock, inside: EngineTarget) -> Iterator[BenchmarkTarget]:
     from cli.bench.batches import Batches
 
     names = tuple(zoo.model(model).name for model in models) or tuple(one.name for one in zoo.models() if one.kind != "stitch")
     configs = [zoo.model(model).config for model in names]
     with Batches(_runner(zoo, name, names, clock, inside), inside.batch) as client:
-        yield Target(name, client, names, _process, _least(configs, "vocab_size"), _least(configs, "max_position_embeddings"))
+        yield BenchmarkTarget(name, client, names, _process, _least(configs, "vocab_size"), _least(configs, "max_position_embeddings"))
 
 
-def _runner(zoo: Zoo, name: str, models: Sequence[str], clock: Clock, inside: Inside) -> Runner:
+def _runner(zoo: Zoo, name: str, models: Sequence[str], clock: Clock, inside: EngineTarget) -> Runner:
     if name == "vllm":
         from cli.bench.vllm import VllmRunner
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runtime.bench.drive import Clock
-from runtime.bench.workload import Ask
+from runtime.bench.workload import WorkloadRequest
 from zoo.errors import InputError, NotServable
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class VllmRunner:
         self._adapters: dict[str, int] = {}
         self._asked = 0
 
-    def run(self, model: str, asks: Sequence[Ask]) -> list[tuple[float, ...]]:
+    def run(self, model: str, asks: Sequence[WorkloadRequest]) -> list[tuple[float, ...]]:
         """Loading counts: the requests wait for it. Raises NotServable for adapters that are no LoRAs."""
         handle = self._zoo.model(model)
         if handle.kind not in ("foundation", "full", "lora") and handle.base is not None:

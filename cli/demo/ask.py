@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cli.demo.recipe import Member
+from cli.demo.recipe import FamilyMember
 
 _TEMPERATURE = 0.5
 _TOP_P = 0.9
@@ -19,7 +19,7 @@ _SEED = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class DemoAnswer:
     """One completion. `seconds`: from the request to its last byte."""
 
     model: str
@@ -44,7 +44,7 @@ class Together:
         return self.tokens / self.seconds if self.seconds else 0.0
 
 
-def ask_each(url: str, api_key: str, members: Sequence[Member], max_tokens: int) -> tuple[Answer, ...]:
+def ask_each(url: str, api_key: str, members: Sequence[FamilyMember], max_tokens: int) -> tuple[DemoAnswer, ...]:
     """One request per model, in turn; the first one streamed."""
     from openai import OpenAI
 
@@ -52,7 +52,7 @@ def ask_each(url: str, api_key: str, members: Sequence[Member], max_tokens: int)
         return tuple(_ask(client, member, max_tokens, stream=index == 0) for index, member in enumerate(members))
 
 
-def _ask(client: Any, member: Member, max_tokens: int, *, stream: bool) -> Answer:
+def _ask(client: Any, member: FamilyMember, max_tokens: int, *, stream: bool) -> DemoAnswer:
     started = time.monotonic()
     options = dict(_options(member, max_tokens))
     if stream:
@@ -60,10 +60,10 @@ def _ask(client: Any, member: Member, max_tokens: int, *, stream: bool) -> Answe
     reply = client.completions.create(**options)
     chunks = list(reply) if stream else [reply]
     text = "".join(chunk.choices[0].text for chunk in chunks if chunk.choices)
-    return Answer(member.name, member.prompt, text, chunks[-1].usage.completion_tokens, time.monotonic() - started, stream)
+    return DemoAnswer(member.name, member.prompt, text, chunks[-1].usage.completion_tokens, time.monotonic() - started, stream)
 
 
-def _options(member: Member, max_tokens: int) -> dict[str, Any]:
+def _options(member: FamilyMember, max_tokens: int) -> dict[str, Any]:
     return {
         "model": member.name,
         "prompt": member.prompt,
@@ -74,12 +74,12 @@ def _options(member: Member, max_tokens: int) -> dict[str, Any]:
     }
 
 
-def ask_together(url: str, api_key: str, members: Sequence[Member], each: int, max_tokens: int) -> Together:
+def ask_together(url: str, api_key: str, members: Sequence[FamilyMember], each: int, max_tokens: int) -> Together:
     """`each` requests per model, all at once, none of them ending early."""
     return asyncio.run(_ask_together(url, api_key, members, each, max_tokens))
 
 
-async def _ask_together(url: str, api_key: str, members: Sequence[Member], each: int, max_tokens: int) -> Together:
+async def _ask_together(url: str, api_key: str, members: Sequence[FamilyMember], each: int, max_tokens: int) -> Together:
     from openai import AsyncOpenAI
 
     started = time.monotonic()

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cli.demo.progress import Advance, Progress
-from cli.demo.recipe import Member, Recipe
+from cli.demo.recipe import FamilyMember, Recipe
 from surgery.text.library import EVERYTHING, Corpus
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from cli.demo.members import Learned, Lesson
+    from cli.demo.members import Learned, MemberLesson
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,13 @@ class _Lessons:
 
         return train_tokenizer(self.corpus.slice(EVERYTHING).train, self.recipe.vocabulary)
 
-    def lesson(self, member: Member) -> Lesson:
-        from cli.demo.members import Lesson
+    def lesson(self, member: FamilyMember) -> MemberLesson:
+        from cli.demo.members import MemberLesson
         from cli.demo.train import stream_of
 
         texts = self.corpus.slice(member.subject)
         train, held_out = (stream_of(self.tokenizer, part) for part in (texts.train, texts.held_out))
-        return Lesson(member, self.recipe, self.tokenizer, train, held_out)
+        return MemberLesson(member, self.recipe, self.tokenizer, train, held_out)
 
 
 def build_family(recipe: Recipe, corpus: Corpus, root: Path, progress: Progress) -> tuple[Trained, ...]:
@@ -105,7 +105,7 @@ def _line(trained: Trained) -> str:
     return f"  {trained.name:<18} {how}, held-out perplexity on {trained.subject} {trained.perplexity:.1f}{before}"
 
 
-def _reusable(member: Member, key: str, places: Places) -> Trained | None:
+def _reusable(member: FamilyMember, key: str, places: Places) -> Trained | None:
     """What the stamp says, if it was made under this key and the model is there."""
     try:
         stamp = json.loads(places.stamp(member.name).read_text())
@@ -116,7 +116,7 @@ def _reusable(member: Member, key: str, places: Places) -> Trained | None:
         return None
 
 
-def _made(member: Member, key: str, lessons: _Lessons, places: Places, progress: Progress) -> Trained:
+def _made(member: FamilyMember, key: str, lessons: _Lessons, places: Places, progress: Progress) -> Trained:
     from cli.demo.members import learn
 
     started = time.monotonic()
@@ -153,7 +153,7 @@ def _write_stamp(path: Path, stamp: Mapping[str, Any]) -> None:
     partial.replace(path)
 
 
-def _trained(member: Member, places: Places, seconds: float, learned: Mapping[str, Any], *, reused: bool) -> Trained:
+def _trained(member: FamilyMember, places: Places, seconds: float, learned: Mapping[str, Any], *, reused: bool) -> Trained:
     return Trained(
         name=member.name,
         kind=member.kind,

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from cli.demo.recipe import Member, Recipe
+from cli.demo.recipe import FamilyMember, Recipe
 from cli.demo.tokenizer import BOS, EOS, PAD, save_tokenizer
 from cli.demo.train import perplexity, train_
 
@@ -25,10 +25,10 @@ _LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
+class MemberLesson:
     """One member, and the tokens of its subject to learn from and to measure on, both `[tokens]` int64."""
 
-    member: Member
+    member: FamilyMember
     recipe: Recipe
     tokenizer: Tokenizer
     train: Tensor
@@ -48,7 +48,7 @@ class Learned:
     tokens: int
 
 
-def learn(lesson: Lesson, folder: Path, base: Path | None, on_step: Callable[[int, float], None]) -> Learned:
+def learn(lesson: MemberLesson, folder: Path, base: Path | None, on_step: Callable[[int, float], None]) -> Learned:
     """Train a member and save it into `folder`: weights, config and tokenizer, or a PEFT folder.
 
     Args:
@@ -67,7 +67,7 @@ def learn(lesson: Lesson, folder: Path, base: Path | None, on_step: Callable[[in
     return Learned(lesson.perplexity(model), before, loss, member.schedule.steps * member.schedule.batch * recipe.context)
 
 
-def _foundation(member: Member, recipe: Recipe) -> Any:
+def _foundation(member: FamilyMember, recipe: Recipe) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     if member.shape is None:
@@ -90,7 +90,7 @@ def _foundation(member: Member, recipe: Recipe) -> Any:
     return LlamaForCausalLM(config)
 
 
-def _prepared(member: Member, base: Path) -> Any:
+def _prepared(member: FamilyMember, base: Path) -> Any:
     """The base's weights, with what this member may change set to learn."""
     from transformers import LlamaForCausalLM
 
@@ -109,7 +109,7 @@ def freeze_(model: Any, layers: tuple[int, ...]) -> None:
         model.model.layers[layer].requires_grad_(False)
 
 
-def _with_lora(model: Any, member: Member, base: Path) -> Any:
+def _with_lora(model: Any, member: FamilyMember, base: Path) -> Any:
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(task_type="CAUSAL_LM", r=member.rank, lora_alpha=2 * member.rank, target_modules=list(_LORA_TARGETS))
@@ -118,7 +118,7 @@ def _with_lora(model: Any, member: Member, base: Path) -> Any:
     return adapted
 
 
-def _seed(recipe: Recipe, member: Member) -> int:
+def _seed(recipe: Recipe, member: FamilyMember) -> int:
     return int.from_bytes(hashlib.sha256(f"{recipe.seed} {member.name}".encode()).digest()[:4], "big")
 
 

@@ -15,7 +15,7 @@ _BAR = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SegmentBox:
     """One segment, run once: its place in the depth of the models, and the rows it ran for."""
 
     step: int
@@ -27,11 +27,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepPicture:
     """One iteration of the engine: its runs in order."""
 
     number: int
-    runs: tuple[Run, ...]
+    runs: tuple[SegmentBox, ...]
 
     @property
     def rows(self) -> int:
@@ -43,17 +43,17 @@ class Step:
         return tuple(sorted({model for run in self.runs for model in run.models}))
 
     @property
-    def widest(self) -> Run:
+    def widest(self) -> SegmentBox:
         """The run that served most models at once; of those, the one with most rows."""
         return max(self.runs, key=lambda run: (len(run.models), run.rows, run.components))
 
 
-def read_runs(trace: Path) -> list[Run]:
+def read_runs(trace: Path) -> list[SegmentBox]:
     """All segment runs of a trace file, in order. A last line that was cut off is left out."""
     return list(_runs(trace.read_text(encoding="utf-8").splitlines()))
 
 
-def _runs(lines: Iterable[str]) -> Iterable[Run]:
+def _runs(lines: Iterable[str]) -> Iterable[SegmentBox]:
     for line in lines:
         if '"segment.run"' not in line:
             continue
@@ -61,7 +61,7 @@ def _runs(lines: Iterable[str]) -> Iterable[Run]:
             event = json.loads(line)
         except ValueError:
             continue
-        yield Run(
+        yield SegmentBox(
             step=event["step"],
             layers=tuple(event["layers"]),
             components=len(event["components"]),
@@ -71,22 +71,22 @@ def _runs(lines: Iterable[str]) -> Iterable[Run]:
         )
 
 
-def busiest_step(runs: Sequence[Run]) -> Step | None:
+def busiest_step(runs: Sequence[SegmentBox]) -> StepPicture | None:
     """The step with the run that served most models, most rows among equals; None without any run."""
-    steps: dict[int, list[Run]] = defaultdict(list)
+    steps: dict[int, list[SegmentBox]] = defaultdict(list)
     for run in runs:
         steps[run.step].append(run)
-    found = [Step(number, tuple(inside)) for number, inside in steps.items()]
+    found = [StepPicture(number, tuple(inside)) for number, inside in steps.items()]
     return max(found, key=lambda step: (len(step.widest.models), step.widest.rows), default=None)
 
 
-def draw(step: Step) -> str:
+def draw(step: StepPicture) -> str:
     """The step as lines of text: which part, how many rows of how many models it was run for at once, and whose."""
     widest = max(run.rows for run in step.runs)
     return "\n".join(_line(run, widest) for run in step.runs)
 
 
-def _line(run: Run, widest: int) -> str:
+def _line(run: SegmentBox, widest: int) -> str:
     bar = "█" * max(1, round(_BAR * run.rows / widest))
     rows = f"{_count(run.rows, 'row')} of {_count(len(run.models), 'model')} in one run"
     return f"   {place(run.layers):<27} {bar:<{_BAR}} {rows}: {', '.join(run.models)}"

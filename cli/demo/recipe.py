@@ -16,7 +16,7 @@ MemberKind = Literal["foundation", "full", "lora"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DemoShape:
     """A Llama's dimensions. `hidden` is a multiple of `heads`, `heads` of `kv_heads`."""
 
     hidden: int
@@ -40,7 +40,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class FamilyMember:
     """One model of the family. `base` names the foundation it grows from; `frozen` are its layers that stay untouched.
 
     A member with frozen layers keeps its base's embedding too. `rank` is a LoRA's.
@@ -51,7 +51,7 @@ class Member:
     subject: str
     schedule: Schedule
     prompt: str
-    shape: Shape | None = None
+    shape: DemoShape | None = None
     base: str | None = None
     frozen: tuple[int, ...] = ()
     rank: int = 0
@@ -67,15 +67,15 @@ class Recipe:
     size: str
     vocabulary: int
     context: int
-    members: tuple[Member, ...]
+    members: tuple[FamilyMember, ...]
     max_bytes: int | None = None
     measured: int = 64
     seed: int = 20
 
-    def member(self, name: str) -> Member:
+    def member(self, name: str) -> FamilyMember:
         return next(member for member in self.members if member.name == name)
 
-    def key(self, member: Member, corpus_digest: str) -> str:
+    def key(self, member: FamilyMember, corpus_digest: str) -> str:
         """Digest of all that decides a member's weights; changes when its base's does."""
         base = None if member.base is None else self.key(self.member(member.base), corpus_digest)
         described = {field: value for field, value in asdict(member).items() if field != "prompt"}
@@ -93,12 +93,12 @@ class _Pace:
     lora: Schedule
 
 
-def _family(size: str, narrow: Shape, wide: Shape, frozen: int, rank: int, pace: _Pace) -> tuple[Member, ...]:
+def _family(size: str, narrow: DemoShape, wide: DemoShape, frozen: int, rank: int, pace: _Pace) -> tuple[FamilyMember, ...]:
     base = f"{size}-base"
     return (
-        Member(base, "foundation", EVERYTHING, pace.foundation, "class Queue:\n    def __init__(self, ", shape=narrow),
-        Member(f"{size}-wide", "foundation", EVERYTHING, pace.wide, "class Reader:\n    def read(self", shape=wide),
-        Member(
+        FamilyMember(base, "foundation", EVERYTHING, pace.foundation, "class Queue:\n    def __init__(self, ", shape=narrow),
+        FamilyMember(f"{size}-wide", "foundation", EVERYTHING, pace.wide, "class Reader:\n    def read(self", shape=wide),
+        FamilyMember(
             f"{size}-concurrency",
             "full",
             "concurrency",
@@ -107,9 +107,9 @@ def _family(size: str, narrow: Shape, wide: Shape, frozen: int, rank: int, pace:
             base=base,
             frozen=tuple(range(frozen)),
         ),
-        Member(f"{size}-prose", "full", PROSE, pace.whole, "This module provides ", base=base),
-        Member(f"{size}-mail", "lora", "mail", pace.lora, "class Message:\n    def get_", base=base, rank=rank),
-        Member(f"{size}-maths", "lora", "maths", pace.lora, "    def __add__(self", base=base, rank=rank),
+        FamilyMember(f"{size}-prose", "full", PROSE, pace.whole, "This module provides ", base=base),
+        FamilyMember(f"{size}-mail", "lora", "mail", pace.lora, "class Message:\n    def get_", base=base, rank=rank),
+        FamilyMember(f"{size}-maths", "lora", "maths", pace.lora, "    def __add__(self", base=base, rank=rank),
     )
 
 
@@ -119,8 +119,8 @@ TINY = Recipe(
     context=256,
     members=_family(
         "tiny",
-        Shape(hidden=192, layers=6, ffn=384, heads=6, kv_heads=2),
-        Shape(hidden=256, layers=4, ffn=512, heads=8, kv_heads=2),
+        DemoShape(hidden=192, layers=6, ffn=384, heads=6, kv_heads=2),
+        DemoShape(hidden=256, layers=4, ffn=512, heads=8, kv_heads=2),
         frozen=4,
         rank=8,
         pace=_Pace(
@@ -139,8 +139,8 @@ SMALL = Recipe(
     context=512,
     members=_family(
         "small",
-        Shape(hidden=256, layers=8, ffn=640, heads=8, kv_heads=2),
-        Shape(hidden=384, layers=6, ffn=768, heads=12, kv_heads=2),
+        DemoShape(hidden=256, layers=8, ffn=640, heads=8, kv_heads=2),
+        DemoShape(hidden=384, layers=6, ffn=768, heads=12, kv_heads=2),
         frozen=5,
         rank=16,
         pace=_Pace(

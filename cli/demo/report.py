@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from cli.demo.ask import Answer, Together
+from cli.demo.ask import DemoAnswer, Together
 from cli.demo.family import Trained
-from cli.demo.picture import Step, draw
+from cli.demo.picture import StepPicture, draw
 from cli.demo.recipe import Recipe
 from cli.demo.sharing import Shared, Sharing
 from cli.shared.output import human_bytes
@@ -26,9 +26,9 @@ class Served:
 
     url: str
     start_seconds: float
-    answers: tuple[Answer, ...]
+    answers: tuple[DemoAnswer, ...]
     together: Together
-    step: Step | None
+    step: StepPicture | None
     trace: str
     exit_code: int | None
 
@@ -87,14 +87,14 @@ def asked(served: Served) -> str:
     )
 
 
-def _step(step: Step | None) -> str:
+def _step(step: StepPicture | None) -> str:
     if step is None:
         return "   the trace has no step"
     head = f"   step {step.number} of the engine, {step.rows} sequences of {len(step.models)} models; each line ran once for all its rows"
     return f"{head}\n{draw(step)}"
 
 
-def _answer(answer: Answer) -> str:
+def _answer(answer: DemoAnswer) -> str:
     text = (answer.prompt + answer.text).rstrip().replace("\n", "\n   │ ")
     how = ", streamed" if answer.streamed else ""
     return f"   {answer.model} ({answer.tokens} tokens in {answer.seconds:.2f} s{how})\n   │ {text}\n"

@@ -14,8 +14,8 @@ from zoo.errors import InputError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from surgery.scoring.comparison import Comparison, Matrix
-    from surgery.scoring.runs import Span, Unit
+    from surgery.scoring.comparison import Comparison, ScoreMatrix
+    from surgery.scoring.runs import ScoredUnit, Span
 
 _INK = "#222222"
 _LINES = {"similarity": ("#0072B2", "o"), "same token": ("#009E73", "s"), "control": ("#D55E00", "^")}
@@ -52,7 +52,7 @@ def draw(found: Comparison, path: Path) -> None:
         raise InputError(f"{path} cannot be written: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _map(axes: Axes, found: Comparison, matrix: Matrix, table: Sequence[Sequence[float]], title: str, named: bool) -> Any:
+def _map(axes: Axes, found: Comparison, matrix: ScoreMatrix, table: Sequence[Sequence[float]], title: str, named: bool) -> Any:
     image = axes.imshow(table, cmap="cividis", vmin=0.0, vmax=1.0, aspect="equal" if len(table) == len(table[0]) else "auto")
     axes.set_title(title, fontsize=11, color=_INK)
     part = "component" if found.granularity == "component" else "layer"
@@ -67,7 +67,7 @@ def _map(axes: Axes, found: Comparison, matrix: Matrix, table: Sequence[Sequence
     return image
 
 
-def _ticks(axis: Any, units: Sequence[Unit], part: str) -> None:
+def _ticks(axis: Any, units: Sequence[ScoredUnit], part: str) -> None:
     step = -(-len(units) // _TICKS)
     spans = [unit.components if part == "component" else unit.layers for unit in units]
     axis.set_ticks(range(0, len(units), step), [str(span.lo) for span in spans[::step]], fontsize=9)
@@ -81,7 +81,7 @@ def _values(axes: Axes, table: Sequence[Sequence[float]]) -> None:
             axes.text(column, row, text, ha="center", va="center", fontsize=size, color="white" if value < 0.55 else "black")
 
 
-def _frames(axes: Axes, found: Comparison, matrix: Matrix) -> None:
+def _frames(axes: Axes, found: Comparison, matrix: ScoreMatrix) -> None:
     """A frame around what each pair spans."""
     from matplotlib.patches import Rectangle
 

@@ -16,13 +16,13 @@ import msgspec
 
 from runtime.cluster.agent_process.main import Engines, MakeEngine, main
 from runtime.config import EngineConfig
-from runtime.engine.fakes.integer_model import CountingModel
+from runtime.engine.fakes.integer_model import IntegerModel
 
 
 class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of an engine that counts. `pace`: its steps take this part of the time that they say they take."""
 
-    models: tuple[CountingModel, ...]
+    models: tuple[IntegerModel, ...]
     pages: int
     page_bytes: int = 64
     fail_at: tuple[int, ...] = ()
@@ -31,14 +31,14 @@ class Counting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _counting(settings: Mapping[str, Any]) -> MakeEngine:
     """Integers in the place of tensors (`engine.fakes.integer_engine`), for tests and rehearsals."""
-    from runtime.engine.fakes.integer_links import ConnectedCounting
+    from runtime.engine.fakes.integer_links import LinkedIntegerEngine
 
     chosen = msgspec.convert(dict(settings), Counting)
 
     def pace(busy: int) -> None:
         time.sleep(busy * chosen.pace / 1e9)
 
-    return lambda: ConnectedCounting(
+    return lambda: LinkedIntegerEngine(
         chosen.models, chosen.pages, page_bytes=chosen.page_bytes, fail_at=chosen.fail_at, pace=pace if chosen.pace else None
     )
 

@@ -14,16 +14,16 @@ import msgspec
 from cli.serving.models import check_device, within_memory
 from cli.serving.options import ServeOptions, size_of
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.control.scheduler_io import Serve
+from runtime.control.scheduler_io import ServeModel
 from runtime.policy.profiles import DeviceProfile
-from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.tracing.sink import TraceSink
 from zoo.errors import NotServable
 
 if TYPE_CHECKING:
     from runtime.chains import StageEngine
-    from runtime.cluster.agents.inline import Alone
-    from runtime.cluster.launch.launcher import Fleet
+    from runtime.cluster.agents.inline import InlineAgent
+    from runtime.cluster.launch.launcher import AgentLauncher
     from zoo.api import Zoo
 
 #: A block is cut into pieces so that there are about this many on each agent: enough to even loads out, few enough to plan with.
@@ -57,11 +57,11 @@ def start_cluster(
         "store": str(zoo.store.root), "database": database, "config": msgspec.to_builtins(config), "half_page": half, "threads": threads,
     }  # fmt: skip
 
-    def describe(name: str) -> Serve:
+    def describe(name: str) -> ServeModel:
         found = describe_chain(zoo.store, name, config, half, piece)
         variants = variants_in(zoo.store, found.chain, name, config, half, piece, limits) if adapts else ()
         cut = {zoo.model(name).name: found.chain, **{each.variant.name: each.variant.chain for each in variants}}
-        return Serve(
+        return ServeModel(
             found.chain, (*found.blocks, *(block for each in variants for block in each.blocks)), tuple(v.variant for v in variants),
             measured_pieces(zoo.store, cut, config.device, threads),
         )  # fmt: skip
@@ -70,7 +70,7 @@ def start_cluster(
     blocks = {block.id: block for each in served for block in each.blocks}
     measured = tuple({profile.block: profile for each in served for profile in each.profiles}.values())
     profiles = DeviceProfile(config.device, measured, ())
-    adaptation = Adaptation(tuple(variant for each in served for variant in each.variants), limits, profiles)
+    adaptation = VariantChoice(tuple(variant for each in served for variant in each.variants), limits, profiles)
     devices = [config.device] if inline else [f"agent-{number}" for number in range(options.agents)]
     cluster = options.cluster()
     known = {each.chain.model: surrogates_of(zoo.store, each.chain.model) for each in served if cluster.speculation.mode != "off"}
@@ -87,10 +87,10 @@ def start_cluster(
     return driver
 
 
-def _alone(zoo: Zoo, options: ServeOptions, half_page: int, trace: TraceSink | None) -> Alone:
+def _alone(zoo: Zoo, options: ServeOptions, half_page: int, trace: TraceSink | None) -> InlineAgent:
     """One agent in this process: its engine has this one's store and threads. Raises InputError when that does not fit the device."""
     from runtime.cluster.agent_process.loop import AgentSettings
-    from runtime.cluster.agents.inline import Alone
+    from runtime.cluster.agents.inline import InlineAgent
     from runtime.engine.executors.stage import StagedEngine
 
     config, agents = options.engine(), AgentSettings(weights=size_of(options.agent_weights))
@@ -101,7 +101,7 @@ def _alone(zoo: Zoo, options: ServeOptions, half_page: int, trace: TraceSink | N
 
     with within_memory(config):
         made.append(make())
-    return Alone(make, options.relay(), agents, config.device, trace=trace)
+    return InlineAgent(make, options.relay(), agents, config.device, trace=trace)
 
 
 def _threads() -> int:
@@ -110,12 +110,12 @@ def _threads() -> int:
     return torch.get_num_threads()
 
 
-def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet:
+def _fleet(options: ServeOptions, settings: dict[str, object]) -> AgentLauncher:
     from cli.serving.agent_engines import ENGINES
     from runtime.cluster.agent_process.loop import AgentSettings
     from runtime.cluster.agent_process.main import Preparation
-    from runtime.cluster.launch.processes import ProcessConfig, Processes
-    from runtime.cluster.launch.threads import Threads
+    from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
+    from runtime.cluster.launch.threads import ThreadLauncher
     from runtime.config import DirectConfig
 
     preparation = Preparation("staged", settings)
@@ -123,12 +123,12 @@ def _fleet(options: ServeOptions, settings: dict[str, object]) -> Fleet:
     direct = None if options.tensors == "host" else DirectConfig(network=options.tensors == "network")
     agents = AgentSettings(weights=size_of(options.agent_weights), own_lane=own_lane, direct=direct)
     if options.backend == "threads":
-        return Threads(lambda device: ENGINES["staged"](settings), options.relay(), agents)
+        return ThreadLauncher(lambda device: ENGINES["staged"](settings), options.relay(), agents)
     if options.backend == "ray":
-        from runtime.cluster.launch.ray_actors import RayConfig, Rays
+        from runtime.cluster.launch.ray_actors import RayConfig, RayLauncher
 
-        return Rays(RayConfig(preparation, ENGINES, os.environ.get("RAY_ADDRESS"), options.relay(), agents, gpus=_gpus(options)))
-    return Processes(ProcessConfig(preparation, options.relay(), agents))
+        return RayLauncher(RayConfig(preparation, ENGINES, os.environ.get("RAY_ADDRESS"), options.relay(), agents, gpus=_gpus(options)))
+    return ProcessLauncher(ProcessConfig(preparation, options.relay(), agents))
 
 
 def _gpus(options: ServeOptions) -> float:

@@ -17,12 +17,12 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from cli.serving.effects import require_effects
 from runtime.config import (
+    AgentConfig,
     BatchingConfig,
     ClusterConfig,
     ControlConfig,
     DenseConfig,
     EngineConfig,
-    RelayConfig,
     ServerConfig,
     SpeculationConfig,
 )
@@ -147,11 +147,11 @@ class ServeOptions:
         limit = self.adaptive_ms / 1000 if self.adaptive_ms else None
         return DispatchLimits(prefer, self.equivalent, self.stitched, limit=limit)
 
-    def relay(self) -> RelayConfig:
+    def relay(self) -> AgentConfig:
         """Raises InputError."""
         kept = size_of(self.boundary_bytes)
         return _built(
-            RelayConfig,
+            AgentConfig,
             token_budget=self.token_budget,
             max_rows=self.max_sequences,
             linger_us=self.linger_us,

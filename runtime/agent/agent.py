@@ -26,31 +26,31 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from runtime.agent.broadcast.bidding import Bidding
-from runtime.agent.migration.activation_cache import KeptInputs
-from runtime.agent.migration.destination import Moves
+from runtime.agent.broadcast.bidding import HopBidding
+from runtime.agent.migration.activation_cache import ActivationCache
+from runtime.agent.migration.destination import IncomingMigrations
 from runtime.agent.migration.source import answer
-from runtime.agent.sequences.page_tables import Tables
-from runtime.agent.sequences.sequence import Waiting
-from runtime.agent.sequences.table import Seats
-from runtime.agent.speculation.hop import Ahead, Alike, Judged, same_bits
-from runtime.agent.stages.stages import Shelf
+from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.sequences.sequence import QueuedRow
+from runtime.agent.sequences.table import SequenceTable
+from runtime.agent.speculation.hop import Alike, SpeculationResults, SpeculativeHop, same_bits
+from runtime.agent.stages.stages import StageTable
 from runtime.agent.steps.check_result import sampled_by_seq
-from runtime.agent.steps.early_rows import Early
-from runtime.agent.steps.expected_returns import Returns
+from runtime.agent.steps.early_rows import EarlyRows
+from runtime.agent.steps.expected_returns import ExpectedReturns
 from runtime.agent.steps.inbound import rows_of_go, rows_of_pass
-from runtime.agent.steps.outbound import Told, lost_of, onward
-from runtime.agent.steps.prefetch import Foreseen
-from runtime.agent.steps.queue import Lane, Queue, stands
-from runtime.agent.steps.round_trips import Due
-from runtime.agent.steps.steps import Steps
+from runtime.agent.steps.outbound import StepMessages, lost_of, onward
+from runtime.agent.steps.prefetch import StepPrefetcher
+from runtime.agent.steps.queue import Lane, RowQueue, stands
+from runtime.agent.steps.round_trips import RoundTrips
+from runtime.agent.steps.steps import StepPlanner
 from runtime.chains import Array, StageResult, own
-from runtime.config import RelayConfig
+from runtime.config import AgentConfig
 from runtime.control.agent_io import (
-    InputsChecked,
+    ActivationsVerified,
+    AgentCommand,
+    AgentEvent,
     PagesWritten,
-    RelayCommand,
-    RelayEvent,
     Send,
     StageFailed,
     StageLoaded,
@@ -58,29 +58,29 @@ from runtime.control.agent_io import (
 )
 from runtime.messages import (
     SCHEDULER,
+    AgentStats,
     Bid,
-    Close,
-    Drop,
-    Go,
-    Gone,
-    Load,
-    Lost,
+    CloseSequences,
+    FinishMigration,
+    ForwardRows,
+    LoadStages,
     Message,
     Offer,
-    Open,
-    Pages,
-    Pass,
-    Receive,
-    Report,
+    OpenSequences,
+    PageData,
+    PageRequest,
+    PeerDown,
     Retract,
-    Settle,
-    Want,
+    RowsLost,
+    RunRows,
+    StartMigration,
+    UnloadStages,
 )
 from runtime.policy.batching.step import HopLimits
 from runtime.types import PageCounts, StepPlan, StepResult
 
 
-class Relay:
+class Agent:
     """See the top of the file.
 
     Args:
@@ -92,26 +92,26 @@ class Relay:
     """
 
     def __init__(
-        self, device: str, page_capacity: int, config: RelayConfig, alike: Alike = same_bits,
+        self, device: str, page_capacity: int, config: AgentConfig, alike: Alike = same_bits,
         ran: Callable[[StepPlan, StepResult, int], None] | None = None,
     ) -> None:  # fmt: skip
         self.device = device
         self._alike, self._ran = alike, ran
         self._config = config
-        self._tables = Tables(page_capacity)
-        self._kept, self._keeps = KeptInputs(config.boundary_bytes), config.boundary_bytes > 0
-        self._moves = Moves(device, self._tables, config, self._kept)
-        self._shelf = Shelf(device, self._tables, config.max_rows)
-        self._returns = Returns(config.slack)
-        self._due = Due(config.linger_us * 1000, config.slack)
-        self._early = Early()
-        self._bidding = Bidding(device)
-        self._ahead = Ahead(device, self._tables)
+        self._tables = SequencePageTables(page_capacity)
+        self._kept, self._keeps = ActivationCache(config.boundary_bytes), config.boundary_bytes > 0
+        self._moves = IncomingMigrations(device, self._tables, config, self._kept)
+        self._shelf = StageTable(device, self._tables, config.max_rows)
+        self._returns = ExpectedReturns(config.slack)
+        self._due = RoundTrips(config.linger_us * 1000, config.slack)
+        self._early = EarlyRows()
+        self._bidding = HopBidding(device)
+        self._ahead = SpeculativeHop(device, self._tables)
         limits = HopLimits(config.token_budget, config.max_rows, config.patience_ms * 1_000_000, config.divide)
-        self._foreseen = Foreseen(device, self._tables, limits)
-        self._queue = Queue(self._tables, self._shelf, self._ahead, self._returns, self._due, limits)
-        self._seats = Seats(device, self._tables, self._shelf, self._moves, self._ahead, self._kept, self._closed)
-        self._steps = Steps(self._tables, self._queue, self._foreseen, self._ahead, self._returns, self._due)
+        self._foreseen = StepPrefetcher(device, self._tables, limits)
+        self._queue = RowQueue(self._tables, self._shelf, self._ahead, self._returns, self._due, limits)
+        self._seats = SequenceTable(device, self._tables, self._shelf, self._moves, self._ahead, self._kept, self._closed)
+        self._steps = StepPlanner(self._tables, self._queue, self._foreseen, self._ahead, self._returns, self._due)
         self._busy = self._tokens = 0
 
     @property
@@ -134,28 +134,28 @@ class Relay:
         """Until when the next step is put off; None while it is not."""
         return self._queue.lingers
 
-    def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
+    def handle(self, event: Message | AgentEvent, arrays: Sequence[Array], now: int) -> list[AgentCommand]:
         """Take a message or an event. What is stale is dropped; what cannot be done is answered. Raises TypeError for others' messages."""
         match event:
-            case Go():
+            case RunRows():
                 self._go(event, now)
                 return []
-            case Pass():
+            case ForwardRows():
                 self._take(event, arrays, now)
                 return []
         self._foreseen.forget()
         match event:
-            case Open():
+            case OpenSequences():
                 return self._open(event, now)
-            case Close():
+            case CloseSequences():
                 for seq, epoch in zip(event.seqs, event.epochs, strict=True):
                     self._close(seq, epoch)
                 return []
             case Offer() | Bid() | Retract():
                 return self._bid(event)
-            case Load() | Drop() | StageLoaded() | StageFailed():
+            case LoadStages() | UnloadStages() | StageLoaded() | StageFailed():
                 return self._provide(event)
-            case Receive() | Settle() | Want() | Pages() | PagesWritten() | InputsChecked() | Gone():
+            case StartMigration() | FinishMigration() | PageRequest() | PageData() | PagesWritten() | ActivationsVerified() | PeerDown():
                 return self._move(event, arrays, now)
         raise TypeError(f"{type(event).__name__} is not for relays")
 
@@ -181,7 +181,7 @@ class Relay:
             return None
         return self._foreseen.goes(rows, result.outputs)
 
-    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]:
+    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]:
         """Take what the engine made of the step. Raises ValueError, and changes nothing, if it does not answer the plan."""
         plan, rows = self._steps.of(lane)
         sampled = sampled_by_seq(plan, result.result)
@@ -199,8 +199,8 @@ class Relay:
         if together is not None:
             self._all_through(rows, now)
             return [together, *self._bids(), *self._parted()]
-        told, judged = Told(self.device), Judged(self.device, self._alike)
-        out: list[RelayCommand] = []
+        told, judged = StepMessages(self.device), SpeculationResults(self.device, self._alike)
+        out: list[AgentCommand] = []
         fill, keeps = self._tables.fill, self._keeps
         for each in rows:
             if each.move:
@@ -219,7 +219,7 @@ class Relay:
             self._foreseen.ran(rows)
         return [*out, *told.commands(sampled, result.result.prompt_logprobs), *judged.told(), *self._bids(), *self._parted()]
 
-    def _all_through(self, rows: Sequence[Waiting], now: int) -> None:
+    def _all_through(self, rows: Sequence[QueuedRow], now: int) -> None:
         """Rows that all go on have run here."""
         fill, matter = self._tables.fill, self._returns.matter
         for each in rows:
@@ -229,7 +229,7 @@ class Relay:
         self._tables.settle([each.name for each in rows])
         self._foreseen.ran(rows)
 
-    def _through(self, row: Waiting, outputs: Mapping[str, Array], told: Told, judged: Judged, now: int) -> None:
+    def _through(self, row: QueuedRow, outputs: Mapping[str, Array], told: StepMessages, judged: SpeculationResults, now: int) -> None:
         """A row that stands has run here: it goes on to its next hop, or it is at the end of its path."""
         if row.turn and row.guest.superseded(row.hop, row.turn, row.start):
             return
@@ -244,21 +244,21 @@ class Relay:
         if self._returns.matter and not row.shadow:
             self._returns.leaves(row, now)
 
-    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]:
+    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[AgentCommand]:
         """The engine failed on the step: its rows are lost, all others go on. How far it got is unknown: it forgets their tables."""
         plan, rows = self._steps.of(lane)
         self._steps.over(lane)
         self._foreseen.forget()
         self._tables.forget([row.seq for row in plan.rows], plan.released)
         self._tables.settle(each.name for each in rows)
-        out: list[RelayCommand] = []
+        out: list[AgentCommand] = []
         for each in rows:
             out += self._moves.failed(each, reason, now) if each.move else []
         self._ahead.failed([each for each in rows if each.shadow])
         lost = self._lost([each for each in rows if not each.move and not each.shadow], reason, retry=False)
         return [*out, *lost, *self._bids(), *self._parted()]
 
-    def starved(self, now: int) -> list[RelayCommand]:
+    def starved(self, now: int) -> list[AgentCommand]:
         """Rows that have waited too long for pages are lost here. To be called now and then."""
         late = self._queue.starved(now - self._config.patience_ms * 1_000_000)
         self._early.expire(now)
@@ -266,10 +266,10 @@ class Relay:
 
     # -- looking in ----------------------------------------------------------------------------------------------------
 
-    def report(self) -> Report:
+    def report(self) -> AgentStats:
         entered = Counter(each.stage for each in self._queue.rows)
         queues = tuple((self._shelf.queue_of(stage), count) for stage, count in sorted(entered.items()))
-        return Report(self.device, len(self._queue.rows), self._steps.number, self._busy, self._tokens, self._tables.book.free, queues)
+        return AgentStats(self.device, len(self._queue.rows), self._steps.number, self._busy, self._tokens, self._tables.book.free, queues)
 
     def pages(self) -> PageCounts:
         return self._tables.book.counts()
@@ -287,7 +287,7 @@ class Relay:
 
     # -- inside: sequences ---------------------------------------------------------------------------------------------
 
-    def _open(self, order: Open, now: int) -> list[RelayCommand]:
+    def _open(self, order: OpenSequences, now: int) -> list[AgentCommand]:
         refused: list[tuple[str, int]] = []
         for at, (request, epoch) in enumerate(zip(order.requests, order.epochs, strict=True)):
             self._bidding.closed(request.seq, epoch - 1)
@@ -299,7 +299,7 @@ class Relay:
         if not refused:
             return []
         seqs, epochs = zip(*refused, strict=True)
-        return [Send(SCHEDULER, Lost(self.device, seqs, epochs, "a stage of its path, or K and V that it needs, is not here", True))]
+        return [Send(SCHEDULER, RowsLost(self.device, seqs, epochs, "a stage of its path, or K and V that it needs, is not here", True))]
 
     def _closed(self, key: str) -> None:
         """A table's sequence has left: nobody expects it."""
@@ -313,19 +313,19 @@ class Relay:
 
     # -- inside: rows --------------------------------------------------------------------------------------------------
 
-    def _go(self, go: Go, now: int) -> None:
+    def _go(self, go: RunRows, now: int) -> None:
         came = self._foreseen.came(go, (), now)
         if came is None:
             came = rows_of_go(go, self._seats.guests, now)
         self._queue.come(came, bool(go.turns), now)
 
-    def _take(self, rows: Pass, arrays: Sequence[Array], now: int) -> None:
+    def _take(self, rows: ForwardRows, arrays: Sequence[Array], now: int) -> None:
         came = self._foreseen.came(rows, arrays, now)
         if came is None:
             came = rows_of_pass(rows, arrays, self.device, self._seats.guests, self._early, now)
         self._queue.come(came, bool(rows.turns), now)
 
-    def _bid(self, event: Offer | Bid | Retract) -> list[RelayCommand]:
+    def _bid(self, event: Offer | Bid | Retract) -> list[AgentCommand]:
         match event:
             case Bid():
                 return [*self._bidding.bid(event)]
@@ -335,23 +335,23 @@ class Relay:
                 self._bidding.asked(event)
         return self._bids()
 
-    def _bids(self) -> list[RelayCommand]:
+    def _bids(self) -> list[AgentCommand]:
         """What is to be offered, and bids for what others offer: while a step runs it is not known when there will be room."""
         if not self._bidding.waits:
             return []
-        out: list[RelayCommand] = [*self._bidding.told()]
+        out: list[AgentCommand] = [*self._bidding.told()]
         if not self._steps.under_way:
             waiting = sum(each.tokens for each in self._queue.rows)
             out += self._bidding.bids(self._config.token_budget - waiting if waiting else None)
         return out
 
-    def _onward(self, row: Waiting, output: Array, judged: Judged) -> Waiting | None:
+    def _onward(self, row: QueuedRow, output: Array, judged: SpeculationResults) -> QueuedRow | None:
         """What goes on to the next hop when a row of a predicted sequence is through, if anything does."""
         if row.shadow:
             return self._ahead.predicted(row, output, [*self._steps.running(), *self._queue.rows])
         return None if judged.judge(row, output) else row
 
-    def _lost(self, rows: Iterable[Waiting], reason: str, *, retry: bool) -> list[RelayCommand]:
+    def _lost(self, rows: Iterable[QueuedRow], reason: str, *, retry: bool) -> list[AgentCommand]:
         gone = [each for each in rows if stands(each, self._tables)]
         if not gone:
             return []
@@ -359,33 +359,36 @@ class Relay:
 
     # -- inside: stages and moves ---------------------------------------------------------------------------------------
 
-    def _provide(self, event: Load | Drop | StageLoaded | StageFailed) -> list[RelayCommand]:
+    def _provide(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed) -> list[AgentCommand]:
         out = self._shelf.handle(event)
-        if isinstance(event, Load):
+        if isinstance(event, LoadStages):
             self._returns.matter = self._shelf.limited
-        return [*out, *self._parted()] if isinstance(event, Drop) else out
+        return [*out, *self._parted()] if isinstance(event, UnloadStages) else out
 
     def _move(
-        self, event: Receive | Settle | Want | Pages | PagesWritten | InputsChecked | Gone, arrays: Sequence[Array], now: int
-    ) -> list[RelayCommand]:
+        self,
+        event: StartMigration | FinishMigration | PageRequest | PageData | PagesWritten | ActivationsVerified | PeerDown,
+        arrays: Sequence[Array],
+        now: int,
+    ) -> list[AgentCommand]:
         match event:
-            case Receive():
+            case StartMigration():
                 out = self._moves.receive(event, self._shelf.specs.get(event.stage.id), now)
-            case Settle():
+            case FinishMigration():
                 out = self._moves.settle(event)
-            case Want():
+            case PageRequest():
                 out = [answer(event, self._seats.guests.get(event.seq), self.device, self._tables, self._kept)]
-            case Pages():
+            case PageData():
                 out = self._moves.arrived(event, arrays, now)
             case PagesWritten():
                 out = self._moves.written(event, now)
-            case InputsChecked():
+            case ActivationsVerified():
                 out = self._moves.checked(event, now)
-            case Gone():
+            case PeerDown():
                 out = [*self._moves.unreachable(event.device, now), *self._bidding.gone(event.device, self._seats.guests.values())]
         self._queue.rows += self._moves.take_rows()
         return out
 
-    def _parted(self) -> list[RelayCommand]:
+    def _parted(self) -> list[AgentCommand]:
         """Stages that go now: an engine lets go of nothing while it runs a step, of whichever lane."""
         return [] if self._steps.under_way else [*self._shelf.parted()]

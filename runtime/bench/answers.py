@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class TokenTimes:
     """What a client heard: `stamps[i]` is when the i-th lot of tokens came, `lots[i]` how many they were.
 
     `tokens`: of the answer, as the server counts them where it does. `error`: a kind, such as `http 404` or
@@ -40,7 +40,7 @@ class Answer:
     due: float
     sent: float
     ended: float
-    heard: Heard
+    heard: TokenTimes
 
     @property
     def error(self) -> str | None:

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Protocol
 
-from runtime.bench.answers import Answer, Heard
-from runtime.bench.workload import Ask, Workload
+from runtime.bench.answers import Answer, TokenTimes
+from runtime.bench.workload import Workload, WorkloadRequest
 
 
 class Clock(Protocol):
@@ -37,9 +37,9 @@ class WallClock:
 
 
 class Client(Protocol):
-    """Whoever answers. What goes wrong with a request is told in `Heard`; an exception ends the whole run."""
+    """Whoever answers. What goes wrong with a request is told in `TokenTimes`; an exception ends the whole run."""
 
-    async def ask(self, ask: Ask) -> Heard: ...
+    async def ask(self, ask: WorkloadRequest) -> TokenTimes: ...
 
 
 Done = Callable[[int, int], None]
@@ -78,7 +78,7 @@ class _Run:
         self._count = count
         self._done = done
 
-    async def at(self, ask: Ask, due: float) -> None:
+    async def at(self, ask: WorkloadRequest, due: float) -> None:
         await self._clock.until(due)
         sent = self._clock.now()
         heard = await self._client.ask(ask)
@@ -89,10 +89,10 @@ class _Run:
         if self._done is not None:
             self._done(len(self.answers), self._count)
 
-    async def one_by_one(self, waiting: Iterator[Ask]) -> None:
+    async def one_by_one(self, waiting: Iterator[WorkloadRequest]) -> None:
         for ask in waiting:
             await self.at(ask, self._clock.now())
 
 
-def _since(heard: Heard, begin: float) -> Heard:
+def _since(heard: TokenTimes, begin: float) -> TokenTimes:
     return replace(heard, stamps=tuple(stamp - begin for stamp in heard.stamps))

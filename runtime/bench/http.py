@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx
 
-from runtime.bench.answers import Heard
+from runtime.bench.answers import TokenTimes
 from runtime.bench.drive import Clock
-from runtime.bench.wire import Failed, Origin, Wire
-from runtime.bench.workload import Ask
+from runtime.bench.wire import Failed, HttpOrigin, Wire
+from runtime.bench.workload import WorkloadRequest
 from zoo.errors import InputError, Unavailable
 
 _CONNECT_SECONDS = 10.0
@@ -61,7 +61,7 @@ class HttpClient:
         except (ValueError, KeyError, TypeError, RecursionError):
             raise Unavailable(f"{self._base} does not list its models as OpenAI does") from None
 
-    async def ask(self, ask: Ask) -> Heard:
+    async def ask(self, ask: WorkloadRequest) -> TokenTimes:
         """Never raises for what the server or the network does."""
         reading = _Reading(self._clock)
         failed: Failed | None = None
@@ -121,14 +121,14 @@ class _Reading:
             self._stamps.append(stamp)
             self._lots.append(tokens)
 
-    def heard(self, error: Failed | None, prompt: int) -> Heard:
+    def heard(self, error: Failed | None, prompt: int) -> TokenTimes:
         """`error`: what the exchange ended with. A refusal's status is known, whatever became of the rest."""
         if self._refusal is not None:
             error = Failed(f"http {self._refusal.code}", _reason(self._refusal.raw))
         elif error is None and not self._finished:
             error = Failed("broken stream", "the stream ended before the answer did")
         counted = self._usage.get("completion_tokens") or sum(self._lots)
-        return Heard(
+        return TokenTimes(
             tuple(self._stamps), tuple(self._lots), counted, self._usage.get("prompt_tokens") or prompt,
             error.kind if error else None, _line(str(error)) if error else None,
         )  # fmt: skip
@@ -169,7 +169,7 @@ def base_of(url: str) -> str:
     return f"{bare}/" if bare.endswith("/v1") else f"{bare}/v1/"
 
 
-def _question(ask: Ask) -> bytes:
+def _question(ask: WorkloadRequest) -> bytes:
     question = {
         "model": ask.model, "prompt": ask.prompt, "max_tokens": ask.answer, "temperature": 0.0, "ignore_eos": True,
         "stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True,
@@ -177,7 +177,7 @@ def _question(ask: Ask) -> bytes:
     return json.dumps(question, separators=(",", ":")).encode()
 
 
-def _origin(base: httpx.URL, api_key: str | None) -> Origin:
+def _origin(base: httpx.URL, api_key: str | None) -> HttpOrigin:
     if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
         raise InputError("the API key holds characters that cannot be sent")
     secure = base.scheme == "https"
@@ -186,7 +186,7 @@ def _origin(base: httpx.URL, api_key: str | None) -> Origin:
         lines.append(f"authorization: Bearer {api_key}")
     headers = "".join(f"{line}\r\n" for line in lines).encode()
     tls = httpx.create_ssl_context(trust_env=False) if secure else None
-    return Origin(base.host, base.port or (443 if secure else 80), tls, headers)
+    return HttpOrigin(base.host, base.port or (443 if secure else 80), tls, headers)
 
 
 def _reason(raw: bytes | bytearray) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-from runtime.bench.answers import Heard
+from runtime.bench.answers import TokenTimes
 from runtime.bench.drive import Clock
-from runtime.bench.workload import Ask
-from runtime.cluster.driver.base import Reception
+from runtime.bench.workload import WorkloadRequest
+from runtime.cluster.driver.base import BaseDriver
 from runtime.types import SamplingParams, SequenceRequest
 from zoo.errors import InputError, ZooError
 
@@ -15,12 +15,12 @@ from zoo.errors import InputError, ZooError
 class DriverClient:
     """Greedy answers of exactly the asked length, where the context allows."""
 
-    def __init__(self, driver: Reception, clock: Clock) -> None:
+    def __init__(self, driver: BaseDriver, clock: Clock) -> None:
         self._driver = driver
         self._clock = clock
         self._numbers = itertools.count()
 
-    async def ask(self, ask: Ask) -> Heard:
+    async def ask(self, ask: WorkloadRequest) -> TokenTimes:
         """Raises InputError for a prompt of text."""
         if isinstance(ask.prompt, str):
             raise InputError("prompts of text need a tokenizer to be run in this process")
@@ -39,4 +39,4 @@ class DriverClient:
         except ZooError as error:
             failed = str(error)
         kind = None if failed is None else "engine"
-        return Heard(tuple(stamps), tuple(lots), sum(lots), len(ask.prompt), kind, failed)
+        return TokenTimes(tuple(stamps), tuple(lots), sum(lots), len(ask.prompt), kind, failed)

@@ -34,7 +34,7 @@ class Taker(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class HttpOrigin:
     """Where a server is. `tls` None: plain HTTP. `headers`: lines that go with every request, each with its end."""
 
     host: str
@@ -46,7 +46,7 @@ class Origin:
 class Wire:
     """Connections to one server. `patience`: seconds to connect; `silence`: seconds without a byte after which an exchange fails."""
 
-    def __init__(self, origin: Origin, patience: float, silence: float) -> None:
+    def __init__(self, origin: HttpOrigin, patience: float, silence: float) -> None:
         self._origin = origin
         self._patience = patience
         self._silence = silence

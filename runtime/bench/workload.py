@@ -27,7 +27,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class WorkloadRequest:
     """One request. `at`: seconds from the begin. `prompt`: token ids, or text where nobody could turn it into ids before."""
 
     number: int
@@ -41,7 +41,7 @@ class Ask:
 class Workload:
     """`clients`: this many ask, each again once it was answered, and times do not count; None for an open loop."""
 
-    asks: tuple[Ask, ...]
+    asks: tuple[WorkloadRequest, ...]
     clients: int | None = None
 
 
@@ -97,7 +97,7 @@ def build(settings: WorkloadSettings, models: Sequence[str], rows: Sequence[Trac
         rows = [TraceRow(None, prompt, answer) for prompt, answer in lengths]
     made = (_made(row, settings, rng["prompts"], encode) for row in rows[:count])
     asks = [
-        Ask(number, _due(row, drawn[number], settings), models[chosen[number]], prompt, answer)
+        WorkloadRequest(number, _due(row, drawn[number], settings), models[chosen[number]], prompt, answer)
         for number, (row, (prompt, answer)) in enumerate(zip(rows, made, strict=False))
     ]
     return Workload(tuple(asks), settings.clients)

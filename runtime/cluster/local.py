@@ -6,7 +6,7 @@ A failing step ends its own sequences with an error; after several in a row (`cl
 control plane, the driver is dead: `alive` is false, `death` says why, every stream ends with an error and none hangs.
 It knows no HTTP, no text, and no tensors: the engine is passed in.
 
-The way of a request: open_stream -> Agent.add -> [loop: next_step -> Engine.launch, result -> finish_step -> _deliver] -> Stream
+The way of a request: open_stream -> LocalAgent.add -> [loop: next_step -> Engine.launch, result -> finish_step -> _deliver] -> Stream
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from runtime.agent.local.agent import Agent
-from runtime.cluster.driver.base import Reception
+from runtime.agent.local.agent import LocalAgent
+from runtime.cluster.driver.base import BaseDriver
 from runtime.cluster.errors import public
 from runtime.cluster.jobs import Job
 from runtime.cluster.stepping import Stepping
@@ -33,7 +33,7 @@ from zoo.errors import InUse, NotServable, Unavailable, ZooError
 _log = logging.getLogger(__name__)
 
 
-class LocalDriver(Reception):
+class LocalDriver(BaseDriver):
     """Runs one device until `shutdown`. Every method may be called from any thread; those that wait say so."""
 
     def __init__(
@@ -48,7 +48,7 @@ class LocalDriver(Reception):
         super().__init__("engine")
         self._engine = engine
         self._clock = clock
-        self._agent = Agent(engine.models(), engine.page_capacity, config, trace, device, clock(), engine.ahead)
+        self._agent = LocalAgent(engine.models(), engine.page_capacity, config, trace, device, clock(), engine.ahead)
         self._memory = engine.memory()
         self._jobs: deque[Job] = deque()
         self._stopping = False

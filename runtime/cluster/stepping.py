@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from runtime.agent.local.agent import Agent
+from runtime.agent.local.agent import LocalAgent
 from runtime.cluster.errors import MAX_FAILURES, public
 from runtime.types import Engine, EngineLost, Launched, StepPlan, StepSkipped, TokenEvent
 
@@ -29,7 +29,12 @@ class Stepping:
     """
 
     def __init__(
-        self, engine: Engine, agent: Agent, lock: threading.Condition, clock: Callable[[], int], deliver: Callable[[list[TokenEvent]], None]
+        self,
+        engine: Engine,
+        agent: LocalAgent,
+        lock: threading.Condition,
+        clock: Callable[[], int],
+        deliver: Callable[[list[TokenEvent]], None],
     ) -> None:
         self._engine = engine
         self._agent = agent

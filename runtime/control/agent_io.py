@@ -59,7 +59,7 @@ class WritePages:
 
 
 @dataclass(frozen=True, slots=True)
-class SendInputs:
+class SendActivations:
     """For a relay's driver: join rows [first, last) of these arrays, put their digest into `message` (a `messages.Pages`), send both."""
 
     pieces: tuple[tuple[Array, int, int], ...]
@@ -68,8 +68,8 @@ class SendInputs:
 
 
 @dataclass(frozen=True, slots=True)
-class CheckInputs:
-    """For a relay's driver: verify an array by its digest, then tell InputsChecked."""
+class VerifyActivations:
+    """For a relay's driver: verify an array by its digest, then tell ActivationsVerified."""
 
     data: Array
     digest: str
@@ -78,7 +78,7 @@ class CheckInputs:
     hi: int
 
 
-RelayCommand = Send | LoadStage | DropStage | ReadPages | WritePages | SendInputs | CheckInputs
+AgentCommand = Send | LoadStage | DropStage | ReadPages | WritePages | SendActivations | VerifyActivations
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class PagesWritten:
 
 
 @dataclass(frozen=True, slots=True)
-class InputsChecked:
+class ActivationsVerified:
     """To a relay. `error`: why they cannot be taken, empty if they can."""
 
     move: int
@@ -127,4 +127,4 @@ class InputsChecked:
     error: str = ""
 
 
-RelayEvent = StageLoaded | StageFailed | PagesWritten | InputsChecked
+AgentEvent = StageLoaded | StageFailed | PagesWritten | ActivationsVerified

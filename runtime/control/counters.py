@@ -105,7 +105,7 @@ def block_loads(specs: Iterable[ModelSpec], models: Iterable[ModelLoad], batch_l
     return tuple(BlockLoad(block, queue[block], batch[block], batch_limit) for block in blocks)
 
 
-class Tally:
+class Counters:
     """The counters while they grow."""
 
     def __init__(self) -> None:

@@ -16,22 +16,22 @@ from runtime.policy.profiles import BlockProfile
 from runtime.types import SequenceRequest, TokenEvent
 
 
-class Emit(msgspec.Struct, frozen=True, gc=False):
+class EmitTokens(msgspec.Struct, frozen=True, gc=False):
     """For the scheduler's driver: tokens and ends for whoever asked, in order."""
 
     events: tuple[TokenEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Replace:
+class ReplaceAgent:
     """For the scheduler's driver: a device is gone; bring another agent up in its place, if there can be one."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class Updated:
-    """For the scheduler's driver: what became of a Serve or Withdraw. `version`: the one that newcomers get from now on, empty for none;
+class ModelUpdated:
+    """For the scheduler's driver: what became of a ServeModel or WithdrawModel. `version`: the one that newcomers get from now on, empty for none;
     `error`: why it is not the one that was asked for, empty if it is.
     """
 
@@ -41,35 +41,35 @@ class Updated:
 
 
 @dataclass(frozen=True, slots=True)
-class Moving:
-    """For the scheduler's driver: what became of a Move. `error`: why it cannot be, empty if it has begun."""
+class MoveAnswered:
+    """For the scheduler's driver: what became of a MoveSequence. `error`: why it cannot be, empty if it has begun."""
 
     seq: str
     error: str = ""
 
 
-SchedulerCommand = Send | Emit | Replace | Updated | Moving
+SchedulerCommand = Send | EmitTokens | ReplaceAgent | ModelUpdated | MoveAnswered
 
 
-class Arrive(msgspec.Struct, frozen=True, gc=False):
+class AddRequest(msgspec.Struct, frozen=True, gc=False):
     """To the scheduler."""
 
     request: SequenceRequest
 
 
-class ArriveTogether(msgspec.Struct, frozen=True, gc=False):
+class AddRequests(msgspec.Struct, frozen=True, gc=False):
     """Several at once, in the order of their coming: what follows is said once for all of them."""
 
     requests: tuple[SequenceRequest, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Abort:
+class AbortSequence:
     seq: str
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PauseSequence:
     """To the scheduler: a sequence waits for somebody else (a tool, a person). `expected`: for how many ns, None where nobody knows."""
 
     seq: str
@@ -77,15 +77,15 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
+class ResumeSequence:
     """It goes on."""
 
     seq: str
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """To the scheduler: blocks [lo, hi) of a running sequence's chain are to go to another device. Answered by one Moving, at once."""
+class MoveSequence:
+    """To the scheduler: blocks [lo, hi) of a running sequence's chain are to go to another device. Answered by one MoveAnswered, at once."""
 
     seq: str
     lo: int
@@ -94,7 +94,7 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Down:
+class AgentDown:
     """To the scheduler: an agent's process ended, or it has not been heard of for too long. `final`: no other takes its place; `planned`:
     it was told to end, so that is the fault of nobody who ran there."""
 
@@ -110,9 +110,9 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Serve:
+class ServeModel:
     """To the scheduler: a new model, or a new version of one: the same name, another `Chain.version` and `Chain.loaded_as`. Answered by
-    one Updated, when newcomers get it or when it is clear that they will not. `blocks`: at least those that are not known yet.
+    one ModelUpdated, when newcomers get it or when it is clear that they will not. `blocks`: at least those that are not known yet.
     `profiles`: of those that were measured.
     """
 
@@ -123,10 +123,12 @@ class Serve:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
-    """To the scheduler: newcomers are refused; whoever is there finishes. Answered by one Updated."""
+class WithdrawModel:
+    """To the scheduler: newcomers are refused; whoever is there finishes. Answered by one ModelUpdated."""
 
     model: str
 
 
-SchedulerEvent = Arrive | ArriveTogether | Abort | Pause | Resume | Move | Down | Tick | Serve | Withdraw
+SchedulerEvent = (
+    AddRequest | AddRequests | AbortSequence | PauseSequence | ResumeSequence | MoveSequence | AgentDown | Tick | ServeModel | WithdrawModel
+)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from runtime.chains import Chain, Hop, Path
-from runtime.messages import Moved
+from runtime.messages import MigrationReady
 from runtime.policy.batching.continuous import Phase
 from runtime.policy.migration.two_ended import met_at
 from runtime.policy.routing.variants import Dispatch
@@ -20,7 +20,7 @@ from runtime.types import FinishReason, ModelSpec, SegmentRun, SequenceRequest, 
 
 
 @dataclass(frozen=True, slots=True)
-class MoveTold:
+class MoveDetails:
     """A migration. `front`: what it recomputes from, `reason` why from nothing, `upstream` what that would cost (`policy.migration.recompute_source.Front`)."""
 
     number: int
@@ -31,7 +31,7 @@ class MoveTold:
     upstream: int
 
 
-class Narrator:
+class TraceEvents:
     def __init__(self, sink: TraceSink | None, device: str) -> None:
         self._sink = sink
         self._device = device
@@ -86,7 +86,7 @@ class Narrator:
         extra = {"start": start, "hop": at, "to": hop.device, "lo": hop.lo, "hi": hop.hi}
         self._tell(now, "block.hop", request, n=tokens, cause="BL-13", **extra)
 
-    def move(self, now: int, event: str, request: SequenceRequest, move: MoveTold, last: Moved | None, why: str | None) -> None:
+    def move(self, now: int, event: str, request: SequenceRequest, move: MoveDetails, last: MigrationReady | None, why: str | None) -> None:
         """A migration begins, is given up, or ends well: `kv.recompute` and `kv.copy`, each with its tokens and why not more, then
         `kv.meet` with both, and `met`, the first token that was not recomputed."""
         if self._sink is None:

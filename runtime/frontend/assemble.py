@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from blake3 import blake3
 
 from runtime.frontend.errors import RequestError, too_long
-from runtime.frontend.schemas import ChatBody, CompletionBody, Message
+from runtime.frontend.schemas import ChatBody, ChatMessage, CompletionBody
 from runtime.frontend.served_models import ServedModel
 from runtime.types import SamplingParams, SequenceRequest
 
@@ -250,7 +250,7 @@ def _seeded(params: SamplingParams, seed: int | None, choice: int) -> SamplingPa
     return replace(params, seed=secrets.randbelow(_SEEDS) if seed is None else (seed + choice) % _SEEDS)
 
 
-def _plain(message: Message) -> dict[str, str]:
+def _plain(message: ChatMessage) -> dict[str, str]:
     """A message as templates expect it. `developer` is OpenAI's newer word for `system`, which templates know."""
     content = message.content or ""
     text = content if isinstance(content, str) else "\n".join(part.text or "" for part in content)

@@ -1,6 +1,6 @@
 """One choice of an answer: token events in, pieces of text and log-probabilities out, stop strings applied.
 
-A `Choice` sees all events of its sequence in order and says when it has ended; who ended it (end of text, length, a stop string)
+A `AnswerChoice` sees all events of its sequence in order and says when it has ended; who ended it (end of text, length, a stop string)
 is `finish`. When a stop string ended it, the sequence may still run: the caller then aborts it. Knows nothing of JSON or sockets.
 """
 
@@ -28,7 +28,7 @@ class TokenEntry:
     offset: int
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """What one step added to a choice. `entries` only where logprobs were asked for; `tokens` are new answer tokens.
 
     `cut`: a stop string ended the choice while its sequence runs on: abort it. `served`: what really ran, where that is not the model
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
     served: str | None = None
 
 
-class Choice:
+class AnswerChoice:
     """The state of one sequence's text."""
 
     def __init__(self, generation: Generation, index: int) -> None:
@@ -67,7 +67,7 @@ class Choice:
         self._offsets = _Offsets(generation.model.tokenizer)
         self._prompt_logprobs: list[PromptLogprobs] = []
 
-    def take(self, events: Iterable[TokenEvent]) -> Piece:
+    def take(self, events: Iterable[TokenEvent]) -> TextPiece:
         """All events of one step that belong to this choice. After the end everything is ignored."""
         text, tokens, entries, error, cut = [], [], [], None, False
         for event in events:
@@ -84,7 +84,7 @@ class Choice:
             error = event.error
             cut = self._stops.stopped and event.finish is None
         self.tokens += len(tokens)
-        return Piece(self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error, cut, self._served)
+        return TextPiece(self.index, "".join(text), tuple(tokens), tuple(entries), self.finish, error, cut, self._served)
 
     def _echoed(self, text: str | None, tokens: Sequence[int]) -> str:
         """The prompt as it was given; of token ids what is final, since the answer may complete a character."""

@@ -101,7 +101,7 @@ class ContentPart(_Body):
     text: str | None = None
 
 
-class Message(_Body):
+class ChatMessage(_Body):
     """One turn of a conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -120,7 +120,7 @@ class ResponseFormat(_Body):
 class ChatBody(_Generation):
     """POST /v1/chat/completions."""
 
-    messages: list[Message] = Field(min_length=1)
+    messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: _Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -185,7 +185,7 @@ def _refuse_in_chat(body: ChatBody) -> None:
         _refuse_in_message(message)
 
 
-def _refuse_in_message(message: Message) -> None:
+def _refuse_in_message(message: ChatMessage) -> None:
     if message.role in ("tool", "function") or message.tool_calls or message.function_call:
         raise unsupported("messages", "this server calls no tools, so it takes no tool messages")
     parts = message.content if isinstance(message.content, list) else []

@@ -5,8 +5,8 @@ from __future__ import annotations
 from runtime.messages.base import Message
 
 
-class Want(Message, frozen=True, tag=True, array_like=True):
-    """Destination (`by`) to source: pages of tokens [lo, hi), whole groups, of these attention layers. Answered by one Pages.
+class PageRequest(Message, frozen=True, tag=True, array_like=True):
+    """Destination (`by`) to source: pages of tokens [lo, hi), whole groups, of these attention layers. Answered by one PageData.
 
     `before`: instead of pages, the hidden states of these tokens before that component; 0 for pages.
     """
@@ -21,11 +21,11 @@ class Want(Message, frozen=True, tag=True, array_like=True):
     before: int = 0
 
 
-class Pages(Message, frozen=True, tag=True, array_like=True):
+class PageData(Message, frozen=True, tag=True, array_like=True):
     """Source to destination: K and V of tokens [lo, hi), one array of all page groups; or why not. `digest`: BLAKE3 of the bytes; of an
     array that comes directly, a checksum that was taken on its device.
 
-    `before`: as in Want; then the array is hidden states [hi - lo, width], and `kept` says of which tokens the source has any.
+    `before`: as in PageRequest; then the array is hidden states [hi - lo, width], and `kept` says of which tokens the source has any.
     """
 
     move: int
@@ -39,7 +39,7 @@ class Pages(Message, frozen=True, tag=True, array_like=True):
     kept: tuple[tuple[int, int], ...] = ()
 
 
-class Pass(Message, frozen=True, tag=True, array_like=True):
+class ForwardRows(Message, frozen=True, tag=True, array_like=True):
     """Rows for the next hop (`hops[i]` of their paths), their hidden states beside it: [tokens, width], rows back to back, each array of
     one row or of several.
 
@@ -68,7 +68,7 @@ class Offer(Message, frozen=True, tag=True, array_like=True):
 
 
 class Bid(Message, frozen=True, tag=True, array_like=True):
-    """`device` would take these. It gets a Pass for each that nobody else has, and else nothing."""
+    """`device` would take these. It gets a ForwardRows for each that nobody else has, and else nothing."""
 
     device: str
     seqs: tuple[str, ...]

@@ -7,7 +7,7 @@ from runtime.messages.base import Message
 from runtime.types import SequenceRequest
 
 
-class Load(Message, frozen=True, tag=True, array_like=True):
+class LoadStages(Message, frozen=True, tag=True, array_like=True):
     """Make stages ready. Answered by one Loaded or Refused each.
 
     `blocks[i]`: the blocks of stage i in order. `limits`: rows of a step that may pass a block, where it has a limit of its own (BL-14).
@@ -18,13 +18,13 @@ class Load(Message, frozen=True, tag=True, array_like=True):
     limits: tuple[tuple[str, int], ...] = ()
 
 
-class Drop(Message, frozen=True, tag=True, array_like=True):
+class UnloadStages(Message, frozen=True, tag=True, array_like=True):
     """Let stages go; no sequence is on them any more."""
 
     stages: tuple[Stage, ...]
 
 
-class Open(Message, frozen=True, tag=True, array_like=True):
+class OpenSequences(Message, frozen=True, tag=True, array_like=True):
     """Learn sequences that come over this device. `outputs`: tokens they have produced before.
 
     `keep[i]`: one that is here already goes on, under the new epoch and path, with the K and V of its first `computed[i]` tokens in the
@@ -44,20 +44,20 @@ class Open(Message, frozen=True, tag=True, array_like=True):
     offers: tuple[tuple[tuple[int, tuple[str, ...]], ...], ...] = ()
 
 
-class Close(Message, frozen=True, tag=True, array_like=True):
+class CloseSequences(Message, frozen=True, tag=True, array_like=True):
     """Forget sequences, in whatever phase they are; their pages are free once no step writes them. Later epochs of them stay."""
 
     seqs: tuple[str, ...]
     epochs: tuple[int, ...]
 
 
-class Gone(Message, frozen=True, tag=True, array_like=True):
+class PeerDown(Message, frozen=True, tag=True, array_like=True):
     """Another device is gone: nothing will come from there."""
 
     device: str
 
 
-class Go(Message, frozen=True, tag=True, array_like=True):
+class RunRows(Message, frozen=True, tag=True, array_like=True):
     """Run these rows from their first hop on, which is on this device: `tokens` (all rows' back to back, `counts` of each) at `starts`.
 
     `sample`: choose a token behind the last one. `generated`: tokens produced so far. `steps`: decode so many tokens before coming back
@@ -78,12 +78,12 @@ class Go(Message, frozen=True, tag=True, array_like=True):
     ahead: tuple[bool, ...] = ()
 
 
-class Receive(Message, frozen=True, tag=True, array_like=True):
+class StartMigration(Message, frozen=True, tag=True, array_like=True):
     """To the destination: bring here the K and V that a sequence has in these components, tokens [0, upto), from `source`.
 
     `layers`: attention layers [first, last) of the chain's that they have, `page_tokens` to a page. `tokens`: its first ones, to recompute
     pages from the front by that stage, which must be loaded (empty: copy only, unless `inputs`: by what the source kept of the hidden
-    states that came into it). `copy`: whether pages come from the back (false: recompute only). A later Receive of the same move brings
+    states that came into it). `copy`: whether pages come from the back (false: recompute only). A later StartMigration of the same move brings
     what has grown since (`upto` larger).
     """
 
@@ -101,8 +101,8 @@ class Receive(Message, frozen=True, tag=True, array_like=True):
     inputs: bool = False
 
 
-class Settle(Message, frozen=True, tag=True, array_like=True):
-    """To the destination: the move is over. Committed, its pages are the sequence's, whose Open under `epoch` is next; else they go."""
+class FinishMigration(Message, frozen=True, tag=True, array_like=True):
+    """To the destination: the move is over. Committed, its pages are the sequence's, whose OpenSequences under `epoch` is next; else they go."""
 
     move: int
     seq: str

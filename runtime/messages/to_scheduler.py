@@ -7,7 +7,7 @@ from runtime.messages.base import Message
 from runtime.types import ModelSpec, PromptLogprobs, Sampled
 
 
-class Ready(Message, frozen=True, tag=True, array_like=True):
+class AgentHello(Message, frozen=True, tag=True, array_like=True):
     """An agent is there. `weights`: bytes of weights it may hold, 0 for no limit. `server`: the machine that it is on, empty if unknown;
     `pid`: its process there, 0 if it has none. `inputs`: bytes that it keeps of what came into its stages, for moves; 0 for none.
     `rail`: how its tensors may come and go directly: agents of the same one can be linked; empty: by the host's memory only.
@@ -26,14 +26,14 @@ class Ready(Message, frozen=True, tag=True, array_like=True):
     rail: str = ""
 
 
-class Loaded(Message, frozen=True, tag=True, array_like=True):
+class StageReady(Message, frozen=True, tag=True, array_like=True):
     device: str
     stage: Stage
     spec: ModelSpec
     nbytes: int
 
 
-class Refused(Message, frozen=True, tag=True, array_like=True):
+class StageLoadFailed(Message, frozen=True, tag=True, array_like=True):
     """A stage could not be loaded."""
 
     device: str
@@ -41,11 +41,11 @@ class Refused(Message, frozen=True, tag=True, array_like=True):
     reason: str
 
 
-class Done(Message, frozen=True, tag=True, array_like=True):
+class RowsDone(Message, frozen=True, tag=True, array_like=True):
     """Rows that are through their last hop: K and V of `counts` tokens are written on all their path.
 
     `sampled`: in the order of `seqs`, None where none was asked for; behind a stride the last token stands for all of them.
-    `turns`: as in Pass; what comes of an odd one is worth something only together with its Verdict.
+    `turns`: as in Pass; what comes of an odd one is worth something only together with its SpeculationResult.
     """
 
     device: str
@@ -57,7 +57,7 @@ class Done(Message, frozen=True, tag=True, array_like=True):
     turns: tuple[int, ...] = ()
 
 
-class Verdict(Message, frozen=True, tag=True, array_like=True):
+class SpeculationResult(Message, frozen=True, tag=True, array_like=True):
     """Rows that were predicted and have run: whether the prediction stands, and its least cosine with what it was to be.
 
     If it does not, the row itself is on its way now, under the same (even) turn.
@@ -71,7 +71,7 @@ class Verdict(Message, frozen=True, tag=True, array_like=True):
     cosines: tuple[float, ...]
 
 
-class Lost(Message, frozen=True, tag=True, array_like=True):
+class RowsLost(Message, frozen=True, tag=True, array_like=True):
     """Rows that will not come through. `retry`: the sequences are well, but their K and V here are not (no pages, a hop that was cut off);
     else a step failed on them."""
 
@@ -82,7 +82,7 @@ class Lost(Message, frozen=True, tag=True, array_like=True):
     retry: bool
 
 
-class Won(Message, frozen=True, tag=True, array_like=True):
+class HopAssigned(Message, frozen=True, tag=True, array_like=True):
     """Hops that `device` has offered, and who runs them from now on (`devices`), beginning with rows of `counts` tokens at `starts`."""
 
     device: str
@@ -94,7 +94,7 @@ class Won(Message, frozen=True, tag=True, array_like=True):
     devices: tuple[str, ...]
 
 
-class Moved(Message, frozen=True, tag=True, array_like=True):
+class MigrationReady(Message, frozen=True, tag=True, array_like=True):
     """Destination to scheduler: all asked for is here. `copied`, `recomputed`: tokens of each, disjoint, together all of it.
 
     `nbytes`: that came, of K and V; `inputs`: of hidden states. `reason`: why the front has not worked as it was to, empty if it has.
@@ -110,7 +110,7 @@ class Moved(Message, frozen=True, tag=True, array_like=True):
     reason: str = ""
 
 
-class Stuck(Message, frozen=True, tag=True, array_like=True):
+class MigrationFailed(Message, frozen=True, tag=True, array_like=True):
     """Destination to scheduler: the move cannot go on, and nothing of it is left here."""
 
     device: str
@@ -119,7 +119,7 @@ class Stuck(Message, frozen=True, tag=True, array_like=True):
     reason: str
 
 
-class Report(Message, frozen=True, tag=True, array_like=True):
+class AgentStats(Message, frozen=True, tag=True, array_like=True):
     """An agent's state, once per period: rows waiting, here and by the block that they enter at, and totals since it began (`busy`: ns).
 
     `links`: other agents that tensors go to directly, and how that stands: `direct`, `making`, or why they go by the host's memory.

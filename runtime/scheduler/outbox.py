@@ -12,10 +12,10 @@ from typing import Protocol
 
 from runtime.chains import Path, RunAhead, Stage
 from runtime.control.agent_io import Send
-from runtime.control.scheduler_io import Emit, Moving, Replace, SchedulerCommand, Updated
-from runtime.messages import Close, Drop, Go, Load, Message, Open
-from runtime.scheduler.sequences.sequence import Member
-from runtime.scheduler.speculation.in_flight import Try
+from runtime.control.scheduler_io import EmitTokens, ModelUpdated, MoveAnswered, ReplaceAgent, SchedulerCommand
+from runtime.messages import CloseSequences, LoadStages, Message, OpenSequences, RunRows, UnloadStages
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.scheduler.speculation.in_flight import InFlightRow
 from runtime.types import SequenceRequest, TokenEvent
 
 
@@ -23,7 +23,7 @@ class _Batch(Protocol):
     def message(self) -> Message: ...
 
 
-#: A row of a Go: sequence, epoch, start, its tokens, sample, generated, steps, turn, ahead.
+#: A row of a RunRows: sequence, epoch, start, its tokens, sample, generated, steps, turn, ahead.
 Row = tuple[str, int, int, tuple[int, ...], bool, int, int, int, bool]
 
 
@@ -31,12 +31,12 @@ Row = tuple[str, int, int, tuple[int, ...], bool, int, int, int, bool]
 class _Rows:
     rows: list[Row] = field(default_factory=list)
 
-    def message(self) -> Go:
+    def message(self) -> RunRows:
         seqs, epochs, starts, spans, sample, generated, steps, turns, ahead = zip(*self.rows, strict=True)
         counts, tokens = tuple(map(len, spans)), tuple(chain.from_iterable(spans))
         if not any(turns):
-            return Go(seqs, epochs, starts, counts, tokens, sample, generated, steps)
-        return Go(seqs, epochs, starts, counts, tokens, sample, generated, steps, turns, ahead)
+            return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps)
+        return RunRows(seqs, epochs, starts, counts, tokens, sample, generated, steps, turns, ahead)
 
 
 @dataclass(slots=True)
@@ -51,8 +51,8 @@ class _Opens:
     ahead: list[RunAhead | None] = field(default_factory=list)
     offers: list[tuple[tuple[int, tuple[str, ...]], ...]] = field(default_factory=list)
 
-    def message(self) -> Open:
-        return Open(
+    def message(self) -> OpenSequences:
+        return OpenSequences(
             tuple(self.epochs), tuple(self.requests), tuple(self.outputs), tuple(self.paths), tuple(self.keep), tuple(self.computed),
             tuple(self.shared), tuple(self.ahead) if any(self.ahead) else (), tuple(self.offers) if any(self.offers) else (),
         )  # fmt: skip
@@ -63,8 +63,8 @@ class _Closes:
     seqs: list[str] = field(default_factory=list)
     epochs: list[int] = field(default_factory=list)
 
-    def message(self) -> Close:
-        return Close(tuple(self.seqs), tuple(self.epochs))
+    def message(self) -> CloseSequences:
+        return CloseSequences(tuple(self.seqs), tuple(self.epochs))
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class _One:
         return self.said
 
 
-class Outbox:
+class CommandOutbox:
     """`block_rows`: of a step through each block that is loaded; 0 for no limit of its own (BL-14)."""
 
     def __init__(self, block_rows: int = 0) -> None:
@@ -83,16 +83,16 @@ class Outbox:
         self.events: list[TokenEvent] = []
         self._devices: dict[str, list[_Batch]] = {}
         self._replaced: list[str] = []
-        self._updated: list[Updated | Moving] = []
+        self._updated: list[ModelUpdated | MoveAnswered] = []
 
     def load(self, device: str, stages: Sequence[tuple[Stage, tuple[str, ...]]]) -> None:
         """Stages, each with its blocks."""
         blocks = tuple(blocks for _, blocks in stages)
         limited = dict.fromkeys(block for some in blocks for block in some) if self._block_rows else ()
-        self.say(device, Load(tuple(stage for stage, _ in stages), blocks, tuple((block, self._block_rows) for block in limited)))
+        self.say(device, LoadStages(tuple(stage for stage, _ in stages), blocks, tuple((block, self._block_rows) for block in limited)))
 
     def drop(self, device: str, stages: Sequence[Stage]) -> None:
-        self.say(device, Drop(tuple(stages)))
+        self.say(device, UnloadStages(tuple(stages)))
 
     def say(self, device: str, message: Message) -> None:
         self._devices.setdefault(device, []).append(_One(message))
@@ -104,7 +104,7 @@ class Outbox:
         last.seqs.append(seq)
         last.epochs.append(epoch)
 
-    def open(self, device: str, member: Member, *, keep: bool = False, shared: tuple[str, int] | None = None) -> None:
+    def open(self, device: str, member: ScheduledSequence, *, keep: bool = False, shared: tuple[str, int] | None = None) -> None:
         """`shared`: another sequence, and how many of its tokens are this one's too."""
         self._open(
             device,
@@ -123,7 +123,7 @@ class Outbox:
         """A sequence that will run no row: it holds what it shares."""
         self._open(device, 1, request, (), path, False, shared[1], shared)
 
-    def go(self, member: Member, tokens: tuple[int, ...], steps: int, sample: bool, one: Try | None = None) -> None:
+    def go(self, member: ScheduledSequence, tokens: tuple[int, ...], steps: int, sample: bool, one: InFlightRow | None = None) -> None:
         """The next tokens of a sequence, from its first hop on. `one`: the row, where it has a turn; from a guess it is the row behind the
         next one."""
         seq, start, made = member.request.seq, member.computed, len(member.output)
@@ -146,18 +146,18 @@ class Outbox:
         self._replaced.append(device)
 
     def updated(self, model: str, version: str, error: str = "") -> None:
-        self._updated.append(Updated(model, version, error))
+        self._updated.append(ModelUpdated(model, version, error))
 
     def moving(self, seq: str, error: str) -> None:
-        self._updated.append(Moving(seq, error))
+        self._updated.append(MoveAnswered(seq, error))
 
     def flush(self) -> list[SchedulerCommand]:
         """Everything; the box is empty then."""
         out: list[SchedulerCommand] = [Send(device, batch.message()) for device, batches in self._devices.items() for batch in batches]
-        out.extend(Replace(device) for device in self._replaced)
+        out.extend(ReplaceAgent(device) for device in self._replaced)
         out.extend(self._updated)
         if self.events:
-            out.append(Emit(tuple(self.events)))
+            out.append(EmitTokens(tuple(self.events)))
             self.events = []
         self._devices.clear()
         self._replaced.clear()

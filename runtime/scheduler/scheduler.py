@@ -1,6 +1,6 @@
 """The scheduler of a cluster: the state machine that knows every sequence, and says which device runs what next. Per step, not per token.
 
-    Arrive -> waiting --path, pages--> Open, Go -> … Done -> Go -> … Done -> Emit, Close      one row of a sequence is under way at a time
+    Arrive -> waiting --path, pages--> Open, Go -> … RowsDone -> Go -> … RowsDone -> Emit, Close      one row of a sequence is under way at a time
 
 Contract: a driver calls `handle` with each message and event, in the order in which they came, and carries out what it returns, in order.
 A sequence's prompt and output are kept here and are the truth: whatever is lost on the way (a device, a row, pages), it runs again from
@@ -22,38 +22,50 @@ from runtime.chains import Block, Chain, Surrogate
 from runtime.config import ClusterConfig
 from runtime.control.counters import AgentState, block_loads, model_loads
 from runtime.control.scheduler_io import (
-    Abort,
-    Arrive,
-    ArriveTogether,
-    Down,
-    Move,
-    Pause,
-    Resume,
+    AbortSequence,
+    AddRequest,
+    AddRequests,
+    AgentDown,
+    MoveSequence,
+    PauseSequence,
+    ResumeSequence,
     SchedulerCommand,
     SchedulerEvent,
-    Serve,
+    ServeModel,
     Tick,
-    Withdraw,
+    WithdrawModel,
 )
-from runtime.control.trace_events import Narrator
-from runtime.messages import Done, Loaded, Lost, Message, Moved, Ready, Refused, Report, Stuck, Verdict, Won
+from runtime.control.trace_events import TraceEvents
+from runtime.messages import (
+    AgentHello,
+    AgentStats,
+    HopAssigned,
+    Message,
+    MigrationFailed,
+    MigrationReady,
+    RowsDone,
+    RowsLost,
+    SpeculationResult,
+    StageLoadFailed,
+    StageReady,
+)
 from runtime.policy.migration.order import Mover
 from runtime.scheduler.admission.admission import Admission
-from runtime.scheduler.admission.variant_choice import Adaptation, Adaptive
-from runtime.scheduler.broadcast.dispatch import Offers
+from runtime.scheduler.admission.variant_choice import VariantChoice, VariantChooser
+from runtime.scheduler.broadcast.dispatch import BroadcastDispatch
 from runtime.scheduler.controllers.controller import Controller
-from runtime.scheduler.decode.rows import Rows
+from runtime.scheduler.decode.rows import DecodeLoop
 from runtime.scheduler.devices.devices import Devices
-from runtime.scheduler.devices.events import Fleet
-from runtime.scheduler.kv.page_accounting import Ledger
-from runtime.scheduler.kv.prefix_cache import Donors
-from runtime.scheduler.migration.migrations import Handovers
-from runtime.scheduler.models.updates import Updates
-from runtime.scheduler.outbox import Outbox
+from runtime.scheduler.devices.events import DeviceEvents
+from runtime.scheduler.kv.page_accounting import PageAccounting
+from runtime.scheduler.kv.prefix_cache import PrefixCache
+from runtime.scheduler.migration.migrations import Migrations
+from runtime.scheduler.models.updates import ModelUpdates
+from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.provision import Provision
-from runtime.scheduler.routing.estimates import Estimates
-from runtime.scheduler.sequences.lifecycle import Seating, SharingCounts
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.routing.estimates import LatencyEstimates
+from runtime.scheduler.sequences.lifecycle import SequenceLifecycle, SharingCounts
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.speculation.speculation import Speculation
 from runtime.scheduler.state import ClusterState
 from runtime.tracing.sink import TraceSink
@@ -75,26 +87,26 @@ class Scheduler:
 
     def __init__(
         self, chains: Iterable[Chain], blocks: Iterable[Block], config: ClusterConfig, trace: TraceSink | None = None,
-        surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}), adaptation: Adaptation | None = None,
+        surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}), adaptation: VariantChoice | None = None,
     ) -> None:  # fmt: skip
-        devices, adaptation = Devices(), adaptation or Adaptation()
+        devices, adaptation = Devices(), adaptation or VariantChoice()
         estimates = _estimates(adaptation, config)
         provision = Provision(blocks, config, devices, estimates)
         served = {chain.model: chain for chain in chains}
-        tell, out = Narrator(trace, "scheduler"), Outbox(config.block_rows)
-        self._state = ClusterState(config, served, devices, provision, tell, Ledger(devices), out)
-        self._donors = Donors(self._state)
-        self._updates = Updates(self._state, self._donors)
+        tell, out = TraceEvents(trace, "scheduler"), CommandOutbox(config.block_rows)
+        self._state = ClusterState(config, served, devices, provision, tell, PageAccounting(devices), out)
+        self._donors = PrefixCache(self._state)
+        self._updates = ModelUpdates(self._state, self._donors)
         self._updates.know(adaptation.variants)
-        self._seating = Seating(self._state, self._donors)
+        self._seating = SequenceLifecycle(self._state, self._donors)
         self.speculation = Speculation(self._state, surrogates)
         self._seating.predict = self.speculation.plan
-        self.offers = Offers(self._state, self._seating)
+        self.offers = BroadcastDispatch(self._state, self._seating)
         self._seating.offer = self.offers.of
-        self._rows = Rows(self._state, self._seating, self.speculation)
-        self._admission = Admission(self._state, self._seating, Adaptive(self._state, adaptation.limits, estimates))
-        self.handovers = Handovers(self._state, self._seating)
-        self._fleet = Fleet(self._state, self._seating, self._admission, self.handovers, self._updates, self.offers)
+        self._rows = DecodeLoop(self._state, self._seating, self.speculation)
+        self._admission = Admission(self._state, self._seating, VariantChooser(self._state, adaptation.limits, estimates))
+        self.handovers = Migrations(self._state, self._seating)
+        self._fleet = DeviceEvents(self._state, self._seating, self._admission, self.handovers, self._updates, self.offers)
         self._seating.on_leaving = self.handovers.cancel
         self._rows.on_rest = self.handovers.at_rest
         self.control = Controller(self._state, self.handovers, self._donors)
@@ -104,40 +116,40 @@ class Scheduler:
     def handle(self, event: Message | SchedulerEvent, now: int) -> list[SchedulerCommand]:
         """Take what happened. Raises TypeError for what is not for schedulers."""
         match event:
-            case Done():
+            case RowsDone():
                 self._rows.done(event, now)
-            case Arrive():
+            case AddRequest():
                 self._admission.arrive(event.request, now)
-            case ArriveTogether():
+            case AddRequests():
                 for request in event.requests:
                     self._admission.arrive(request, now)
-            case Abort():
+            case AbortSequence():
                 self._abort(event.seq, now)
-            case Ready():
+            case AgentHello():
                 self._fleet.up(event, now)
-            case Down():
+            case AgentDown():
                 self._fleet.down(event, now)
-            case Loaded():
+            case StageReady():
                 self._fleet.loaded(event)
-            case Refused():
+            case StageLoadFailed():
                 self._fleet.refused(event, now)
                 self._updates.refused(event.stage)
-            case Lost():
+            case RowsLost():
                 self._rows.lost(event, now)
-            case Moved():
+            case MigrationReady():
                 self.handovers.moved(event, now)
-            case Stuck():
+            case MigrationFailed():
                 self.handovers.stuck(event, now)
-            case Report():
+            case AgentStats():
                 self._fleet.report(event, now)
                 self.speculation.observe(event)
-            case Won():
+            case HopAssigned():
                 self.offers.won(event, now)
-            case Verdict():
+            case SpeculationResult():
                 self._rows.judged(event, now)
-            case Serve():
+            case ServeModel():
                 self._updates.serve(event, now)
-            case Withdraw():
+            case WithdrawModel():
                 self._updates.withdraw(event, now)
             case Tick():
                 self.speculation.review()
@@ -145,11 +157,11 @@ class Scheduler:
                 self._fleet.overdue(now)
                 self._fleet.relent(now)
                 self.control.tick(now)
-            case Pause():
+            case PauseSequence():
                 self.control.pauses.pause(event.seq, event.expected, now)
-            case Resume():
+            case ResumeSequence():
                 self.control.pauses.resume(event.seq, now)
-            case Move():
+            case MoveSequence():
                 self._move(event, now)
             case _:
                 raise TypeError(f"{type(event).__name__} is not for schedulers")
@@ -180,7 +192,7 @@ class Scheduler:
         if member is not None:
             self._seating.end(member, "abort", now)
 
-    def _move(self, event: Move, now: int) -> None:
+    def _move(self, event: MoveSequence, now: int) -> None:
         member = self._state.members.get(event.seq)
         why = f"no sequence {event.seq}"
         if member is not None:
@@ -195,7 +207,7 @@ class Scheduler:
         return bool(self._state.members)
 
     @property
-    def members(self) -> Mapping[str, Member]:
+    def members(self) -> Mapping[str, ScheduledSequence]:
         return self._state.members
 
     @property
@@ -264,7 +276,7 @@ class Scheduler:
         return AgentState(len(state.running), len(state.waiting), pages, models, instances, counters)
 
     @property
-    def donors(self) -> Donors:
+    def donors(self) -> PrefixCache:
         return self._donors
 
     def sharing(self) -> SharingCounts:
@@ -292,7 +304,7 @@ class Scheduler:
             raise RuntimeError("a sequence that waits holds pages")
 
 
-def _estimates(adaptation: Adaptation, config: ClusterConfig) -> Estimates:
+def _estimates(adaptation: VariantChoice, config: ClusterConfig) -> LatencyEstimates:
     """What was measured; devices are of one kind, so that one table is all of theirs. A hop is what a row loses between two of them."""
     blocks = adaptation.profiles.blocks if adaptation.profiles is not None else ()
-    return Estimates({each.block: each for each in blocks}, hop=config.control.crossing_us / 1e6)
+    return LatencyEstimates({each.block: each for each in blocks}, hop=config.control.crossing_us / 1e6)

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 from runtime.chains import Chain, Stage, Variant
 from runtime.config import ClusterConfig
-from runtime.control.counters import Tally
-from runtime.control.trace_events import Narrator
-from runtime.scheduler.admission.waiting_queue import WaitingRoom
+from runtime.control.counters import Counters
+from runtime.control.trace_events import TraceEvents
+from runtime.scheduler.admission.waiting_queue import WaitingQueue
 from runtime.scheduler.devices.devices import Devices
-from runtime.scheduler.kv.page_accounting import Ledger
-from runtime.scheduler.kv.prefix_index import Prefixes
-from runtime.scheduler.outbox import Outbox
+from runtime.scheduler.kv.page_accounting import PageAccounting
+from runtime.scheduler.kv.prefix_index import PrefixIndex
+from runtime.scheduler.outbox import CommandOutbox
 from runtime.scheduler.placement.provision import Provision
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 
 @dataclass(slots=True)
@@ -35,16 +35,16 @@ class ClusterState:
     chains: dict[str, Chain]
     devices: Devices
     provision: Provision
-    tell: Narrator
-    ledger: Ledger
-    out: Outbox = field(default_factory=Outbox)
-    prefixes: Prefixes = field(default_factory=Prefixes)
-    tally: Tally = field(default_factory=Tally)
-    members: dict[str, Member] = field(default_factory=dict)
-    running: dict[str, Member] = field(default_factory=dict)
-    waiting: WaitingRoom = field(default_factory=WaitingRoom)
-    starved: dict[str, Member] = field(default_factory=dict)
-    ready: list[Member] = field(default_factory=list)
+    tell: TraceEvents
+    ledger: PageAccounting
+    out: CommandOutbox = field(default_factory=CommandOutbox)
+    prefixes: PrefixIndex = field(default_factory=PrefixIndex)
+    tally: Counters = field(default_factory=Counters)
+    members: dict[str, ScheduledSequence] = field(default_factory=dict)
+    running: dict[str, ScheduledSequence] = field(default_factory=dict)
+    waiting: WaitingQueue = field(default_factory=WaitingQueue)
+    starved: dict[str, ScheduledSequence] = field(default_factory=dict)
+    ready: list[ScheduledSequence] = field(default_factory=list)
     users: Counter[str] = field(default_factory=Counter)
     variants: dict[str, tuple[Variant, ...]] = field(default_factory=dict)
     coming: dict[str, tuple[Chain, ...]] = field(default_factory=dict)

@@ -20,7 +20,7 @@ from runtime.server.completions import Generate
 from runtime.server.context import Service, make_service
 from runtime.server.interfaces import Driver, ModelSource
 from runtime.server.openai.responses import handle
-from runtime.server.routes import Routes
+from runtime.server.routes import ZooRoutes
 from runtime.tracing.sink import Trace
 from zoo.errors import ZooError
 
@@ -40,7 +40,7 @@ def build_app(
 
 
 def _routes(service: Service) -> list[Route]:
-    routes = Routes(service)
+    routes = ZooRoutes(service)
     # Names may hold slashes ("meta-llama/Llama-2-7b"), so they take the rest of the path.
     return [
         Route("/v1/completions", Generate(service, CompletionBody), methods=["POST"]),

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from runtime.frontend.errors import overloaded, unavailable
 
 
-class Place:
+class CapacitySlot:
     """What one request holds of the gate."""
 
     def __init__(self, gate: Gate) -> None:
@@ -38,11 +38,11 @@ class Gate:
         return self._taken
 
     @contextmanager
-    def place(self) -> Iterator[Place]:
+    def place(self) -> Iterator[CapacitySlot]:
         """One place for a request, given back with all it has grown by. Raises RequestError 429, or 503 when closed."""
         if self.closed:
             raise unavailable("The server is shutting down.")
-        place = Place(self)
+        place = CapacitySlot(self)
         self.take(1)
         try:
             yield place

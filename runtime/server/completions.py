@@ -17,13 +17,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from runtime.frontend.assemble import Receipt
-from runtime.frontend.choice import Piece
+from runtime.frontend.choice import TextPiece
 from runtime.frontend.errors import RequestError, unavailable
 from runtime.frontend.schemas import ChatBody, CompletionBody
 from runtime.server.context import Service
-from runtime.server.openai.format import Finished, Wording, wording_for
+from runtime.server.openai.format import FinishedChoice, Wording, wording_for
 from runtime.server.openai.responses import as_request_error, dump, error_reply
-from runtime.server.openai.sse import DONE, Chunks, Outlet, event
+from runtime.server.openai.sse import DONE, ChunkWriter, Outlet, event
 from runtime.server.request_body import read_body, while_connected
 from runtime.server.request_runner import Prepared, prepare, run
 from zoo.errors import ZooError
@@ -80,17 +80,17 @@ class Generate:
                     await error_reply(_cut_off())(scope, receive, send)
                 raise
 
-    async def _whole(self, prepared: Prepared, wording: Wording, steps: AsyncIterator[list[Piece]]) -> bytes:
-        finished = [Finished(choice.index) for choice in prepared.choices]
+    async def _whole(self, prepared: Prepared, wording: Wording, steps: AsyncIterator[list[TextPiece]]) -> bytes:
+        finished = [FinishedChoice(choice.index) for choice in prepared.choices]
         async for pieces in steps:
             for piece in pieces:
                 finished[piece.choice].add(piece)
         return await self._service.in_worker(lambda: dump(wording.whole(finished)))
 
 
-async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[list[Piece]], send: Send) -> None:
+async def _stream(prepared: Prepared, wording: Wording, steps: AsyncIterator[list[TextPiece]], send: Send) -> None:
     """Headers go out with the first step, so that what fails before it still has its status."""
-    chunks = Chunks(wording, prepared.generation.return_token_ids)
+    chunks = ChunkWriter(wording, prepared.generation.return_token_ids)
     first = await anext(aiter(steps))
     with Outlet(send, SEND_SECONDS) as out:
         await out.start()

@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_chat, assemble_completion
-from runtime.frontend.choice import Choice, Piece
+from runtime.frontend.choice import AnswerChoice, TextPiece
 from runtime.frontend.errors import RequestError, unavailable
 from runtime.frontend.schemas import ChatBody, CompletionBody, parse
 from runtime.server.context import Service
@@ -26,7 +26,7 @@ class Prepared:
     """A request that was read and understood."""
 
     generation: Generation
-    choices: tuple[Choice, ...]
+    choices: tuple[AnswerChoice, ...]
 
 
 def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: bytes, receipt: Receipt) -> Prepared:
@@ -40,7 +40,7 @@ def prepare(service: Service, kind: type[CompletionBody] | type[ChatBody], raw: 
         completion = parse(CompletionBody, raw)
         model = model_for(service, completion, len(raw), receipt)
         generation = assemble_completion(completion, model, receipt, limits)
-    return Prepared(generation, tuple(Choice(generation, index) for index in range(len(generation.sequences))))
+    return Prepared(generation, tuple(AnswerChoice(generation, index) for index in range(len(generation.sequences))))
 
 
 class Meter:
@@ -55,7 +55,7 @@ class Meter:
         self._last: dict[int, float] = {}
         metrics.request_prompt.observe(self._prompt_tokens)
 
-    def step(self, pieces: Iterable[Piece]) -> None:
+    def step(self, pieces: Iterable[TextPiece]) -> None:
         now = time.monotonic()
         for piece in pieces:
             if piece.tokens:
@@ -69,7 +69,7 @@ class Meter:
             if choice.finish is None:
                 self._metrics.finish("abort")
 
-    def _tokens(self, piece: Piece, now: float) -> None:
+    def _tokens(self, piece: TextPiece, now: float) -> None:
         if not self._first:
             self._metrics.prompt_tokens.inc(self._prompt_tokens)
         if piece.choice not in self._first:
@@ -80,7 +80,7 @@ class Meter:
         self._last[piece.choice] = now
         self._metrics.steps.tokens += len(piece.tokens)
 
-    def _end(self, piece: Piece, now: float) -> None:
+    def _end(self, piece: TextPiece, now: float) -> None:
         generated = self._choices[piece.choice].tokens
         self._metrics.finish(piece.finish or "error")
         self._metrics.whole.observe(now - self._began)
@@ -89,7 +89,7 @@ class Meter:
             self._metrics.per_token.observe((now - self._first[piece.choice]) / (generated - 1))
 
 
-async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[Piece], None]:
+async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[TextPiece], None]:
     """Pieces step by step until every choice has ended. Close it (`aclosing`) to abort.
 
     Raises zoo.errors.Unavailable at the start; RequestError 500 or 503 when a sequence fails.
@@ -117,7 +117,7 @@ async def run(service: Service, prepared: Prepared) -> AsyncGenerator[list[Piece
             meter.left()
 
 
-def advance(choices: dict[str, Choice], events: Sequence[TokenEvent]) -> list[Piece]:
+def advance(choices: dict[str, AnswerChoice], events: Sequence[TokenEvent]) -> list[TextPiece]:
     """What a step's events add, by choice. Choices that have ended get nothing more."""
     if len(events) == 1:  # nearly always: one token for the one choice of a request
         one = choices[events[0].seq]
@@ -128,7 +128,7 @@ def advance(choices: dict[str, Choice], events: Sequence[TokenEvent]) -> list[Pi
     return [choices[seq].take(its) for seq, its in by_seq.items() if choices[seq].finish is None]
 
 
-def _raise_failure(service: Service, pieces: Iterable[Piece]) -> None:
+def _raise_failure(service: Service, pieces: Iterable[TextPiece]) -> None:
     for piece in pieces:
         if piece.finish in ("error", "abort"):
             message = piece.error or "the sequence was aborted"

@@ -22,7 +22,7 @@ from zoo.errors import ZooError
 _LINES_PER_WRITE = 512
 
 
-class Routes:
+class ZooRoutes:
     """Handlers for `app`; their names are the routes'."""
 
     def __init__(self, service: Service) -> None:

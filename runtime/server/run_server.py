@@ -39,7 +39,7 @@ def address_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """uvicorn, with a word when it is ready and a gate that closes when it is told to stop."""
 
     def __init__(self, config: uvicorn.Config, gate: Gate, ready: Callable[[], None]) -> None:
@@ -57,7 +57,7 @@ class Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -> Server:
+def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -> HttpServer:
     settings = uvicorn.Config(
         app,
         lifespan="on",
@@ -69,7 +69,7 @@ def make_server(app: FastAPI, config: ServerConfig, ready: Callable[[], None]) -
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
     )
-    return Server(settings, app.state.service.gate, ready)
+    return HttpServer(settings, app.state.service.gate, ready)
 
 
 def serve(app: FastAPI, config: ServerConfig, bound: socket.socket, ready: Callable[[], None]) -> None:
@@ -80,7 +80,7 @@ def serve(app: FastAPI, config: ServerConfig, bound: socket.socket, ready: Calla
 
 
 @contextmanager
-def _outlived_signals(server: Server) -> Iterator[None]:
+def _outlived_signals(server: HttpServer) -> Iterator[None]:
     """uvicorn raises the signals that ended it once more when it is done, for the handlers from before. Those would end the process
     with the signal's code: a drained server ends with 0."""
     before = {sig: signal.signal(sig, server.handle_exit) for sig in (signal.SIGTERM, signal.SIGINT)}

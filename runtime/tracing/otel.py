@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MARKS = frozenset(["batch.insert", "batch.resume", "batch.preempt", "prefill.chunk", "kv.move.start", "kv.meet", "kv.move.abort"])
 
 
-class Spans:
+class OtelSpans:
     """See the top of the file."""
 
     def __init__(self, provider: TracerProvider, then: TraceSink | None = None, offset: int | None = None) -> None:

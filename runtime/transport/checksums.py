@@ -9,7 +9,7 @@ from blake3 import blake3
 from runtime.chains import Array
 
 
-class Seals:
+class ArrayChecksums:
     """Arrays that move from device to device, each with a digest of its bytes: BLAKE3, in the host's memory."""
 
     def sealed(self, to: str, pieces: Sequence[tuple[Array, int, int]] | Array) -> tuple[Array, str]:

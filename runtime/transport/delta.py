@@ -1,11 +1,11 @@
 """Decode steps said in short on a link: a message whose rows are those of the last one of its kind, one token on, says no more than that.
 
-    Pass  ->  PassAgain          Go  ->  GoAgain(tokens)          Done  ->  DoneAgain(tokens)
+    Pass  ->  ForwardRowsDelta          RunRows  ->  RunRowsDelta(tokens)          RowsDone  ->  RowsDoneDelta(tokens)
 
 Names, epochs and numbers of some dozens of rows cost a message more than its 64 KB of hidden states do. Whoever gets it has the last one,
 because a link's messages come in order and are numbered (`register`): one that is missing ends the link.
 
-Contract: `Said` is the sender's end of a link, `Heard` the receiver's; state machines never see these messages. `prepare` may be called
+Contract: `DeltaEncoder` is the sender's end of a link, `DeltaDecoder` the receiver's; state machines never see these messages. `prepare` may be called
 at any time, and only makes what follows sooner. Pure bookkeeping.
 """
 
@@ -13,89 +13,89 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.messages import Done, Go, Message, Pass
+from runtime.messages import ForwardRows, Message, RowsDone, RunRows
 from runtime.types import Sampled
 
 
-class PassAgain(Message, frozen=True, tag=True, array_like=True):
-    """The last Pass of this link, every start and every `generated` one more."""
+class ForwardRowsDelta(Message, frozen=True, tag=True, array_like=True):
+    """The last ForwardRows of this link, every start and every `generated` one more."""
 
 
-class GoAgain(Message, frozen=True, tag=True, array_like=True):
-    """The last Go of this link, likewise, with these tokens, one for each row."""
-
-    tokens: tuple[int, ...]
-
-
-class DoneAgain(Message, frozen=True, tag=True, array_like=True):
-    """The last Done of this link, with these tokens sampled, and nothing else of them to tell."""
+class RunRowsDelta(Message, frozen=True, tag=True, array_like=True):
+    """The last RunRows of this link, likewise, with these tokens, one for each row."""
 
     tokens: tuple[int, ...]
 
 
-Short = PassAgain | GoAgain | DoneAgain
+class RowsDoneDelta(Message, frozen=True, tag=True, array_like=True):
+    """The last RowsDone of this link, with these tokens sampled, and nothing else of them to tell."""
+
+    tokens: tuple[int, ...]
 
 
-class Said:
+Short = ForwardRowsDelta | RunRowsDelta | RowsDoneDelta
+
+
+class DeltaEncoder:
     """What went out on a link, or came: the last message of each kind."""
 
     def __init__(self) -> None:
-        self._go: Go | None = None
-        self._done: Done | None = None
-        self._pass: Pass | None = None
-        self._due: Pass | None = None
+        self._go: RunRows | None = None
+        self._done: RowsDone | None = None
+        self._pass: ForwardRows | None = None
+        self._due: ForwardRows | None = None
 
     def prepare(self) -> None:
-        """Make the Pass that follows now, where time costs nothing."""
+        """Make the ForwardRows that follows now, where time costs nothing."""
         if self._due is None and self._pass is not None:
             self._due = _next_pass(self._pass)
 
     def short(self, message: Message) -> Message:
         """The same in fewer words, if the last one of its kind allows that."""
         match message:
-            case Pass():
-                return PassAgain() if self.next_pass() == message else message
-            case Go():
-                return GoAgain(message.tokens) if self.next_go(message.tokens) == message else message
-            case Done():
+            case ForwardRows():
+                return ForwardRowsDelta() if self.next_pass() == message else message
+            case RunRows():
+                return RunRowsDelta(message.tokens) if self.next_go(message.tokens) == message else message
+            case RowsDone():
                 tokens = tuple([one.token for one in message.sampled if one is not None])
-                return DoneAgain(tokens) if self.next_done(tokens) == message else message
+                return RowsDoneDelta(tokens) if self.next_done(tokens) == message else message
         return message
 
     def went(self, message: Message) -> None:
         """It is on its way, in whatever words."""
         match message:
-            case Pass():
+            case ForwardRows():
                 self._pass, self._due = message, None
-            case Go():
+            case RunRows():
                 self._go = message
-            case Done():
+            case RowsDone():
                 self._done = message
 
-    def next_pass(self) -> Pass | None:
+    def next_pass(self) -> ForwardRows | None:
         """What follows the last one of its kind; None if there was none, or it had turns."""
         self.prepare()
         return self._due
 
-    def next_go(self, tokens: tuple[int, ...]) -> Go | None:
+    def next_go(self, tokens: tuple[int, ...]) -> RunRows | None:
         last = self._go
         if last is None or last.turns or len(tokens) != len(last.tokens):
             return None
-        return Go(last.seqs, last.epochs, _more(last.starts), last.counts, tokens, last.sample, _more(last.generated), last.steps)
+        return RunRows(last.seqs, last.epochs, _more(last.starts), last.counts, tokens, last.sample, _more(last.generated), last.steps)
 
-    def next_done(self, tokens: tuple[int, ...]) -> Done | None:
+    def next_done(self, tokens: tuple[int, ...]) -> RowsDone | None:
         last = self._done
         if last is None or len(tokens) != len(last.seqs):
             return None
         sampled = tuple([Sampled(seq, token) for seq, token in zip(last.seqs, tokens, strict=True)])
-        return Done(last.device, last.seqs, last.epochs, last.counts, sampled)
+        return RowsDone(last.device, last.seqs, last.epochs, last.counts, sampled)
 
 
-class Heard:
+class DeltaDecoder:
     """What came on a link."""
 
     def __init__(self) -> None:
-        self._said = Said()
+        self._said = DeltaEncoder()
 
     def prepare(self) -> None:
         self._said.prepare()
@@ -104,11 +104,11 @@ class Heard:
         """A message in full; None for one that goes on from what never came, or not from that."""
         said = self._said
         match message:
-            case PassAgain():
+            case ForwardRowsDelta():
                 whole: Message | None = said.next_pass()
-            case GoAgain():
+            case RunRowsDelta():
                 whole = said.next_go(message.tokens)
-            case DoneAgain():
+            case RowsDoneDelta():
                 whole = said.next_done(message.tokens)
             case _:
                 whole = message
@@ -121,7 +121,7 @@ def _more(numbers: Sequence[int]) -> tuple[int, ...]:
     return tuple([number + 1 for number in numbers])
 
 
-def _next_pass(last: Pass) -> Pass | None:
+def _next_pass(last: ForwardRows) -> ForwardRows | None:
     if last.turns:
         return None
-    return Pass(last.seqs, last.epochs, last.hops, _more(last.starts), last.counts, last.sample, _more(last.generated))
+    return ForwardRows(last.seqs, last.epochs, last.hops, _more(last.starts), last.counts, last.sample, _more(last.generated))

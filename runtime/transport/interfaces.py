@@ -4,7 +4,7 @@
     said / met      what both ends must tell each other until it stands: carried by whoever holds this, as typed messages
     A.send(B, n)    B.expect(A, n) … B.came()      a message's arrays under a ticket; the message itself travels as ever (`directed`)
 
-Contract of a Direct: one thread calls it, and nothing here waits: work that takes time is done on threads of its own, which call `wake`
+Contract of a TensorTransport: one thread calls it, and nothing here waits: work that takes time is done on threads of its own, which call `wake`
 when there is something to be looked at. Every wait of theirs has a limit. What is expected comes, or is told not to come; a link that
 failed once is over for both ends, until either is another life, and whoever holds this goes on by other means. Arrays that go out must
 not change any more. What is carried is neither encrypted nor authenticated. Knows no messages, and not who may speak with whom.
@@ -24,7 +24,7 @@ CHECKSUM = "sum:"
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class PeerNotice:
     """To be told to a peer, of the link on which this end sends (`outgoing`), or of the other one: a key of the rendezvous, or that the
     link is over (`key` is empty), and why."""
 
@@ -36,7 +36,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
+class ArrivedTensor:
     """What was expected of a peer: its arrays, or why they do not come."""
 
     peer: str
@@ -45,7 +45,7 @@ class Came:
     error: str = ""
 
 
-class Direct(Protocol):
+class TensorTransport(Protocol):
     """See the top of the file."""
 
     @property
@@ -69,7 +69,7 @@ class Direct(Protocol):
         """A peer says that a link is over."""
         ...
 
-    def said(self) -> list[Said]:
+    def said(self) -> list[PeerNotice]:
         """What peers are to be told, in order; handed over."""
         ...
 
@@ -89,7 +89,7 @@ class Direct(Protocol):
         """A peer has announced arrays of these kinds, whose `data` is nothing: they will be in `came`, or why not. Tickets grow."""
         ...
 
-    def came(self) -> list[Came]:
+    def came(self) -> list[ArrivedTensor]:
         """What has come, or will not, since the last look: each ticket once."""
         ...
 
@@ -122,7 +122,7 @@ class Direct(Protocol):
 class Connectable(Protocol):
     """An engine whose arrays can go directly."""
 
-    def direct(self, config: DirectConfig, host: str) -> Direct:
+    def direct(self, config: DirectConfig, host: str) -> TensorTransport:
         """Its transport; from now on its arrays stay on its device. To be called once, before any step.
 
         `host`: the address at which other machines reach it; empty: nobody else does. Raises zoo.errors.NotServable.

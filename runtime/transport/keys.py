@@ -32,7 +32,7 @@ class Keys:
         return cls(public.decode(), secret.decode())
 
     def guard(self, socket: zmq.Socket[bytes]) -> None:
-        """Before it binds: let in only who has the pair. Its context needs a `Doorkeeper`."""
+        """Before it binds: let in only who has the pair. Its context needs a `Authenticator`."""
         socket.curve_server = True
         socket.curve_secretkey = self.secret.encode()
         socket.zap_domain = _DOMAIN.encode()
@@ -44,7 +44,7 @@ class Keys:
         socket.curve_secretkey = self.secret.encode()
 
 
-class Doorkeeper:
+class Authenticator:
     """Answers the transport's questions who may come in, for all sockets of a context, in a thread of its own, until `close`."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys) -> None:

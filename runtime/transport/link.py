@@ -11,7 +11,7 @@ from typing import Protocol
 
 from runtime.chains import Array
 from runtime.messages import SCHEDULER, Message
-from runtime.transport.messenger import Cut, Mail
+from runtime.transport.messenger import Envelope, PeerCut
 
 
 class Link(Protocol):
@@ -19,7 +19,7 @@ class Link(Protocol):
 
     def send(self, to: str, message: Message, arrays: Sequence[Array] = ()) -> bool: ...
 
-    def receive(self, timeout: float) -> list[Mail | Cut]: ...
+    def receive(self, timeout: float) -> list[Envelope | PeerCut]: ...
 
     def learn(self, name: str, incarnation: int, address: str) -> None: ...
 
@@ -32,20 +32,20 @@ class Link(Protocol):
     def prepare(self) -> None: ...
 
 
-class Inside:
+class InlineLink:
     """Between a scheduler and one agent on one thread: messages as they are. `wake` alone may be called from another."""
 
     address = "inproc://here"
 
     def __init__(self) -> None:
-        self._in: list[Mail | Cut] = []
+        self._in: list[Envelope | PeerCut] = []
         self._out: list[Message] = []
         self._woken = threading.Event()
 
     # -- the scheduler's side --------------------------------------------------------------------------------------------
 
     def tell(self, message: Message) -> None:
-        self._in.append(Mail(SCHEDULER, 0, message))
+        self._in.append(Envelope(SCHEDULER, 0, message))
 
     def told(self) -> list[Message]:
         """All that the agent has said since the last look."""
@@ -61,7 +61,7 @@ class Inside:
         self._out.append(message)
         return True
 
-    def receive(self, timeout: float) -> list[Mail | Cut]:
+    def receive(self, timeout: float) -> list[Envelope | PeerCut]:
         if not self._in and timeout > 0:
             self._woken.wait(timeout)
         self._woken.clear()

@@ -23,13 +23,13 @@ from functools import partial
 import zmq
 
 from runtime.chains import Array
-from runtime.messages import Denial, Message
-from runtime.transport.channels.channel import Carrier
-from runtime.transport.channels.sockets import ADDRESS, Bell, Sockets
-from runtime.transport.delta import Heard
+from runtime.messages import Message, Rejected
+from runtime.transport.channels.channel import Channel
+from runtime.transport.channels.sockets import ADDRESS, Sockets, Waker
+from runtime.transport.delta import DeltaDecoder
 from runtime.transport.keys import Keys
-from runtime.transport.peers import NAME, Register, link
-from runtime.transport.send_queue import Choked, Outbox
+from runtime.transport.peers import NAME, Peers, link
+from runtime.transport.send_queue import Choked, SendQueue
 from runtime.transport.validate import WireError, check_arrays, speaker
 from runtime.transport.wire import OtherProtocol, Parcel, decode
 
@@ -41,7 +41,7 @@ _LINGER_MS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class Mail:
+class Envelope:
     """A message of a peer. `incarnation`: which life of it that is. `ticket`: under which its arrays come directly, without `data` here;
     None where they are here."""
 
@@ -53,7 +53,7 @@ class Mail:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class PeerCut:
     """Nothing more comes from a peer, or goes to it. `denied`: it was the peer that would not have us."""
 
     peer: str
@@ -63,7 +63,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class MessengerSettings:
     """`backlog`: bytes that may wait for one peer in this process, beyond what the transport holds: `high_water` messages on each side."""
 
     backlog: int = 256 << 20
@@ -77,11 +77,11 @@ class _Peer:
     incarnation: int
     address: str | None
     calls: bool = True
-    outbox: Outbox | None = None
-    line: Carrier | None = None
+    outbox: SendQueue | None = None
+    line: Channel | None = None
 
 
-class Post:
+class Messenger:
     """See the top of the file.
 
     Args:
@@ -101,27 +101,27 @@ class Post:
         *,
         context: zmq.Context[zmq.Socket[bytes]] | None = None,
         purpose: str = "main",
-        settings: Settings | None = None,
+        settings: MessengerSettings | None = None,
     ) -> None:
         """Raises ValueError for a name or an address that is none, for tcp without keys; zmq.ZMQError if it cannot bind."""
         if not NAME.fullmatch(name):
             raise ValueError(f"{name!r} is no name for a process of a cluster")
         self._who = link(name, incarnation, purpose)
-        self._settings = settings or Settings()
+        self._settings = settings or MessengerSettings()
         self._sockets = Sockets(keys, context, self._settings.high_water)
         self._peers: dict[str, _Peer] = {}
-        self._register = Register()
+        self._register = Peers()
         self._admits: Callable[[str, int], bool] = lambda name, incarnation: True
         self._early: dict[str, list[tuple[bytes, list[memoryview]]]] = {}
         #: By peer and link: what its short messages go on from.
-        self._heard: dict[str, dict[bytes, Heard]] = {}
-        self._notices: list[Mail | Cut] = []
+        self._heard: dict[str, dict[bytes, DeltaDecoder]] = {}
+        self._notices: list[Envelope | PeerCut] = []
         #: Whether messages may come whose arrays come otherwise.
         self.announced = False
-        self._poller, self._bell = zmq.Poller(), Bell()
+        self._poller, self._bell = zmq.Poller(), Waker()
         self._poller.register(self._bell, zmq.POLLIN)
-        self._carriers: dict[zmq.Socket[bytes] | int, Carrier] = {}
-        self._inbox: Carrier | None = None
+        self._carriers: dict[zmq.Socket[bytes] | int, Channel] = {}
+        self._inbox: Channel | None = None
         self.address = ""
         if bind is not None:
             self._inbox, self.address = self._sockets.bound(bind)
@@ -186,7 +186,7 @@ class Post:
         """Cut a peer off, telling it why."""
         peer = self._peers.get(name)
         if peer is not None:
-            self.send(name, Denial(reason))
+            self.send(name, Rejected(reason))
             self._register.cut(link(name, peer.incarnation), link(name, peer.incarnation, "link"))
             self._drop(name, _LINGER_MS)
 
@@ -205,7 +205,7 @@ class Post:
 
     # -- receiving -------------------------------------------------------------------------------------------------------
 
-    def receive(self, timeout: float) -> list[Mail | Cut]:
+    def receive(self, timeout: float) -> list[Envelope | PeerCut]:
         """All that is there; waits for the first up to `timeout` seconds."""
         flushed = self._flush()
         out, self._notices = self._notices, []
@@ -233,7 +233,7 @@ class Post:
 
     # -- inside: links -------------------------------------------------------------------------------------------------
 
-    def _outbox(self, name: str, peer: _Peer) -> Outbox:
+    def _outbox(self, name: str, peer: _Peer) -> SendQueue:
         if peer.outbox is None:
             if peer.address is not None:
                 peer.line = self._sockets.connected(peer.address, self._who)
@@ -243,7 +243,7 @@ class Post:
                 put = partial(self._inbox.put, to=link(name, peer.incarnation))
             else:
                 raise zmq.ZMQError(zmq.EHOSTUNREACH)
-            peer.outbox = Outbox(put, self._settings.backlog)
+            peer.outbox = SendQueue(put, self._settings.backlog)
         return peer.outbox
 
     def _flush(self) -> bool:
@@ -259,8 +259,8 @@ class Post:
 
     # -- inside: what comes ------------------------------------------------------------------------------------------------
 
-    def _take(self, carrier: Carrier) -> Iterable[Mail | Cut]:
-        out: list[Mail | Cut] = []
+    def _take(self, carrier: Channel) -> Iterable[Envelope | PeerCut]:
+        out: list[Envelope | PeerCut] = []
         for who, frames in carrier.take():
             item = self._come(who, frames) if carrier is self._inbox else self._read(self._other_end(carrier), frames)
             if item is not None:
@@ -269,7 +269,7 @@ class Post:
                 break
         return out
 
-    def _come(self, who: bytes, frames: list[memoryview]) -> Mail | Cut | None:
+    def _come(self, who: bytes, frames: list[memoryview]) -> Envelope | PeerCut | None:
         """What came over the inbox, where whoever connects says himself who he is."""
         heard = self._register.heard(who)
         if heard is None:
@@ -292,13 +292,13 @@ class Post:
     def _turn_away(self, who: bytes, reason: str) -> None:
         if self._inbox is not None:
             with suppress(zmq.ZMQError, Choked):
-                Outbox(partial(self._inbox.put, to=who), 0).send(Denial(reason))
+                SendQueue(partial(self._inbox.put, to=who), 0).send(Rejected(reason))
 
-    def _other_end(self, line: Carrier) -> bytes:
+    def _other_end(self, line: Channel) -> bytes:
         name, peer = next((name, peer) for name, peer in self._peers.items() if peer.line is line)
         return link(name, peer.incarnation, "link")
 
-    def _read(self, who: bytes, frames: list[memoryview]) -> Mail | Cut | None:
+    def _read(self, who: bytes, frames: list[memoryview]) -> Envelope | PeerCut | None:
         """What a message says, if whoever sent it is to be heard."""
         heard = self._register.heard(who)
         if heard is None:
@@ -315,11 +315,11 @@ class Post:
         except WireError as error:
             return self._refuse(who, name, incarnation, error)
         self._meet(name, incarnation)
-        if isinstance(message, Denial):
+        if isinstance(message, Rejected):
             self._register.cut(who)
             self._drop(name)
-            return Cut(name, incarnation, message.reason, denied=True)
-        return Mail(name, incarnation, message, parcel.arrays, parcel.ticket)
+            return PeerCut(name, incarnation, message.reason, denied=True)
+        return Envelope(name, incarnation, message, parcel.arrays, parcel.ticket)
 
     def _full(self, name: str, who: bytes, parcel: Parcel) -> Message:
         """What a message says, said in full. Raises WireError."""
@@ -328,7 +328,7 @@ class Post:
         if heard is None:
             for over in [each for each in links if self._register.heard(each) is None]:
                 del links[over]  # earlier lives go with their bases
-            heard = links[who] = Heard()
+            heard = links[who] = DeltaDecoder()
         message = heard.full(parcel.message)
         if message is None:
             raise WireError("it goes on from a message that never came")
@@ -344,41 +344,41 @@ class Post:
             self._register.met(name, incarnation)
             self._peers[name] = _Peer(incarnation, None)
 
-    def _refuse(self, who: bytes, name: str, incarnation: int, error: WireError) -> Cut:
+    def _refuse(self, who: bytes, name: str, incarnation: int, error: WireError) -> PeerCut:
         """Cut a peer off, and tell it why, the way its message came."""
         self._meet(name, incarnation)
         reason = str(error) if isinstance(error, OtherProtocol) else f"what it sent cannot be taken: {error}"
         if who.endswith(b"/link"):
-            self.send(name, Denial(reason))
+            self.send(name, Rejected(reason))
         elif self._inbox is not None:
             with suppress(zmq.ZMQError, Choked):
-                self._denial_outbox(name, who, self._inbox).send(Denial(reason))
+                self._denial_outbox(name, who, self._inbox).send(Rejected(reason))
         self._register.cut(who)
         self._drop(name, _LINGER_MS)
-        return Cut(name, incarnation, reason)
+        return PeerCut(name, incarnation, reason)
 
-    def _denial_outbox(self, name: str, who: bytes, inbox: Carrier) -> Outbox:
+    def _denial_outbox(self, name: str, who: bytes, inbox: Channel) -> SendQueue:
         """Over the connection that it made: its numbers go on there, where there have been any."""
         peer = self._peers[name]
         if peer.address is None and who.endswith(b"/main"):
             return self._outbox(name, peer)
-        return Outbox(partial(inbox.put, to=who), self._settings.backlog)
+        return SendQueue(partial(inbox.put, to=who), self._settings.backlog)
 
     def _give_up(self, name: str, incarnation: int, reason: str) -> None:
         self._drop(name)
-        self._notices.append(Cut(name, incarnation, reason))
+        self._notices.append(PeerCut(name, incarnation, reason))
 
     def _drop(self, name: str, linger: int = 0) -> None:
         peer = self._peers.pop(name, None)
         if peer is not None and peer.line is not None:
             self._neglect(peer.line, linger)
 
-    def _attend(self, carrier: Carrier) -> None:
+    def _attend(self, carrier: Channel) -> None:
         for each in carrier.polled:
             self._carriers[each] = carrier
             self._poller.register(each, zmq.POLLIN)
 
-    def _neglect(self, carrier: Carrier, linger: int) -> None:
+    def _neglect(self, carrier: Channel, linger: int) -> None:
         for each in carrier.polled:
             del self._carriers[each]
             self._poller.unregister(each)

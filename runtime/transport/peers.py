@@ -25,7 +25,7 @@ def _read(who: bytes) -> tuple[str, int] | None:
     return None if known is None else (known[1].decode(), int(known[2]))
 
 
-class Register:
+class Peers:
     """See the top of the file. What is known of the links of a life goes with it."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from runtime.chains import Array
 from runtime.messages import Message
-from runtime.transport.delta import Said
+from runtime.transport.delta import DeltaEncoder
 from runtime.transport.wire import Frame, encode
 
 #: Takes frames and returns True, or has no room and returns False.
@@ -21,14 +21,14 @@ class Choked(Exception):
     """More waits for a peer than may: it does not read."""
 
 
-class Outbox:
+class SendQueue:
     """See the top of the file. `limit`: bytes that may wait here."""
 
     def __init__(self, put: Put, limit: int) -> None:
         self._put = put
         self._limit = limit
         self._number = 0
-        self._said = Said()
+        self._said = DeltaEncoder()
         self._waiting: deque[tuple[list[Frame], int]] = deque()
         self._bytes = 0
 

@@ -1,4 +1,4 @@
-"""An agent's link whose tensors go past the host's memory where both ends can: a post, and a Direct beside it.
+"""An agent's link whose tensors go past the host's memory where both ends can: a post, and a TensorTransport beside it.
 
     send       message, arrays --> post: the message, and what the arrays are, under a ticket      direct: the arrays themselves
     receive    such a message waits until its arrays are there, and what came behind it from the same peer waits with it
@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from runtime.chains import Array
-from runtime.messages import SCHEDULER, Lost, Meet, Message, Pages, Pass, Unlinked
-from runtime.transport.checksums import Seals
-from runtime.transport.interfaces import CHECKSUM, Came, Direct, Said
-from runtime.transport.messenger import Cut, Mail, Post
+from runtime.messages import SCHEDULER, ForwardRows, LinkClosed, Message, PageData, RendezvousKey, RowsLost
+from runtime.transport.checksums import ArrayChecksums
+from runtime.transport.interfaces import CHECKSUM, ArrivedTensor, PeerNotice, TensorTransport
+from runtime.transport.messenger import Envelope, Messenger, PeerCut
 from runtime.transport.wire import MAX_FRAME_BYTES, nbytes_of
 
 _log = logging.getLogger(__name__)
@@ -41,21 +41,21 @@ class _Pair:
 
     incarnation: int
     rail: str | None = None
-    early: list[Meet] = field(default_factory=list)
+    early: list[RendezvousKey] = field(default_factory=list)
     sent: int = 0
     heard: int = 0
-    held: deque[Mail] = field(default_factory=deque)
+    held: deque[Envelope] = field(default_factory=deque)
     missing: int = 0
 
 
-class Directed(Seals):
+class TensorLink(ArrayChecksums):
     """See the top of the file. `device`: whose link it is."""
 
-    def __init__(self, device: str, post: Post, direct: Direct) -> None:
+    def __init__(self, device: str, post: Messenger, direct: TensorTransport) -> None:
         self._device, self._post, self._direct = device, post, direct
         self.address = post.address
         self._pairs: dict[str, _Pair] = {}
-        self._through: list[Mail | Cut] = []
+        self._through: list[Envelope | PeerCut] = []
         post.announced = True
         direct.begin(post.wake)
 
@@ -106,7 +106,7 @@ class Directed(Seals):
     # -- sending ---------------------------------------------------------------------------------------------------------
 
     def send(self, to: str, message: Message, arrays: Sequence[Array] = ()) -> bool:
-        """As `Post.send`; arrays go directly where they can."""
+        """As `Messenger.send`; arrays go directly where they can."""
         pair = self._pairs.get(to) if arrays else None
         if pair is None or not self._carries(to, pair, arrays):
             return self._post.send(to, message, tuple([self._direct.hosted(array) for array in arrays]))
@@ -149,12 +149,12 @@ class Directed(Seals):
 
     # -- receiving -------------------------------------------------------------------------------------------------------
 
-    def receive(self, timeout: float) -> list[Mail | Cut]:
-        """As `Post.receive`."""
+    def receive(self, timeout: float) -> list[Envelope | PeerCut]:
+        """As `Messenger.receive`."""
         self._arrive()
         self._tell()
         for item in self._post.receive(0.0 if self._through else timeout):
-            if isinstance(item, Cut):
+            if isinstance(item, PeerCut):
                 self._let_go(item.peer)
                 self._through.append(item)
             else:
@@ -164,7 +164,7 @@ class Directed(Seals):
         out, self._through = self._through, []
         return out
 
-    def _take(self, mail: Mail) -> None:
+    def _take(self, mail: Envelope) -> None:
         """What came over the post: it is through, or it waits."""
         if mail.sender == SCHEDULER:
             if mail.ticket is None:  # it has no arrays to send
@@ -172,10 +172,10 @@ class Directed(Seals):
             return
         pair, message = self._pair(mail), mail.message
         match message:
-            case Meet():
+            case RendezvousKey():
                 self._meet(mail.sender, pair, message)
                 return
-            case Unlinked():
+            case LinkClosed():
                 self._direct.over(mail.sender, not message.outgoing, message.reason)
                 return
         if mail.ticket is not None and not self._expect(mail, mail.ticket, pair):
@@ -185,7 +185,7 @@ class Directed(Seals):
         else:
             self._through.append(mail)
 
-    def _pair(self, mail: Mail) -> _Pair:
+    def _pair(self, mail: Envelope) -> _Pair:
         """Of whoever sent it, who may speak before it is known where he is."""
         pair = self._pairs.get(mail.sender)
         if pair is None or pair.incarnation != mail.incarnation:
@@ -193,16 +193,16 @@ class Directed(Seals):
             pair = self._pairs[mail.sender] = _Pair(mail.incarnation)
         return pair
 
-    def _meet(self, peer: str, pair: _Pair, message: Meet) -> None:
+    def _meet(self, peer: str, pair: _Pair, message: RendezvousKey) -> None:
         if pair.rail is None:
             if len(pair.early) < _EARLY:
                 pair.early.append(message)
         elif self._linkable(pair):
             self._direct.met(peer, not message.outgoing, message.key, message.value)
         else:
-            self._post.send(peer, Unlinked(not message.outgoing, "there can be no link"))
+            self._post.send(peer, LinkClosed(not message.outgoing, "there can be no link"))
 
-    def _expect(self, mail: Mail, ticket: int, pair: _Pair) -> bool:
+    def _expect(self, mail: Envelope, ticket: int, pair: _Pair) -> bool:
         """Have what a message announces brought; false if its sender is cut off for it."""
         nbytes = nbytes_of(mail.arrays)
         if not self._direct.expects(mail.sender):
@@ -217,7 +217,7 @@ class Directed(Seals):
             self._direct.expect(mail.sender, ticket, mail.arrays)
             return True
         self.deny(mail.sender, why)
-        self._through.append(Cut(mail.sender, mail.incarnation, why))
+        self._through.append(PeerCut(mail.sender, mail.incarnation, why))
         return False
 
     def _arrive(self) -> None:
@@ -237,16 +237,16 @@ class Directed(Seals):
             while pair.held and pair.held[0].ticket is None:
                 self._through.append(pair.held.popleft())
 
-    def _complete(self, mail: Mail, pair: _Pair, came: Came) -> Mail | None:
+    def _complete(self, mail: Envelope, pair: _Pair, came: ArrivedTensor) -> Envelope | None:
         """A message with its arrays; one that must do without says so. None where it is nothing then: the scheduler hears of its rows."""
         pair.missing -= nbytes_of(mail.arrays)
         if not came.error:
-            return Mail(mail.sender, mail.incarnation, mail.message, came.arrays)
+            return Envelope(mail.sender, mail.incarnation, mail.message, came.arrays)
         message, why = mail.message, f"its tensors did not come directly: {came.error}"
-        if isinstance(message, Pages):
-            return Mail(mail.sender, mail.incarnation, replace(message, digest="", error=why))
-        if isinstance(message, Pass):
-            self._post.send(SCHEDULER, Lost(self._device, message.seqs, message.epochs, why, True))
+        if isinstance(message, PageData):
+            return Envelope(mail.sender, mail.incarnation, replace(message, digest="", error=why))
+        if isinstance(message, ForwardRows):
+            self._post.send(SCHEDULER, RowsLost(self._device, message.seqs, message.epochs, why, True))
         return None
 
     def _let_go(self, name: str) -> None:
@@ -254,5 +254,5 @@ class Directed(Seals):
             self._direct.forget(name)
 
 
-def _message_of(said: Said) -> Message:
-    return Meet(said.outgoing, said.key, said.value) if said.key else Unlinked(said.outgoing, said.reason)
+def _message_of(said: PeerNotice) -> Message:
+    return RendezvousKey(said.outgoing, said.key, said.value) if said.key else LinkClosed(said.outgoing, said.reason)

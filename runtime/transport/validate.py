@@ -12,29 +12,29 @@ from math import isfinite
 
 from runtime.chains import Array
 from runtime.messages import (
+    AgentHello,
+    AgentStats,
     Bid,
-    Close,
-    Done,
-    Go,
-    Load,
-    Loaded,
-    Lost,
-    Meet,
+    CloseSequences,
+    ForwardRows,
+    HopAssigned,
+    LoadStages,
     Message,
-    Moved,
+    MigrationFailed,
+    MigrationReady,
     Offer,
-    Open,
-    Pages,
-    Pass,
-    Peers,
-    Ready,
-    Refused,
-    Report,
+    OpenSequences,
+    PageData,
+    PageRequest,
+    PeerList,
+    RendezvousKey,
     Retract,
-    Stuck,
-    Verdict,
-    Want,
-    Won,
+    RowsDone,
+    RowsLost,
+    RunRows,
+    SpeculationResult,
+    StageLoadFailed,
+    StageReady,
 )
 
 
@@ -47,46 +47,46 @@ _MAX_RAIL, _MAX_KEY, _MAX_VALUE = 200, 200, 1 << 16
 
 #: Columns of one length.
 _COLUMNS: dict[type[Message], tuple[str, ...]] = {
-    Load: ("stages", "blocks"),
-    Open: ("epochs", "requests", "outputs", "paths", "keep", "computed", "shared"),
-    Close: ("seqs", "epochs"),
-    Go: ("seqs", "epochs", "starts", "counts", "sample", "generated", "steps"),
-    Pass: ("seqs", "epochs", "hops", "starts", "counts", "sample", "generated"),
-    Done: ("seqs", "epochs", "counts", "sampled"),
-    Lost: ("seqs", "epochs"),
-    Verdict: ("seqs", "epochs", "turns", "stands", "cosines"),
+    LoadStages: ("stages", "blocks"),
+    OpenSequences: ("epochs", "requests", "outputs", "paths", "keep", "computed", "shared"),
+    CloseSequences: ("seqs", "epochs"),
+    RunRows: ("seqs", "epochs", "starts", "counts", "sample", "generated", "steps"),
+    ForwardRows: ("seqs", "epochs", "hops", "starts", "counts", "sample", "generated"),
+    RowsDone: ("seqs", "epochs", "counts", "sampled"),
+    RowsLost: ("seqs", "epochs"),
+    SpeculationResult: ("seqs", "epochs", "turns", "stands", "cosines"),
     Offer: ("seqs", "epochs", "hops", "counts"),
     Bid: ("seqs", "epochs", "hops"),
     Retract: ("seqs", "epochs", "hops"),
-    Won: ("seqs", "epochs", "hops", "starts", "counts", "devices"),
+    HopAssigned: ("seqs", "epochs", "hops", "starts", "counts", "devices"),
 }
 #: Columns that are as long as the first one of their message, or empty.
 _PERHAPS: dict[type[Message], tuple[str, ...]] = {
-    Open: ("ahead", "offers"),
-    Go: ("turns", "ahead"),
-    Pass: ("turns", "ahead"),
-    Done: ("turns",),
+    OpenSequences: ("ahead", "offers"),
+    RunRows: ("turns", "ahead"),
+    ForwardRows: ("turns", "ahead"),
+    RowsDone: ("turns",),
 }
 #: Columns of numbers from 0 on.
 _NATURAL = {
-    Open: ("computed",),
-    Go: ("starts", "counts", "generated", "steps", "turns"),
-    Pass: ("hops", "starts", "counts", "generated", "turns"),
-    Done: ("counts", "turns"),
-    Verdict: ("turns",),
+    OpenSequences: ("computed",),
+    RunRows: ("starts", "counts", "generated", "steps", "turns"),
+    ForwardRows: ("hops", "starts", "counts", "generated", "turns"),
+    RowsDone: ("counts", "turns"),
+    SpeculationResult: ("turns",),
     Offer: ("hops", "counts"),
     Bid: ("hops",),
     Retract: ("hops",),
-    Won: ("hops", "starts", "counts"),
+    HopAssigned: ("hops", "starts", "counts"),
 }
 #: Numbers from 0 on.
 _COUNTS = {
-    Ready: ("page_capacity", "page_bytes", "weights", "pid", "inputs"),
-    Loaded: ("nbytes",),
-    Moved: ("nbytes", "inputs"),
-    Report: ("queued", "steps", "busy", "tokens", "pages_free"),
-    Want: ("lo", "hi"),
-    Pages: ("lo", "hi"),
+    AgentHello: ("page_capacity", "page_bytes", "weights", "pid", "inputs"),
+    StageReady: ("nbytes",),
+    MigrationReady: ("nbytes", "inputs"),
+    AgentStats: ("queued", "steps", "busy", "tokens", "pages_free"),
+    PageRequest: ("lo", "hi"),
+    PageData: ("lo", "hi"),
 }
 
 
@@ -96,10 +96,25 @@ def speaker(message: Message) -> str | None:
     return None if name is None else str(getattr(message, name))
 
 
-#: Fields in which messages name whoever sends them. (What a Ready says is judged by whoever takes agents in.)
+#: Fields in which messages name whoever sends them. (What a AgentHello says is judged by whoever takes agents in.)
 _SPEAKERS: dict[type[Message], str] = {
-    **dict.fromkeys((Loaded, Refused, Done, Lost, Verdict, Won, Moved, Stuck, Report, Offer, Bid), "device"),
-    Want: "by",
+    **dict.fromkeys(
+        (
+            StageReady,
+            StageLoadFailed,
+            RowsDone,
+            RowsLost,
+            SpeculationResult,
+            HopAssigned,
+            MigrationReady,
+            MigrationFailed,
+            AgentStats,
+            Offer,
+            Bid,
+        ),
+        "device",
+    ),
+    PageRequest: "by",
 }
 
 
@@ -128,11 +143,11 @@ def _no_arrays(message: Message, arrays: Sequence[Array]) -> bool:
     return not arrays
 
 
-def _go(message: Go, arrays: Sequence[Array]) -> bool:
+def _go(message: RunRows, arrays: Sequence[Array]) -> bool:
     return not arrays and sum(message.counts) == len(message.tokens) and len(message.turns) == len(message.ahead)
 
 
-def _open(message: Open, arrays: Sequence[Array]) -> bool:
+def _open(message: OpenSequences, arrays: Sequence[Array]) -> bool:
     """A predicted hop is one of the path, and not the last; one that is offered is one of the path, and not the first."""
     ahead = zip(message.ahead, message.paths, strict=False)
     offers = zip(message.offers, message.paths, strict=False)
@@ -143,7 +158,7 @@ def _open(message: Open, arrays: Sequence[Array]) -> bool:
     )
 
 
-def _pass(message: Pass, arrays: Sequence[Array]) -> bool:
+def _pass(message: ForwardRows, arrays: Sequence[Array]) -> bool:
     """Hidden states [tokens, width] of one row or several, neither of them 0: no row claims tokens that nobody has sent bytes for."""
     if len(message.turns) != len(message.ahead) or 0 in message.counts:
         return False
@@ -156,7 +171,7 @@ def _pass(message: Pass, arrays: Sequence[Array]) -> bool:
     return bounds[-1] == sum(message.counts) and ends.issuperset(bounds)
 
 
-def _pages(message: Pages, arrays: Sequence[Array]) -> bool:
+def _pages(message: PageData, arrays: Sequence[Array]) -> bool:
     """Pages [groups x layers, page bytes], or hidden states [tokens, width], unless it says why not."""
     if message.error:
         return not arrays
@@ -167,34 +182,34 @@ def _pages(message: Pages, arrays: Sequence[Array]) -> bool:
     return len(arrays) == 1 and arrays[0].dtype == "uint8" and len(arrays[0].shape) == 2
 
 
-def _ready(message: Ready, arrays: Sequence[Array]) -> bool:
+def _ready(message: AgentHello, arrays: Sequence[Array]) -> bool:
     return not arrays and len(message.rail) <= _MAX_RAIL
 
 
-def _peers(message: Peers, arrays: Sequence[Array]) -> bool:
+def _peers(message: PeerList, arrays: Sequence[Array]) -> bool:
     return not arrays and len(message.rails) in (0, len(message.agents))
 
 
-def _meet(message: Meet, arrays: Sequence[Array]) -> bool:
+def _meet(message: RendezvousKey, arrays: Sequence[Array]) -> bool:
     return not arrays and 0 < len(message.key) <= _MAX_KEY and len(message.value) <= _MAX_VALUE
 
 
-def _done(message: Done, arrays: Sequence[Array]) -> bool:
+def _done(message: RowsDone, arrays: Sequence[Array]) -> bool:
     return not arrays and all(one is None or one.token >= 0 for one in message.sampled)
 
 
-def _verdict(message: Verdict, arrays: Sequence[Array]) -> bool:
+def _verdict(message: SpeculationResult, arrays: Sequence[Array]) -> bool:
     return not arrays and all(map(isfinite, message.cosines))
 
 
 _CHECKS: dict[type[Message], Callable[..., bool]] = {
-    Open: _open,
-    Go: _go,
-    Pass: _pass,
-    Pages: _pages,
-    Done: _done,
-    Verdict: _verdict,
-    Ready: _ready,
-    Peers: _peers,
-    Meet: _meet,
+    OpenSequences: _open,
+    RunRows: _go,
+    ForwardRows: _pass,
+    PageData: _pages,
+    RowsDone: _done,
+    SpeculationResult: _verdict,
+    AgentHello: _ready,
+    PeerList: _peers,
+    RendezvousKey: _meet,
 }

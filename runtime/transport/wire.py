@@ -25,7 +25,7 @@ import msgspec
 
 from runtime.chains import Array
 from runtime.messages import PROTOCOL, Message, ToAgent, ToDriver, ToScheduler
-from runtime.transport.delta import PassAgain, Short
+from runtime.transport.delta import ForwardRowsDelta, Short
 from runtime.transport.validate import WireError, check, check_arrays
 
 #: What bytes may be said to be: bytes of each element.
@@ -106,7 +106,7 @@ def encode(
     else:
         parts = _parts(arrays, kinds)
         envelope = _Envelope(kinds, short or message)  # type: ignore[arg-type]
-        body = preamble + (_said_again(kinds) if isinstance(short, PassAgain) else _encoder.encode(envelope))
+        body = preamble + (_said_again(kinds) if isinstance(short, ForwardRowsDelta) else _encoder.encode(envelope))
     if len(body) > MAX_MESSAGE_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(body)} bytes is too large")
     if len(parts) > 1 and sum(map(len, parts)) <= _JOINED_BYTES:
@@ -116,8 +116,8 @@ def encode(
 
 @lru_cache(maxsize=256)
 def _said_again(kinds: tuple[tuple[str, tuple[int, ...], int], ...]) -> bytes:
-    """A PassAgain beside such arrays: the message of which there are most by far."""
-    return _encoder.encode(_Envelope(kinds, PassAgain()))
+    """A ForwardRowsDelta beside such arrays: the message of which there are most by far."""
+    return _encoder.encode(_Envelope(kinds, ForwardRowsDelta()))
 
 
 def _kinds(arrays: Sequence[Array]) -> tuple[tuple[str, tuple[int, ...], int], ...]:
@@ -185,7 +185,7 @@ def _envelope(body: memoryview) -> _Announced:
 
 @lru_cache(maxsize=256)
 def _read_again(body: bytes) -> _Announced:
-    """Few bytes are the same ones again, mostly: a PassAgain. What is wrong raises anew each time."""
+    """Few bytes are the same ones again, mostly: a ForwardRowsDelta. What is wrong raises anew each time."""
     return _decoder.decode(body)
 
 

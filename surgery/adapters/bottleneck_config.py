@@ -36,7 +36,7 @@ _Skip = Literal["output", "sum"]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BottleneckSettings:
     """How a bottleneck computes; see the top of the file. `scaling`: a factor, or the shape of a trained one."""
 
     activation: str
@@ -80,7 +80,7 @@ class BottleneckConfig:
     name: str
     family: str
     hidden: int | None
-    settings: Settings
+    settings: BottleneckSettings
     behind_attention: bool
     behind_ffn: bool
     leave_out: frozenset[int]
@@ -124,9 +124,9 @@ class BottleneckConfig:
         return max(1, int(hidden // factor))
 
 
-def _settings(config: Mapping[str, Any], old: bool) -> Settings:
+def _settings(config: Mapping[str, Any], old: bool) -> BottleneckSettings:
     reads, skips, inside = _parallel(config) if _flag(config, "is_parallel") else _sequential(config)
-    return Settings(
+    return BottleneckSettings(
         activation=_activation(config.get("non_linearity"), old),
         reads=reads,
         skips=skips,

@@ -18,7 +18,7 @@ from surgery.modules.skeleton import halves_of
 from zoo.manifest import Adapter, Placed
 
 
-class Bottleneck(nn.Module):
+class BottleneckModule(nn.Module):
     """What a half adds to its residual in place of its sub-layer's output.
 
     Args:
@@ -96,13 +96,13 @@ def hook_bottlenecks(model: Any, family: str, components: Iterable[Placed], tens
         if adapter is None or placed.layer is None:
             continue
         layer = stem.get_submodule(f"{FAMILIES[family].stack}.{placed.layer}")
-        part = Bottleneck(adapter, {name: tensor(digest).to(model.dtype) for name, digest in adapter.tensors})
+        part = BottleneckModule(adapter, {name: tensor(digest).to(model.dtype) for name, digest in adapter.tensors})
         layer.add_module(f"{placed.component.kind}_bottleneck", part)
         body, norm = halves_of(family, placed.component.kind)
         _hook(layer.get_submodule(norm), layer.get_submodule(body), part)
 
 
-def _hook(norm: nn.Module, body: nn.Module, part: Bottleneck) -> None:
+def _hook(norm: nn.Module, body: nn.Module, part: BottleneckModule) -> None:
     """The norm before a sub-layer sees the residual; the sub-layer's output is what changes."""
     seen: list[Tensor] = []
 

@@ -23,7 +23,7 @@ _NUMBER_LIMIT = 1e30
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedModules:
     """PEFT's `modules_to_save`, and whether tied modules count as one there (`ensure_weight_tying`)."""
 
     names: tuple[str, ...] = ()
@@ -34,13 +34,13 @@ class Saved:
         return any(module.endswith(name) or f"{name}." in module for name in self.names)
 
 
-def saved_modules(config: Mapping[str, Any]) -> Saved:
+def saved_modules(config: Mapping[str, Any]) -> SavedModules:
     """`modules_to_save` of a config. Raises MalformedCheckpoint for names that peft would read as expressions."""
     saved = names(config.get("modules_to_save"), "modules_to_save")
     for name in saved:
         if not _PLAIN.fullmatch(name):
             raise MalformedCheckpoint(f"adapter_config.json: modules_to_save holds {name[:60]!r}, which is no module's name")
-    return Saved(saved, bool(config.get("ensure_weight_tying")))
+    return SavedModules(saved, bool(config.get("ensure_weight_tying")))
 
 
 def names_module(wanted: tuple[str, ...] | None, module: str) -> bool:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from surgery.adapters.lora_config import LoraConfig
-from surgery.adapters.lora_keys import LowRank, Whole, read_key
+from surgery.adapters.lora_keys import LoraKey, ReplacedKey, read_key
 from surgery.adapters.overlay import AdapterBase, OfferedTensor, Overlay, Shape
-from surgery.ingest.cut import Spot
+from surgery.ingest.cut import ComponentSpot
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
 from zoo.manifest import Placed
 
@@ -49,16 +49,16 @@ class _Placing:
         for module, tensors in adapted.items():
             self._add_low_rank(module, tensors)
         for key, part in keys.items():
-            if isinstance(part, Whole):
+            if isinstance(part, ReplacedKey):
                 self._add_whole(key, part, part.module in adapted)
-        self._over.check_saved(part.module for part in keys.values() if isinstance(part, Whole))
+        self._over.check_saved(part.module for part in keys.values() if isinstance(part, ReplacedKey))
         return self._over.finished("lora")
 
-    def _low_rank_modules(self, keys: Mapping[str, LowRank | Whole]) -> dict[str, dict[str, OfferedTensor]]:
+    def _low_rank_modules(self, keys: Mapping[str, LoraKey | ReplacedKey]) -> dict[str, dict[str, OfferedTensor]]:
         """Module -> name below it -> tensor."""
         found: dict[str, dict[str, OfferedTensor]] = {}
         for key, part in keys.items():
-            if isinstance(part, LowRank):
+            if isinstance(part, LoraKey):
                 tensors = found.setdefault(part.module, {})
                 if part.name in tensors:
                     raise MalformedCheckpoint(f"two tensors stand for {part.name} of {part.module} ({key!r} is the second)")
@@ -86,7 +86,7 @@ class _Placing:
         digests = {f"{inside}.{name}": tensor.digest for name, tensor in tensors.items()}
         self._over.add((spot.kind, spot.layer), digests, {"modules": {inside: how}})
 
-    def _check_supported(self, module: str, spot: Spot, tensors: Mapping[str, OfferedTensor]) -> None:
+    def _check_supported(self, module: str, spot: ComponentSpot, tensors: Mapping[str, OfferedTensor]) -> None:
         if not any(self._config.targeted(each) for each in self._over.tied_together(module)):
             raise MalformedCheckpoint(f"the adapter holds a LoRA for {module}, which its target_modules do not name")
         if self._over.family.name == "mixtral" and spot.kind == "ffn":
@@ -94,7 +94,7 @@ class _Placing:
         if self._config.dora and "lora_embedding_A" in tensors:
             raise UnsupportedAdapter(f"DoRA on an embedding is not supported ({module})")
 
-    def _add_whole(self, key: str, part: Whole, adapted: bool) -> None:
+    def _add_whole(self, key: str, part: ReplacedKey, adapted: bool) -> None:
         if adapted and not part.wrapped:
             raise MalformedCheckpoint(f"{key!r} replaces a tensor of a module that has a LoRA around it")
         copied = part.copied or self._over.copied(part.module)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from surgery.adapters.fields import Saved, count, names_module, number, patterns, saved_modules, targets
+from surgery.adapters.fields import SavedModules, count, names_module, number, patterns, saved_modules, targets
 from zoo.errors import UnsupportedAdapter
 
 #: Variants that change what a module computes, or the base's weights, in ways that a plain low-rank product does not show.
@@ -44,7 +44,7 @@ class LoraConfig:
     ranks: tuple[tuple[re.Pattern[str], int], ...]
     alphas: tuple[tuple[re.Pattern[str], float], ...]
     targets: tuple[str, ...] | None
-    saved: Saved
+    saved: SavedModules
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> LoraConfig:

@@ -25,7 +25,7 @@ _WHOLE = re.compile(r"(?P<module>.+?)(?P<wrap>\.modules_to_save(\.default)?|\.ba
 
 
 @dataclass(frozen=True, slots=True)
-class LowRank:
+class LoraKey:
     """One tensor of a LoRA. `name` is its name below the module: `lora_A.weight`, `lora_embedding_A`, ..."""
 
     module: str
@@ -33,7 +33,7 @@ class LowRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class ReplacedKey:
     """A tensor that stands in place of the base's. `wrapped`: the module has a LoRA around it; `copied`: surely by modules_to_save."""
 
     module: str
@@ -42,17 +42,17 @@ class Whole:
     copied: bool
 
 
-def read_key(key: str) -> LowRank | Whole:
+def read_key(key: str) -> LoraKey | ReplacedKey:
     """What a key stands for. Raises MalformedCheckpoint for a key that PEFT does not write."""
     path = key.removeprefix(PREFIX)
     if path == key:
         raise MalformedCheckpoint(f"{key[:200]!r} is not a key that PEFT writes: it does not begin with {PREFIX!r}")
     if found := _LOW_RANK.fullmatch(path):
-        return LowRank(found["module"], f"{found['part']}.{found['kind']}")
+        return LoraKey(found["module"], f"{found['part']}.{found['kind']}")
     if found := _BARE.fullmatch(path):
-        return LowRank(found["module"], found["part"])
+        return LoraKey(found["module"], found["part"])
     found = _WHOLE.fullmatch(path)
     if found is None or "lora_" in path or "original_module" in path:
         raise MalformedCheckpoint(f"{key[:200]!r} is not a key that PEFT writes for a LoRA")
     wrap = found["wrap"] or ""
-    return Whole(found["module"], found["leaf"], wrapped=wrap == ".base_layer", copied=wrap.startswith(".modules_to_save"))
+    return ReplacedKey(found["module"], found["leaf"], wrapped=wrap == ".base_layer", copied=wrap.startswith(".modules_to_save"))

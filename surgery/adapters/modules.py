@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surgery.adapters.fields import Saved, check_pattern, names, names_module, saved_modules, targets
+from surgery.adapters.fields import SavedModules, check_pattern, names, names_module, saved_modules, targets
 from surgery.adapters.lora_keys import PREFIX
 from surgery.adapters.overlay import AdapterBase, OfferedTensor, Overlay
 from zoo.errors import MalformedCheckpoint, UnsupportedAdapter, WrongBase
@@ -35,7 +35,7 @@ class ModuleConfig:
 
     targets: tuple[str, ...] | None
     feedforward: tuple[str, ...] | str | None
-    saved: Saved
+    saved: SavedModules
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> ModuleConfig:

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from surgery.adapters.fields import Saved
+from surgery.adapters.fields import SavedModules
 from surgery.families.table import FAMILIES, Family
-from surgery.ingest.cut import Spot, spot_of
+from surgery.ingest.cut import ComponentSpot, spot_of
 from zoo.errors import MalformedCheckpoint, WrongBase
 from zoo.manifest import Adapter, Component, ComponentKind, Placed, canonical_json
 
@@ -58,25 +58,25 @@ class Overlay:
     Every method raises WrongBase for a module, tensor or shape that the base does not have, and names it.
     """
 
-    def __init__(self, base: AdapterBase, saved: Saved | None = None) -> None:
+    def __init__(self, base: AdapterBase, saved: SavedModules | None = None) -> None:
         self.base = base
         self.family: Family = FAMILIES[base.family]
-        self._saved = saved or Saved()
+        self._saved = saved or SavedModules()
         self._components: dict[_At, Component] = {(p.component.kind, p.layer): p.component for p in base.components}
         self._touched: dict[_At, _Touched] = {}
 
-    def transposed(self, spot: Spot) -> bool:
+    def transposed(self, spot: ComponentSpot) -> bool:
         """Whether the matrix of a linear layer lies as [in, out] (transformers' Conv1D)."""
         return self.family.name == "gpt2" and spot.layer is not None
 
-    def spot(self, module: str, leaf: str = "weight") -> Spot:
+    def spot(self, module: str, leaf: str = "weight") -> ComponentSpot:
         """Where a module's tensor belongs."""
         spot = spot_of(self.family, f"{module}.{leaf}")
         if spot is None or (spot.kind, spot.layer) not in self._components:
             raise WrongBase(f"the adapter changes {module}, which {self.base.name} ({self.family.name}) does not have")
         return spot
 
-    def shape(self, spot: Spot, path: str) -> Shape:
+    def shape(self, spot: ComponentSpot, path: str) -> Shape:
         """Shape of the base's tensor at a spot; `path` names it in the error."""
         digest = dict(self._components[spot.kind, spot.layer].tensors).get(spot.name)
         if digest is None:
@@ -140,13 +140,13 @@ class Overlay:
             adapter = Adapter(kind, canonical_json(touched.settings), tuple(sorted(touched.parts.items())))
         return Placed(placed.layer, Component(base.kind, base.family, base.spec, tensors, adapter))
 
-    def _partners(self, spot: Spot, in_place: bool) -> tuple[Spot, ...]:
+    def _partners(self, spot: ComponentSpot, in_place: bool) -> tuple[ComponentSpot, ...]:
         """The other side of a tied pair, when the tensor that both share is changed in place."""
         table = f"{self.family.embedding[0]}.weight"
         if not (in_place and self.base.tied):
             return ()
         if spot.kind == "embedding" and spot.name == table:
-            return (Spot("lm_head", None, "lm_head.weight"),)
+            return (ComponentSpot("lm_head", None, "lm_head.weight"),)
         if spot.kind == "lm_head" and spot.name == "lm_head.weight":
-            return (Spot("embedding", None, table),)
+            return (ComponentSpot("embedding", None, table),)
         return ()

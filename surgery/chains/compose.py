@@ -13,11 +13,11 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from surgery.chains.composition import Composition, Slice
-from surgery.chains.plan import ChainPlan, Link, StitchSpec, plan_of, renumbered, stitch_component
+from surgery.chains.composition import Composition, ModelSlice
+from surgery.chains.plan import ChainLink, ChainPlan, StitchSpec, plan_of, renumbered, stitch_component
 from surgery.chains.stitches import STITCH_FILE, StoredStitch, stitch_position, stored_stitches
 from surgery.families.settings import config_of, hidden_width
-from surgery.models.put import Made, MadeReport, check_adapters, put_made
+from surgery.models.put import MadeModel, MadeReport, check_adapters, put_made
 from surgery.text.tokenizers import require_same
 from zoo.catalog import Reader
 from zoo.errors import InputError, NotFound
@@ -64,7 +64,7 @@ class _Piece:
     at: int | None
     component: Component
     layer: int | None
-    link: Link
+    link: ChainLink
 
     @property
     def width(self) -> int:
@@ -108,7 +108,7 @@ def compose(store: Store, composition: Composition, name: str) -> MadeReport:
         return put_made(store, made)
 
 
-def draft(store: Store, reader: Reader, composition: Composition, name: str) -> Made:
+def draft(store: Store, reader: Reader, composition: Composition, name: str) -> MadeModel:
     """The model that a composition asks for. Raises as `compose`; writes nothing."""
     parents = _Parents(store, reader)
     pieces = _pieces(parents, composition)
@@ -119,7 +119,7 @@ def draft(store: Store, reader: Reader, composition: Composition, name: str) -> 
     check_adapters(components)
     for parent in parents.manifests():
         tensors.update((tensor.digest, tensor) for tensor in parent.tensors)
-    return Made(
+    return MadeModel(
         name=name,
         kind="composed",
         base=None,
@@ -153,7 +153,7 @@ def _end(parent: _Parent, kind: str) -> _Piece:
     return found
 
 
-def _layers(parent: _Parent, wanted: Slice) -> list[_Piece]:
+def _layers(parent: _Parent, wanted: ModelSlice) -> list[_Piece]:
     count = 1 + max((piece.layer for piece in parent.pieces if piece.layer is not None), default=-1)
     if wanted.hi > count:
         raise InputError(f"{parent.name} has {count} layers; layer_range [{wanted.lo}, {wanted.hi}] reaches beyond them")
@@ -164,7 +164,7 @@ def _plan(pieces: Sequence[_Piece]) -> ChainPlan:
     """Sources are the parents' own sources, each distinct config once per parent: a place is then used once per source."""
     sources: list[Mapping[str, Any]] = []
     at: dict[tuple[str, str], int] = {}
-    links: list[Link] = []
+    links: list[ChainLink] = []
     for piece in pieces:
         if piece.link.source is None:
             links.append(piece.link)
@@ -173,7 +173,7 @@ def _plan(pieces: Sequence[_Piece]) -> ChainPlan:
         if key not in at:
             at[key] = len(sources)
             sources.append(piece.parent.plan.sources[piece.link.source])
-        links.append(Link(piece.link.kind, at[key], piece.link.layer))
+        links.append(ChainLink(piece.link.kind, at[key], piece.link.layer))
     return ChainPlan(tuple(sources), tuple(links))
 
 
@@ -221,7 +221,7 @@ def _zoo_stitch(store: Store, reader: Reader, before: _Piece, after: _Piece) -> 
     stitch = _stitch_for(store, reader, before.parent.manifest, after.parent.manifest)
     spec = StitchSpec(stitch.width_a, stitch.width_b, stitch_position(before.layer, after.layer))
     component = stitch_component(spec, stitch.weight.digest, stitch.bias.digest)
-    return _Piece(after.parent, None, component, None, Link("stitch", None, None)), (stitch.weight, stitch.bias)
+    return _Piece(after.parent, None, component, None, ChainLink("stitch", None, None)), (stitch.weight, stitch.bias)
 
 
 def _stitch_for(store: Store, reader: Reader, before: ModelManifest, after: ModelManifest) -> StoredStitch:

@@ -26,7 +26,7 @@ _KEYS = frozenset({"slices", "embedding", "head", "merge_method", "dtype", "toke
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class ModelSlice:
     """Layers [lo, hi) of a model."""
 
     model: str
@@ -38,7 +38,7 @@ class Slice:
 class Composition:
     """A chain that is asked for. `embedding`, `head`: the models they come from."""
 
-    slices: tuple[Slice, ...]
+    slices: tuple[ModelSlice, ...]
     embedding: str
     head: str
 
@@ -82,7 +82,7 @@ def parse(value: Any) -> Composition:
     return Composition(parsed, _name(value, "embedding", parsed[0].model), _name(value, "head", parsed[-1].model))
 
 
-def _slice(at: int, value: Any) -> Slice:
+def _slice(at: int, value: Any) -> ModelSlice:
     sources = value.get("sources") if isinstance(value, Mapping) else None
     if not isinstance(sources, list) or len(sources) != 1 or not isinstance(sources[0], Mapping):
         raise InputError(f"slice {at} needs exactly one source with model and layer_range (several would have to be mixed)")
@@ -97,7 +97,7 @@ def _slice(at: int, value: Any) -> Slice:
     lo, hi = bounds
     if not 0 <= lo < hi <= _LAYERS_LIMIT:
         raise InputError(f"slice {at}: layer_range holds no layer, or one beyond {_LAYERS_LIMIT:,}")
-    return Slice(model, lo, hi)
+    return ModelSlice(model, lo, hi)
 
 
 def _name(value: Mapping[str, Any], field: str, default: str) -> str:

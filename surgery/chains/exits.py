@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from surgery.chains.compose import compose
-from surgery.chains.composition import Composition, Slice
+from surgery.chains.composition import Composition, ModelSlice
 from surgery.models.put import MadeReport
 from surgery.modules.stack import Stack, open_stack
 from surgery.text.text import read_text
@@ -58,7 +58,7 @@ class ExitOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class ChainExit:
     """One depth. `layers` that run; `agreement`: share of tokens whose likeliest successor is the whole model's; `perplexity` of the text,
     None where it is beyond all numbers.
 
@@ -81,7 +81,7 @@ class Exits:
     text: str
     probe: str
     tokens: int
-    exits: tuple[Exit, ...]
+    exits: tuple[ChainExit, ...]
 
     def document(self) -> dict[str, Any]:
         """The JSON of `zoo exits`."""
@@ -93,7 +93,7 @@ def make_exit(store: Store, model: ModelHandle, layers: int) -> MadeReport:
     depth = len(ends_of(model.manifest)) - 1
     if not 0 < layers < depth:
         raise InputError(f"{model.name} has {depth} layers: it can be left behind 1 to {depth - 1} of them, not {layers}")
-    return compose(store, Composition((Slice(model.name, 0, layers),), model.name, model.name), exit_name(model.name, layers))
+    return compose(store, Composition((ModelSlice(model.name, 0, layers),), model.name, model.name), exit_name(model.name, layers))
 
 
 @torch.inference_mode()
@@ -130,9 +130,9 @@ def measure(
     return found
 
 
-def _exit(layers: int, sums: list[float], count: int) -> Exit:
+def _exit(layers: int, sums: list[float], count: int) -> ChainExit:
     agreed, loss, sure, sure_agreed = sums
-    return Exit(layers, agreed / count, _exp(loss / count), sure / count, sure_agreed / sure if sure else None)
+    return ChainExit(layers, agreed / count, _exp(loss / count), sure / count, sure_agreed / sure if sure else None)
 
 
 def _exp(loss: float) -> float | None:

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from surgery.chains.plan import (
+    ChainLink,
     ChainPlan,
-    Link,
     parse_chain,
     renumbered,
     stitch_component,
@@ -116,7 +116,7 @@ def _width(source: Mapping[str, Any]) -> int | None:
     return None if dims is None else dims.hidden
 
 
-def _widths(link: Link, component: Component, widths: Sequence[int | None]) -> tuple[int | None, int | None]:
+def _widths(link: ChainLink, component: Component, widths: Sequence[int | None]) -> tuple[int | None, int | None]:
     if link.source is not None:
         return widths[link.source], widths[link.source]
     spec = stitch_spec(component)

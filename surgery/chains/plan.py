@@ -36,7 +36,7 @@ _WIDTH_LIMIT = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """Where one component of a chain gets its modules: those of `layer` in the model of config number `source`. A stitch has no source."""
 
     kind: ComponentKind
@@ -49,7 +49,7 @@ class ChainPlan:
     """`sources`: configs (`config.json` as objects). `links`: one per component, in order."""
 
     sources: tuple[Mapping[str, Any], ...]
-    links: tuple[Link, ...]
+    links: tuple[ChainLink, ...]
 
     @property
     def is_plain(self) -> bool:
@@ -70,7 +70,7 @@ def plan_of(config: Mapping[str, Any], components: Sequence[Placed]) -> ChainPla
         UnknownFamily: a source of an unknown family.
     """
     if not is_chain(config):
-        return ChainPlan((config,), tuple(Link(p.component.kind, 0, p.layer) for p in components))
+        return ChainPlan((config,), tuple(ChainLink(p.component.kind, 0, p.layer) for p in components))
     plan = parse_chain(config)
     if [link.kind for link in plan.links] != [placed.component.kind for placed in components]:
         raise MalformedCheckpoint("the chain in config.json does not list the model's components")
@@ -91,21 +91,21 @@ def parse_chain(config: Mapping[str, Any]) -> ChainPlan:
     return ChainPlan(tuple(sources), tuple(_link(at, link, sources) for at, link in enumerate(links)))
 
 
-def _link(at: int, link: Any, sources: Sequence[Mapping[str, Any]]) -> Link:
+def _link(at: int, link: Any, sources: Sequence[Mapping[str, Any]]) -> ChainLink:
     if not isinstance(link, dict) or link.get("kind") not in get_args(ComponentKind):
         raise MalformedCheckpoint(f"component {at} of the chain in config.json has no known kind")
     kind = cast(ComponentKind, link["kind"])
     if kind == STITCH:
         stitch_of(at, link)
-        return Link(kind, None, None)
+        return ChainLink(kind, None, None)
     source, layer = link.get("source"), link.get("layer")
     if not isinstance(source, int) or isinstance(source, bool) or not 0 <= source < len(sources):
         raise MalformedCheckpoint(f"component {at} of the chain in config.json names no source")
     if kind in ("embedding", "lm_head"):
-        return Link(kind, source, None)
+        return ChainLink(kind, source, None)
     if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer < layer_count(sources[source]):
         raise MalformedCheckpoint(f"component {at} of the chain in config.json names no layer of its source")
-    return Link(kind, source, layer)
+    return ChainLink(kind, source, layer)
 
 
 def config_for(plan: ChainPlan, components: Sequence[Placed], extra: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def config_for(plan: ChainPlan, components: Sequence[Placed], extra: Mapping[str
     }
 
 
-def _link_entry(link: Link, component: Component) -> dict[str, Any]:
+def _link_entry(link: ChainLink, component: Component) -> dict[str, Any]:
     if link.kind == STITCH:
         spec = stitch_spec(component)
         return {"kind": STITCH, "in": spec.width_in, "out": spec.width_out, "position": spec.position}

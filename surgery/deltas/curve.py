@@ -15,7 +15,7 @@ from torch import Tensor
 
 from surgery.deltas.plan import DeltaPlan
 from surgery.deltas.ranks import even, largest, spread
-from surgery.deltas.score import Score, Scores, compare_heads
+from surgery.deltas.score import DeltaScore, DeltaScores, compare_heads
 from surgery.deltas.study import Studied, layer_ends
 from surgery.deltas.trial import Trial
 from surgery.modules.stack import Stack
@@ -40,28 +40,30 @@ class Ranks:
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One rank. `bytes`: tensors that the rewriting adds to its base; `score` against the exact fine-tune at the head."""
 
     rank: int
     bytes: int
-    score: Score
+    score: DeltaScore
 
 
 @dataclass(frozen=True)
-class Sizes:
+class CurveSizes:
     """Bytes: what the exact fine-tune adds to its base, and what the tensors take that the rewriting carries whole."""
 
     exact: int
     whole: int
 
 
-def sizes_of(exact: ModelManifest, base: ModelManifest, plan: DeltaPlan) -> Sizes:
+def sizes_of(exact: ModelManifest, base: ModelManifest, plan: DeltaPlan) -> CurveSizes:
     """Each distinct tensor counts once."""
     known = {tensor.digest for tensor in base.tensors}
     metas = {tensor.digest: tensor for tensor in exact.tensors}
     whole = {each.digest for each in plan.wholes} - known
-    return Sizes(sum(meta.nbytes for digest, meta in metas.items() if digest not in known), sum(metas[digest].nbytes for digest in whole))
+    return CurveSizes(
+        sum(meta.nbytes for digest, meta in metas.items() if digest not in known), sum(metas[digest].nbytes for digest in whole)
+    )
 
 
 class Curve:
@@ -74,7 +76,7 @@ class Curve:
         studied: Studied,
         trial: Trial,
         held: Tensor,
-        sizes: Sizes,
+        sizes: CurveSizes,
         allocation: Allocation,
         task: TaskFolder,
     ) -> None:
@@ -84,10 +86,10 @@ class Curve:
         metas = {tensor.digest: tensor for tensor in exact.tensors}
         self._costs = [matrix.per_rank * _itemsize(metas[matrix.weight.fine]) for matrix in plan.matrices]
         self._known = _read(task)
-        self._asked: dict[tuple[int, str], Point] = {}
+        self._asked: dict[tuple[int, str], CurvePoint] = {}
 
     @property
-    def points(self) -> tuple[Point, ...]:
+    def points(self) -> tuple[CurvePoint, ...]:
         """What was asked for, by rank."""
         return tuple(sorted(self._asked.values(), key=lambda point: (point.rank, point.bytes)))
 
@@ -119,12 +121,12 @@ class Curve:
         """The largest rank at which the rewriting is smaller than the exact fine-tune; 0 when none is."""
         return largest(lambda each: self.bytes(self.by_rank(each).each) < self._sizes.exact, self._most_ranks)
 
-    def at(self, rank: int) -> Point:
+    def at(self, rank: int) -> CurvePoint:
         """Score a rank at the head."""
         return self.score(self.by_rank(rank))
 
     @torch.inference_mode()
-    def score(self, ranks: Ranks) -> Point:
+    def score(self, ranks: Ranks) -> CurvePoint:
         """Score any ranks at the head, or give what they scored before."""
         key = digest_of(list(ranks.each))
         if key not in self._known:
@@ -132,12 +134,12 @@ class Curve:
             last = layer_ends(self._exact)[-1]
             self._known[key] = self._scored([last])[last]
             self._task.save(_POINTS, Saved(0, {}, {known: asdict(score) for known, score in self._known.items()}))
-        point = Point(ranks.rank, self.bytes(ranks.each), self._known[key])
+        point = CurvePoint(ranks.rank, self.bytes(ranks.each), self._known[key])
         self._asked[ranks.rank, key] = point
         return point
 
     @torch.inference_mode()
-    def layers(self, ranks: Ranks) -> dict[int, Score]:
+    def layers(self, ranks: Ranks) -> dict[int, DeltaScore]:
         """The score behind each layer's last component, through each model's own norm and head (BL-05)."""
         self._trial.use_(ranks.each)
         return self._scored(layer_ends(self._exact))
@@ -150,13 +152,13 @@ class Curve:
         """Bytes of factors."""
         return sum(each * cost for each, cost in zip(ranks, self._costs, strict=True))
 
-    def _scored(self, ends: Sequence[int]) -> dict[int, Score]:
+    def _scored(self, ends: Sequence[int]) -> dict[int, DeltaScore]:
         return compare_stacks(self._studied, self._trial.stack, self._held, ends)
 
 
-def compare_stacks(studied: Studied, stack: Stack, held: Tensor, ends: Sequence[int]) -> dict[int, Score]:
+def compare_stacks(studied: Studied, stack: Stack, held: Tensor, ends: Sequence[int]) -> dict[int, DeltaScore]:
     """A stack against the fine-tune behind these components, on the windows that the study kept."""
-    sums = {end: Scores() for end in ends}
+    sums = {end: DeltaScores() for end in ends}
     kept = {end: studied.states(end) for end in ends}
     exact, other = Lens(studied.head), Lens(stack.parts[stack.end])
     for lo in range(0, len(held), _BATCH):
@@ -169,11 +171,11 @@ def compare_stacks(studied: Studied, stack: Stack, held: Tensor, ends: Sequence[
     return {end: each.score for end, each in sums.items()}
 
 
-def _read(task: TaskFolder) -> dict[str, Score]:
+def _read(task: TaskFolder) -> dict[str, DeltaScore]:
     """What an earlier run scored."""
     kept = task.load(_POINTS)
     try:
-        return {} if kept is None else {key: Score(**score) for key, score in kept.facts.items()}
+        return {} if kept is None else {key: DeltaScore(**score) for key, score in kept.facts.items()}
     except TypeError:
         return {}
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from surgery.deltas.score import Scores, compare_heads
+from surgery.deltas.score import DeltaScores, compare_heads
 from surgery.modules.stack import Stack
 from surgery.scoring.lens import Lens
 
@@ -40,7 +40,7 @@ class Effects:
             before: what component `at` gets: ids where it is 0, else hidden states.
             weight: in the module's own layout.
         """
-        stack, scores = self._stack, Scores()
+        stack, scores = self._stack, DeltaScores()
         with replaced(module, weight):
             moved = stack.run(before, self._course, at, stack.end)
         lens = Lens(_Replaced(self._head, module, weight)) if at == stack.end else self._lens

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from surgery.adapters.lora_keys import PREFIX
-from surgery.deltas.plan import DeltaPlan, Matrix, Whole
+from surgery.deltas.plan import DeltaMatrix, DeltaPlan, WholeTensor
 from surgery.deltas.trial import Sides
 from surgery.tensors.pool import stored_tensor
 from zoo.manifest import ModelManifest
@@ -47,7 +47,7 @@ def write_folder(
             path.write_bytes(store.read_blob(side.blob))
 
 
-def adapter_config(base: str, family: str, given: Sequence[tuple[Matrix, int]], wholes: Sequence[Whole]) -> dict[str, Any]:
+def adapter_config(base: str, family: str, given: Sequence[tuple[DeltaMatrix, int]], wholes: Sequence[WholeTensor]) -> dict[str, Any]:
     """What peft reads. `given`: matrices and their ranks, without those of rank 0."""
     usual = Counter(rank for _, rank in given).most_common(1)[0][0]
     pattern = {matrix.path: rank for matrix, rank in given if rank != usual}
@@ -69,12 +69,12 @@ def adapter_config(base: str, family: str, given: Sequence[tuple[Matrix, int]], 
     }
 
 
-def _low_rank(matrix: Matrix, sides: Sides, rank: int) -> Mapping[str, Tensor]:
+def _low_rank(matrix: DeltaMatrix, sides: Sides, rank: int) -> Mapping[str, Tensor]:
     a, b = sides.a[:rank].clone(), sides.b[:, :rank].contiguous()
     names = ("lora_embedding_A", "lora_embedding_B") if matrix.table else ("lora_A.weight", "lora_B.weight")
     return {f"{PREFIX}{matrix.path}.{name}": side for name, side in zip(names, (a, b), strict=True)}
 
 
-def _whole_key(whole: Whole, below_low_rank: bool) -> str:
+def _whole_key(whole: WholeTensor, below_low_rank: bool) -> str:
     wrapped = ".base_layer" if below_low_rank else ""
     return f"{PREFIX}{whole.path}{wrapped}.{whole.leaf}"

@@ -19,12 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from surgery.deltas.curve import Allocation, Curve, Point, Ranks, compare_stacks, sizes_of
+from surgery.deltas.curve import Allocation, Curve, CurvePoint, Ranks, compare_stacks, sizes_of
 from surgery.deltas.folder import write_folder
 from surgery.deltas.plan import Carried, DeltaPlan, Norms, plan_deltas
 from surgery.deltas.ranks import smallest
-from surgery.deltas.score import Score
-from surgery.deltas.study import How, Progress, Studied, layer_ends, rank_limit, study
+from surgery.deltas.score import DeltaScore
+from surgery.deltas.study import Progress, Studied, StudySettings, layer_ends, rank_limit, study
 from surgery.deltas.trial import Trial
 from surgery.ingest.ingest import IngestReport, ingest
 from surgery.modules.stack import open_stack
@@ -34,7 +34,7 @@ from surgery.text.text import Probe
 from surgery.training.checkpoint import TaskFolder
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
-from zoo.records import Equivalence, Run
+from zoo.records import Equivalence, ScoredRun
 from zoo.store import Store
 
 #: Of what lies in a task's folder.
@@ -92,12 +92,12 @@ class DeltaReport:
     rank: int
     ranks: dict[str, int]
     similarity: float
-    score: Score
+    score: DeltaScore
     base_similarity: float
     control: float
     bytes: int
     bytes_exact: int
-    curve: tuple[Point, ...]
+    curve: tuple[CurvePoint, ...]
     layers: tuple[float, ...]
     probe: str
     tokens: int
@@ -147,7 +147,7 @@ def delta(
 
 
 @dataclass(frozen=True)
-class Work:
+class DeltaWork:
     """A fine-tune taken apart, ready to be scored at any rank."""
 
     exact: ModelManifest
@@ -160,7 +160,7 @@ class Work:
 
 
 @contextmanager
-def opened(store: Store, name: str, windows: Windows, options: DeltaOptions, progress: Progress | None = None) -> Iterator[Work]:
+def opened(store: Store, name: str, windows: Windows, options: DeltaOptions, progress: Progress | None = None) -> Iterator[DeltaWork]:
     """Take a fine-tune apart. The factors live in a folder of the store that goes with the context, unless that ends in an error.
 
     Raises as `delta`; StoreBusy where another process does the very same.
@@ -171,18 +171,18 @@ def opened(store: Store, name: str, windows: Windows, options: DeltaOptions, pro
         base = None if named is None else reader.model(named)
     plan = plan_deltas(exact, base, options.embeddings, options.norms)
     parent = exact if base is None else base
-    how = How(options.aware, options.diagonal, options.allocation == "spread", options.device, options.rank)
+    how = StudySettings(options.aware, options.diagonal, options.allocation == "spread", options.device, options.rank)
     task = TaskFolder(store.root, "delta", _described(exact, parent, plan, windows, how))
     with task.held():
         studied = study(store, exact, plan, windows.train, windows.held, task, how, progress)
         trial = Trial(store, exact, plan, studied.factors, options.device)
         sizes = sizes_of(exact, parent, plan)
         curve = Curve(exact, plan, studied, trial, windows.held, sizes, options.allocation, task)
-        yield Work(exact, parent, plan, studied, trial, curve, sizes.exact)
+        yield DeltaWork(exact, parent, plan, studied, trial, curve, sizes.exact)
         task.forget()
 
 
-def _described(exact: ModelManifest, base: ModelManifest, plan: DeltaPlan, windows: Windows, how: How) -> dict[str, Any]:
+def _described(exact: ModelManifest, base: ModelManifest, plan: DeltaPlan, windows: Windows, how: StudySettings) -> dict[str, Any]:
     """All that factors and scores depend on: not the rank, target, bytes or name that are asked for."""
     return {
         "version": _VERSION,
@@ -195,7 +195,7 @@ def _described(exact: ModelManifest, base: ModelManifest, plan: DeltaPlan, windo
     }
 
 
-def _ranks(work: Work, options: DeltaOptions) -> Ranks:
+def _ranks(work: DeltaWork, options: DeltaOptions) -> Ranks:
     if options.bytes is not None:
         return work.curve.by_bytes(int(options.bytes if options.bytes >= 1 else options.bytes * work.bytes_exact))
     return work.curve.by_rank(options.rank if options.rank is not None else _found(work, options.target))
@@ -208,7 +208,7 @@ def _label(ranks: Ranks, options: DeltaOptions) -> str:
     return f"{options.bytes * 100:g}pct" if options.bytes < 1 else f"{int(options.bytes)}b"
 
 
-def _found(work: Work, target: float) -> int:
+def _found(work: DeltaWork, target: float) -> int:
     """The smallest rank that reaches the target. Raises InputError when no rewriting smaller than the exact fine-tune does."""
     highest = work.curve.highest
     rank = smallest(lambda each: work.curve.at(each).score.similarity >= target, highest)
@@ -225,7 +225,7 @@ def _found(work: Work, target: float) -> int:
     )
 
 
-def _ingest(store: Store, work: Work, ranks: Ranks, called: str) -> IngestReport:
+def _ingest(store: Store, work: DeltaWork, ranks: Ranks, called: str) -> IngestReport:
     with tempfile.TemporaryDirectory(prefix="zoo-delta-") as folder:
         write_folder(Path(folder), store, work.exact, work.base.name, work.plan, work.studied.factors, ranks.each)
         source = dataclasses.replace(open_source(folder), origin=f"delta of {work.exact.name}, rank {ranks.rank}")
@@ -233,7 +233,7 @@ def _ingest(store: Store, work: Work, ranks: Ranks, called: str) -> IngestReport
 
 
 @torch.inference_mode()
-def _others(store: Store, work: Work, held: Tensor, device: str) -> tuple[Score, dict[int, Score]]:
+def _others(store: Store, work: DeltaWork, held: Tensor, device: str) -> tuple[DeltaScore, dict[int, DeltaScore]]:
     """What the base gets at the head, and a random-init twin behind every layer."""
     ends = layer_ends(work.exact)
     of_base = compare_stacks(work.studied, open_stack(store, work.base, device), held, ends[-1:])[ends[-1]]
@@ -241,22 +241,28 @@ def _others(store: Store, work: Work, held: Tensor, device: str) -> tuple[Score,
 
 
 def _pairs(
-    work: Work, variant: str, point: Point, layers: dict[int, Score], probe: str, of_base: Score, of_twin: dict[int, Score]
+    work: DeltaWork,
+    variant: str,
+    point: CurvePoint,
+    layers: dict[int, DeltaScore],
+    probe: str,
+    of_base: DeltaScore,
+    of_twin: dict[int, DeltaScore],
 ) -> list[Equivalence]:
     """The whole chain, and each layer of it as far as its output is the chain's so far."""
     name, end = work.exact.name, len(work.exact.components)
     extra = {"rank": float(point.rank), "bytes": float(point.bytes), "base": of_base.similarity, **_metrics(point.score)}
-    runs = Run(name, 0, end), Run(variant, 0, end)
+    runs = ScoredRun(name, 0, end), ScoredRun(variant, 0, end)
     pairs = [Equivalence("delta", *runs, probe, point.score.similarity, of_twin[max(of_twin)].similarity, extra)]
     for hi, score in layers.items():
         layer = work.exact.components[hi].layer
         lo = next(at for at, placed in enumerate(work.exact.components) if placed.layer == layer)
-        runs = Run(name, lo, hi + 1), Run(variant, lo, hi + 1)
+        runs = ScoredRun(name, lo, hi + 1), ScoredRun(variant, lo, hi + 1)
         pairs.append(Equivalence("delta", *runs, probe, score.similarity, of_twin[hi].similarity, _metrics(score)))
     return pairs
 
 
-def _metrics(score: Score) -> dict[str, float]:
+def _metrics(score: DeltaScore) -> dict[str, float]:
     values: dict[str, Any] = dataclasses.asdict(score)
     del values["similarity"]
     return values

@@ -26,7 +26,7 @@ _FOLDING = frozenset({"llama", "mistral", "qwen2", "qwen3", "phi3"})
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class DeltaPair:
     """A tensor's digests: the base's and the fine-tune's."""
 
     base: str
@@ -34,7 +34,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class DeltaMatrix:
     """A linear layer or token table that becomes base + B A.
 
     `at`: its component; `path`: its module in the Hugging Face model. [rows, columns] is [out, in], whichever way it is stored;
@@ -45,10 +45,10 @@ class Matrix:
     path: str
     rows: int
     columns: int
-    weight: Pair
+    weight: DeltaPair
     turned: bool = False
     table: bool = False
-    norm: Pair | None = None
+    norm: DeltaPair | None = None
 
     @property
     def per_rank(self) -> int:
@@ -61,7 +61,7 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class WholeTensor:
     """A tensor that is carried as it is. `saved`: with its whole module (peft's `modules_to_save`); else it is a bias."""
 
     at: int
@@ -75,8 +75,8 @@ class Whole:
 class DeltaPlan:
     """See the top of the file."""
 
-    matrices: tuple[Matrix, ...]
-    wholes: tuple[Whole, ...]
+    matrices: tuple[DeltaMatrix, ...]
+    wholes: tuple[WholeTensor, ...]
 
     @property
     def per_rank(self) -> int:
@@ -131,8 +131,8 @@ class _Planning:
     """One comparison while it goes on."""
 
     def __init__(self, exact: ModelManifest, base: ModelManifest, embeddings: Carried, norms: Norms) -> None:
-        self.matrices: list[Matrix] = []
-        self.wholes: list[Whole] = []
+        self.matrices: list[DeltaMatrix] = []
+        self.wholes: list[WholeTensor] = []
         self._exact = exact
         self._base = base
         self._family: Family = FAMILIES[exact.family]
@@ -171,19 +171,21 @@ class _Planning:
         if low_rank and (mine[name] != theirs[name] or name in norm_of):
             norm = norm_of.get(name)
             self.matrices.append(
-                self._matrix(at, placed, name, Pair(theirs[name], mine[name]), None if norm is None else Pair(theirs[norm], mine[norm]))
+                self._matrix(
+                    at, placed, name, DeltaPair(theirs[name], mine[name]), None if norm is None else DeltaPair(theirs[norm], mine[norm])
+                )
             )
         for key, digest in mine.items():
             leaf = key.rpartition(".")[2]
             if key.rpartition(".")[0] == module and not (low_rank and (leaf != "bias" or digest == theirs[key])):
-                self.wholes.append(Whole(at, path, leaf, digest, saved=not low_rank))
+                self.wholes.append(WholeTensor(at, path, leaf, digest, saved=not low_rank))
 
-    def _matrix(self, at: int, placed: Placed, name: str, weight: Pair, norm: Pair | None) -> Matrix:
+    def _matrix(self, at: int, placed: Placed, name: str, weight: DeltaPair, norm: DeltaPair | None) -> DeltaMatrix:
         shape = self._shapes[weight.fine]
         table = placed.component.kind == "embedding"
         turned = table or (self._family.name == "gpt2" and placed.layer is not None)
         rows, columns = (shape[1], shape[0]) if turned else shape
-        return Matrix(at, self._path(placed, name.removesuffix(".weight")), rows, columns, weight, turned, table, norm)
+        return DeltaMatrix(at, self._path(placed, name.removesuffix(".weight")), rows, columns, weight, turned, table, norm)
 
     def _carried_low_rank(self, placed: Placed, name: str) -> bool:
         """Whether a weight becomes factors where it moves: matrices of linear layers, and tables where asked."""
@@ -215,6 +217,6 @@ class _Planning:
                 raise InputError(f"{self._exact.name} moved its experts ({where}): deltas on experts and routers are not supported")
 
 
-def cheaper_rank(matrix: Matrix) -> int:
+def cheaper_rank(matrix: DeltaMatrix) -> int:
     """The largest rank at which the factors hold no more elements than the matrix itself."""
     return min(matrix.full_rank, max(1, matrix.rows * matrix.columns // matrix.per_rank))

@@ -18,7 +18,7 @@ _NO_TARGET = -100
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class DeltaScore:
     """Means over tokens. `similarity`: cosine of the vocabulary distributions; `kl`: from the first's to the second's, in nats.
 
     `top1`: share of tokens where both would say the same; `accuracy`, `perplexity`: the second's own, on the next tokens of the text.
@@ -31,7 +31,7 @@ class Score:
     perplexity: float
 
 
-class Scores:
+class DeltaScores:
     """Sums while rows come in."""
 
     def __init__(self) -> None:
@@ -50,14 +50,14 @@ class Scores:
         self._targets += int(known.sum())
 
     @property
-    def score(self) -> Score:
+    def score(self) -> DeltaScore:
         """Raises ZeroDivisionError when nothing was seen."""
         cosine, kl, same, right, loss = (float(each) for each in self._sums)
         targets = max(1, self._targets)
-        return Score(cosine / self._rows, kl / self._rows, same / self._rows, right / targets, math.exp(min(loss / targets, 700.0)))
+        return DeltaScore(cosine / self._rows, kl / self._rows, same / self._rows, right / targets, math.exp(min(loss / targets, 700.0)))
 
 
-def compare_heads(a: Tensor, lens_a: Lens, b: Tensor, lens_b: Lens, ids: Tensor, scores: Scores) -> None:
+def compare_heads(a: Tensor, lens_a: Lens, b: Tensor, lens_b: Lens, ids: Tensor, scores: DeltaScores) -> None:
     """Score two models' last hidden states [rows, tokens, width] of the same windows of ids [rows, tokens]."""
     targets = F.pad(ids[:, 1:], (0, 1), value=_NO_TARGET).flatten()
     hidden = a.flatten(0, 1)[None], b.flatten(0, 1)[None]

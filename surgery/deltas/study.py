@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from surgery.deltas.effects import Effects
 from surgery.deltas.factors import Factors, factorise
 from surgery.deltas.moments import Moment, watched
-from surgery.deltas.plan import DeltaPlan, Matrix, Pair, cheaper_rank
+from surgery.deltas.plan import DeltaMatrix, DeltaPair, DeltaPlan, cheaper_rank
 from surgery.deltas.ranks import Gains
 from surgery.deltas.trial import Sides
 from surgery.models.load import load_model
@@ -37,7 +37,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class How:
+class StudySettings:
     """`aware`: weigh deltas by what the layers see on text (else the plain truncated SVD); `diagonal`: channel by channel only.
 
     `effects`: measure what each matrix is worth (else all are worth the same). `rank`: factors are kept at least up to this rank;
@@ -76,7 +76,7 @@ def study(
     train: Tensor,
     held: Tensor,
     task: TaskFolder,
-    how: How,
+    how: StudySettings,
     progress: Progress | None = None,
 ) -> Studied:
     """Run the fine-tune over the text and take its deltas apart.
@@ -156,7 +156,7 @@ class _Delta:
     `undone`: the weight, in the module's own layout, that gives the base's outputs behind the fine-tune's norm.
     """
 
-    matrix: Matrix
+    matrix: DeltaMatrix
     value: Tensor
     ratio: Tensor | None
     undone: Tensor
@@ -167,7 +167,7 @@ class _Splitter:
     """Gathers the moments of one component's matrices while it runs, and takes their deltas apart when it has."""
 
     def __init__(
-        self, store: Store, plan: DeltaPlan, task: TaskFolder, how: How, effects: Effects | None, progress: Progress | None
+        self, store: Store, plan: DeltaPlan, task: TaskFolder, how: StudySettings, effects: Effects | None, progress: Progress | None
     ) -> None:
         self._store, self._plan, self._task, self._how, self._effects, self._progress = store, plan, task, how, effects, progress
         self._done = {index for index in range(len(plan.matrices)) if self._kept(index) is not None}
@@ -207,7 +207,7 @@ class _Splitter:
         a, b = (_finite(side.to(delta.dtype), wrong) for side in (factors.a, factors.b))
         return Factors(a, b, factors.gains)
 
-    def _delta(self, matrix: Matrix) -> _Delta:
+    def _delta(self, matrix: DeltaMatrix) -> _Delta:
         stored, tuned = self._weights(matrix.weight)
         base, fine = (stored.t(), tuned.t()) if matrix.turned else (stored, tuned)
         if matrix.norm is None:
@@ -221,12 +221,12 @@ class _Splitter:
         saved = self._task.load(_part(index))
         return saved if saved is not None and saved.tensors.keys() == {"a", "b", "gains"} else None
 
-    def _weights(self, pair: Pair) -> tuple[Tensor, Tensor]:
+    def _weights(self, pair: DeltaPair) -> tuple[Tensor, Tensor]:
         """Base and fine-tune, as they are stored."""
         base, fine = (stored_tensor(self._store, digest).to(self._how.device) for digest in (pair.base, pair.fine))
         return base, fine
 
-    def _ratio(self, matrix: Matrix, norm: Pair) -> Tensor:
+    def _ratio(self, matrix: DeltaMatrix, norm: DeltaPair) -> Tensor:
         """The fine-tune's norm over the base's, per channel, float64."""
         base, fine = self._weights(norm)
         ratio = fine.double() / base.double()
@@ -240,7 +240,7 @@ def _part(index: int) -> str:
     return f"factors-{index}"
 
 
-def rank_limit(matrix: Matrix, rank: int | None) -> int:
+def rank_limit(matrix: DeltaMatrix, rank: int | None) -> int:
     """How many ranks of a matrix's factors are kept."""
     return min(matrix.full_rank, max(cheaper_rank(matrix), rank or 0))
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from surgery.deltas.plan import DeltaPlan, Matrix
+from surgery.deltas.plan import DeltaMatrix, DeltaPlan
 from surgery.models.load import load_chain
 from surgery.modules.stack import Stack, stack_of
 from zoo.manifest import Component, ModelManifest, Placed
@@ -29,7 +29,7 @@ class Sides:
     b: Tensor
 
 
-class Ranked(nn.Module):
+class RankedDelta(nn.Module):
     """A linear layer or a table plus the first `rank` ranks of its factors."""
 
     def __init__(self, base: nn.Module, sides: Sides, table: bool) -> None:
@@ -66,9 +66,9 @@ class Trial:
             module.rank = rank
 
 
-def _put_(model: Any, matrix: Matrix, sides: Sides) -> Ranked:
+def _put_(model: Any, matrix: DeltaMatrix, sides: Sides) -> RankedDelta:
     parent, _, name = matrix.path.rpartition(".")
-    ranked = Ranked(model.get_submodule(matrix.path), sides, matrix.table)
+    ranked = RankedDelta(model.get_submodule(matrix.path), sides, matrix.table)
     setattr(model.get_submodule(parent), name, ranked)
     return ranked
 

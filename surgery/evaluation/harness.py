@@ -21,7 +21,7 @@ from typing import Any
 
 from surgery.evaluation.answers import Answers
 from surgery.evaluation.builtin import Texts
-from surgery.evaluation.tasks import Wanted, load_tasks
+from surgery.evaluation.tasks import WantedTask, load_tasks
 from surgery.evaluation.trust import sandboxed
 from zoo.errors import InputError
 
@@ -56,7 +56,7 @@ class Evaluated:
 def evaluate(
     model: Any,
     tokenizer: Any,
-    wanted: Wanted,
+    wanted: WantedTask,
     options: EvalOptions | None = None,
     texts: Texts | None = None,
     answers: Answers | None = None,

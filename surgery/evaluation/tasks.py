@@ -23,7 +23,7 @@ _TAG_LIST = re.compile(r"^tag:\s*\n((?:\s*-\s*[\w.-]+\s*\n)+)", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedTask:
     """Tasks by where they come from. `files`: YAML files; `names`: for lm-eval's own index. `code`: what files name may be run."""
 
     builtin: tuple[Builtin, ...]
@@ -32,7 +32,7 @@ class Wanted:
     code: bool = False
 
 
-def want(specs: Sequence[str], allow_code: bool = False) -> Wanted:
+def want(specs: Sequence[str], allow_code: bool = False) -> WantedTask:
     """Sort what was asked for. lm-eval's own tasks are as trusted as lm-eval; files only where `allow_code` says so.
 
     Raises:
@@ -54,7 +54,7 @@ def want(specs: Sequence[str], allow_code: bool = False) -> Wanted:
     _check_names(names, known)
     for file in () if allow_code else files:
         check_no_code(file)
-    return Wanted(tuple(builtin), tuple(files), tuple(names), allow_code)
+    return WantedTask(tuple(builtin), tuple(files), tuple(names), allow_code)
 
 
 def _files(path: Path) -> list[Path]:
@@ -106,7 +106,7 @@ def _names_in(path: Path) -> list[str]:
     return [*_NAME.findall(text), *tags]
 
 
-def load_tasks(wanted: Wanted, folder: Path, texts: Texts | None = None) -> list[Any]:
+def load_tasks(wanted: WantedTask, folder: Path, texts: Texts | None = None) -> list[Any]:
     """lm-eval's task and group objects, their data read.
 
     Args:

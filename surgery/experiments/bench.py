@@ -23,7 +23,7 @@ from zoo.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MixturePiece:
     """Components [lo, hi) of a source."""
 
     source: str
@@ -31,7 +31,7 @@ class Piece:
     hi: int
 
 
-class Bench:
+class MixtureBench:
     """See the top of the file. Sources: `a`, `b`, and a pruned one per stand-in (`s0`, `s1`, …)."""
 
     def __init__(self, stacks: Mapping[str, Stack]) -> None:
@@ -51,14 +51,14 @@ class Bench:
         """One letter per layer: `s` where a stand-in exists, `b` elsewhere; empty when there is none at all."""
         return "".join(PRUNED if layer in self.pruned_by else SECOND for layer in range(self.layers)) if self.pruned_by else ""
 
-    def pieces(self, mixture: Mixture) -> tuple[Piece, ...]:
+    def pieces(self, mixture: Mixture) -> tuple[MixturePiece, ...]:
         """What the mixture runs, in order: embedding, layers, head. Mixtures with the same pieces are the same model."""
         end = self.stacks[mixture.ends].end
-        found = [Piece(mixture.ends, 0, 1)]
+        found = [MixturePiece(mixture.ends, 0, 1)]
         for layer, letter in enumerate(mixture.layers):
             source = self.pruned_by[layer] if letter == PRUNED else letter
             found.append(self._place(source, layer))
-        return tuple(self._same.get(piece, piece) for piece in (*found, Piece(mixture.ends, end, end + 1)))
+        return tuple(self._same.get(piece, piece) for piece in (*found, MixturePiece(mixture.ends, end, end + 1)))
 
     def run(self, mixtures: Sequence[Mixture], ids: Tensor) -> Iterator[tuple[list[Mixture], Tensor]]:
         """Hidden states before the head, [B, T, width], with the mixtures that they are of: those with the same pieces. Common
@@ -75,9 +75,9 @@ class Bench:
         return splice([(self.stacks[piece.source], index) for piece in self.pieces(mixture) for index in range(piece.lo, piece.hi)])
 
     def _walk(
-        self, mixtures: Sequence[tuple[Mixture, tuple[Piece, ...]]], depth: int, x: Tensor, courses: Mapping[str, Any]
+        self, mixtures: Sequence[tuple[Mixture, tuple[MixturePiece, ...]]], depth: int, x: Tensor, courses: Mapping[str, Any]
     ) -> Iterator[tuple[list[Mixture], Tensor]]:
-        branches: dict[Piece, list[tuple[Mixture, tuple[Piece, ...]]]] = {}
+        branches: dict[MixturePiece, list[tuple[Mixture, tuple[MixturePiece, ...]]]] = {}
         for mixture, pieces in mixtures:
             branches.setdefault(pieces[depth], []).append((mixture, pieces))
         for piece, members in branches.items():
@@ -108,25 +108,25 @@ class Bench:
                         found.setdefault(layer, source)
         return found
 
-    def _equal_pieces(self) -> dict[Piece, Piece]:
+    def _equal_pieces(self) -> dict[MixturePiece, MixturePiece]:
         """Piece -> the first source's piece with the same components."""
         order = sorted(self.stacks, key=lambda source: source != SECOND)
-        places = [Piece(source, 0, 1) for source in order]
-        places += [Piece(source, self.stacks[source].end, self.stacks[source].end + 1) for source in order]
+        places = [MixturePiece(source, 0, 1) for source in order]
+        places += [MixturePiece(source, self.stacks[source].end, self.stacks[source].end + 1) for source in order]
         places += [self._place(source, layer) for layer in range(self.layers) for source in order]
-        first: dict[tuple[str, ...], Piece] = {}
+        first: dict[tuple[str, ...], MixturePiece] = {}
         return {piece: first.setdefault(self._digests(piece), piece) for piece in places}
 
-    def _place(self, source: str, layer: int) -> Piece:
-        return Piece(source, *self._spans[source][layer])
+    def _place(self, source: str, layer: int) -> MixturePiece:
+        return MixturePiece(source, *self._spans[source][layer])
 
-    def _digests(self, piece: Piece) -> tuple[str, ...]:
+    def _digests(self, piece: MixturePiece) -> tuple[str, ...]:
         return tuple(placed.component.digest for placed in self.stacks[piece.source].placed[piece.lo : piece.hi])
 
 
 def open_bench(
     store: Store, a: ModelManifest, b: ModelManifest, surrogates: Sequence[ModelManifest], device: str = "cpu", dtype: str | None = None
-) -> Bench:
+) -> MixtureBench:
     """Open the models and put them side by side.
 
     Args:
@@ -137,7 +137,7 @@ def open_bench(
         DamagedObject, NotServable: as opening a stack does.
     """
     named = {"a": a, "b": b, **{f"{PRUNED}{index}": manifest for index, manifest in enumerate(surrogates)}}
-    bench = Bench({source: open_stack(store, manifest, device, dtype) for source, manifest in named.items()})
+    bench = MixtureBench({source: open_stack(store, manifest, device, dtype) for source, manifest in named.items()})
     for source, manifest in named.items():
         if source.startswith(PRUNED) and source not in bench.pruned_by.values():
             raise InputError(f"{manifest.name} stands in for no layer of {b.name} that another surrogate does not")
@@ -168,7 +168,7 @@ def _width(stack: Stack) -> int:
         return int(stack.run(ids, stack.course(ids), 0, 1).shape[-1])
 
 
-def mixed_model(bench: Bench, mixture: Mixture) -> Any:
+def mixed_model(bench: MixtureBench, mixture: Mixture) -> Any:
     """The mixture as a `PreTrainedModel` that lm-eval runs on. It shares the bench's modules."""
     from surgery.chains.hf_model import BlockZooChainForCausalLM
 

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from surgery.experiments.scores import Tally
+from surgery.experiments.scores import ScoreTally
 from zoo.errors import InputError
 
 
-class Ledger:
+class MeasurementLedger:
     """The tallies of one key. A mixture that is asked for later is added to those that are there."""
 
     def __init__(self, path: Path, key: str) -> None:
@@ -29,15 +29,15 @@ class Ledger:
     def has(self, batch: str, mixture: str) -> bool:
         return mixture in self._done.get(batch, {})
 
-    def tally(self, batch: str, mixture: str) -> Tally:
+    def tally(self, batch: str, mixture: str) -> ScoreTally:
         loss, hits, count = self._done[batch][mixture]
-        return Tally(float(loss), int(hits), int(count))
+        return ScoreTally(float(loss), int(hits), int(count))
 
     def document(self, name: str, mixture: str) -> Any:
         """What `put_document` kept."""
         return self._done[name][mixture]
 
-    def put(self, batch: str, tallies: Mapping[str, Tally]) -> None:
+    def put(self, batch: str, tallies: Mapping[str, ScoreTally]) -> None:
         """Add a batch's tallies, by mixture, and write the file."""
         self._done.setdefault(batch, {}).update({code: [each.loss, each.hits, each.count] for code, each in tallies.items()})
         self._write()

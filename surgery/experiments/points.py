@@ -31,7 +31,7 @@ class Mixture:
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MixturePoint:
     """One point of a line. `line`: shared or pruned, with `size`: layers that are shared (sharing), or the layer behind which models
     are switched (switching). `at`: the first shared layer, or the layers between switches."""
 
@@ -46,7 +46,7 @@ def whole(layers: int, letter: str) -> Mixture:
     return Mixture(letter * layers, letter)
 
 
-def sharing_points(layers: int, counts: Sequence[int], replaceable: str = "") -> list[Point]:
+def sharing_points(layers: int, counts: Sequence[int], replaceable: str = "") -> list[MixturePoint]:
     """For each count k and each start: k layers in a row from the first model, all others from the second (BL-07).
 
     Args:
@@ -65,11 +65,11 @@ def sharing_points(layers: int, counts: Sequence[int], replaceable: str = "") ->
     return points
 
 
-def _shared(line: str, letter: str, layers: int, count: int, at: int) -> Point:
-    return Point(line, count, at, Mixture(SECOND * at + letter * count + SECOND * (layers - at - count)))
+def _shared(line: str, letter: str, layers: int, count: int, at: int) -> MixturePoint:
+    return MixturePoint(line, count, at, Mixture(SECOND * at + letter * count + SECOND * (layers - at - count)))
 
 
-def switching_points(layers: int, starts: Sequence[int], intervals: Sequence[int], replaceable: str = "") -> list[Point]:
+def switching_points(layers: int, starts: Sequence[int], intervals: Sequence[int], replaceable: str = "") -> list[MixturePoint]:
     """The second model up to and behind layer `start`, then another every x layers: x of the second, x of the first, and so on (BL-08).
 
     An interval that reaches the end is the second model alone.
@@ -88,7 +88,7 @@ def switching_points(layers: int, starts: Sequence[int], intervals: Sequence[int
         for start in sorted(set(starts)):
             for x in sorted(set(intervals)):
                 mixture = _switched(letter, layers, start, x, replaceable if letter == PRUNED else letter * layers)
-                found.append(Point(line, start, x, mixture))
+                found.append(MixturePoint(line, start, x, mixture))
     return found
 
 

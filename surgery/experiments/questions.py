@@ -22,7 +22,7 @@ _ENOUGH_FILES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Question:
     """How much is asked: `windows` of `length` tokens, and `lines` of which one follows. `batch`: rows at once; a line takes four."""
 
     windows: int = 64
@@ -33,7 +33,7 @@ class Ask:
 
 
 @dataclass(frozen=True, eq=False)
-class Batch:
+class QuestionBatch:
     """Questions that run together. `key` names the batch in files.
 
     `ids`: int64 [B, T]. `scored`: bool [B, T], the tokens that count, each predicted from those before it. `answers`: int64 [B / 4], the
@@ -50,7 +50,7 @@ class Batch:
 class Questions:
     """All batches, and what they were made of."""
 
-    batches: tuple[Batch, ...]
+    batches: tuple[QuestionBatch, ...]
     tokens: int
     lines: int
 
@@ -65,7 +65,7 @@ class Questions:
         return whole.hexdigest()
 
 
-def questions(text: Text, tokenizer: Any, ask: Ask, context: int) -> Questions:
+def questions(text: Text, tokenizer: Any, ask: Question, context: int) -> Questions:
     """Make the questions from the text's held-out part.
 
     Args:
@@ -95,13 +95,13 @@ def _lines(text: Text, most: int) -> list[Cloze]:
     return cloze_items(own, most, others)
 
 
-def _window_batch(key: str, windows: Tensor) -> Batch:
+def _window_batch(key: str, windows: Tensor) -> QuestionBatch:
     scored = torch.ones_like(windows, dtype=torch.bool)
     scored[:, 0] = False
-    return Batch(key, windows, scored)
+    return QuestionBatch(key, windows, scored)
 
 
-def _line_batch(key: str, items: list[Cloze], tokenizer: Any, context: int) -> Batch:
+def _line_batch(key: str, items: list[Cloze], tokenizer: Any, context: int) -> QuestionBatch:
     rows = [_line_ids(item.context, choice, tokenizer, context) for item in items for choice in item.choices]
     longest = max(len(ids) for ids, _ in rows)
     # Padding stands behind everything that counts, where causal attention never looks: any id will do.
@@ -109,7 +109,7 @@ def _line_batch(key: str, items: list[Cloze], tokenizer: Any, context: int) -> B
     scored = torch.zeros_like(ids, dtype=torch.bool)
     for at, (row, new) in enumerate(rows):
         scored[at, len(row) - new : len(row)] = True
-    return Batch(key, ids, scored, torch.tensor([item.answer for item in items]))
+    return QuestionBatch(key, ids, scored, torch.tensor([item.answer for item in items]))
 
 
 def _line_ids(before: str, choice: str, tokenizer: Any, context: int) -> tuple[list[int], int]:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from surgery.evaluation.harness import EvalOptions, check_installed, evaluate, versions
-from surgery.evaluation.tasks import Wanted, want
-from surgery.experiments.bench import Bench, mixed_model, open_bench
-from surgery.experiments.ledger import Ledger
-from surgery.experiments.points import FIRST, SECOND, Experiment, Mixture, Point, whole
-from surgery.experiments.questions import Ask, Questions, questions
-from surgery.experiments.scores import Tally, difference, mean, tally
+from surgery.evaluation.tasks import WantedTask, want
+from surgery.experiments.bench import MixtureBench, mixed_model, open_bench
+from surgery.experiments.ledger import MeasurementLedger
+from surgery.experiments.points import FIRST, SECOND, Experiment, Mixture, MixturePoint, whole
+from surgery.experiments.questions import Question, Questions, questions
+from surgery.experiments.scores import ScoreTally, difference, mean, tally
 from surgery.text.text import Text
 from surgery.text.tokenizers import has_tokenizer, require_same
 from zoo.manifest import digest_of
@@ -45,9 +45,9 @@ class Request:
     experiment: Experiment
     a: str
     b: str
-    plan: Callable[[int, str], list[Point]]
+    plan: Callable[[int, str], list[MixturePoint]]
     text: Text
-    ask: Ask = field(default_factory=Ask)
+    ask: Question = field(default_factory=Question)
     surrogates: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ()
     options: EvalOptions = field(default_factory=EvalOptions)
@@ -77,7 +77,7 @@ def run_experiment(zoo: Zoo, request: Request, state: Path, keep: bool = True, p
     points = request.plan(bench.layers, bench.replaceable)
     asked = questions(request.text, tokenizer, request.ask, _context(b))
     key = _key(request, (a, b, *surrogates), asked)
-    ledger = Ledger(state, key)
+    ledger = MeasurementLedger(state, key)
     mixtures = list(dict.fromkeys([whole(bench.layers, FIRST), whole(bench.layers, SECOND), *(point.mixture for point in points)]))
     measure(bench, mixtures, asked, ledger, request.device, progress)
     if wanted is not None:
@@ -90,7 +90,12 @@ def run_experiment(zoo: Zoo, request: Request, state: Path, keep: bool = True, p
 
 
 def measure(
-    bench: Bench, mixtures: Sequence[Mixture], asked: Questions, ledger: Ledger, device: str = "cpu", progress: Progress | None = None
+    bench: MixtureBench,
+    mixtures: Sequence[Mixture],
+    asked: Questions,
+    ledger: MeasurementLedger,
+    device: str = "cpu",
+    progress: Progress | None = None,
 ) -> None:
     """Put the tallies that are missing into the ledger, batch by batch."""
     import torch
@@ -99,7 +104,7 @@ def measure(
     for batch in asked.batches:
         missing = [mixture for mixture in mixtures if not ledger.has(batch.key, mixture.code)]
         done += len(mixtures) - len(missing)
-        found: dict[str, Tally] = {}
+        found: dict[str, ScoreTally] = {}
         with torch.inference_mode():
             for alike, hidden in bench.run(missing, batch.ids.to(device)):
                 counted = tally(batch, hidden, functools.partial(bench.head, alike[0]))
@@ -111,7 +116,7 @@ def measure(
             ledger.put(batch.key, found)
 
 
-def _wanted(tasks: Sequence[str], allow_code: bool) -> Wanted | None:
+def _wanted(tasks: Sequence[str], allow_code: bool) -> WantedTask | None:
     """Looked up before anything is measured. Raises InputError."""
     if not tasks:
         return None
@@ -119,7 +124,9 @@ def _wanted(tasks: Sequence[str], allow_code: bool) -> Wanted | None:
     return want(tasks, allow_code)
 
 
-def measure_tasks(bench: Bench, mixtures: Sequence[Mixture], tokenizer: Any, wanted: Wanted, request: Request, ledger: Ledger) -> None:
+def measure_tasks(
+    bench: MixtureBench, mixtures: Sequence[Mixture], tokenizer: Any, wanted: WantedTask, request: Request, ledger: MeasurementLedger
+) -> None:
     """The same through lm-eval: one run per mixture, those that the ledger has left out."""
     name = _tasks_key(request)
     for mixture in mixtures:
@@ -145,7 +152,13 @@ def _key(request: Request, models: Sequence[ModelHandle], asked: Questions) -> s
 
 
 def _document(
-    request: Request, models: Sequence[ModelHandle], bench: Bench, points: Sequence[Point], asked: Questions, ledger: Ledger, key: str
+    request: Request,
+    models: Sequence[ModelHandle],
+    bench: MixtureBench,
+    points: Sequence[MixturePoint],
+    asked: Questions,
+    ledger: MeasurementLedger,
+    key: str,
 ) -> dict[str, Any]:
     score = _Scores(bench, asked, ledger, _tasks_key(request) if request.tasks else None)
     a, b, *surrogates = models
@@ -173,7 +186,7 @@ def _document(
     }
 
 
-def _entry(point: Point, score: _Scores) -> dict[str, Any]:
+def _entry(point: MixturePoint, score: _Scores) -> dict[str, Any]:
     return {"line": point.line, "size": point.size, "at": point.at, "mixture": point.mixture.layers, **score.of(point.mixture)}
 
 
@@ -181,9 +194,9 @@ def _entry(point: Point, score: _Scores) -> dict[str, Any]:
 class _Scores:
     """Tallies of a mixture as the numbers of the document."""
 
-    bench: Bench
+    bench: MixtureBench
     asked: Questions
-    ledger: Ledger
+    ledger: MeasurementLedger
     tasks: str | None
 
     def of(self, mixture: Mixture) -> dict[str, Any]:
@@ -201,6 +214,6 @@ class _Scores:
         value, apart = mean(own, what), difference(own, its, what)
         return {"value": value.value, "error": value.error, "difference": apart.value, "difference_error": apart.error}
 
-    def _tallies(self, mixture: Mixture, kind: str) -> list[Tally]:
+    def _tallies(self, mixture: Mixture, kind: str) -> list[ScoreTally]:
         keys: Iterable[str] = (batch.key for batch in self.asked.batches if batch.key.startswith(f"{kind}:"))
         return [self.ledger.tally(key, mixture.code) for key in keys]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surgery.experiments.questions import Batch
+from surgery.experiments.questions import QuestionBatch
 from zoo.errors import InputError
 
 #: Tokens whose logits are held at once: vocabularies are large.
@@ -21,7 +21,7 @@ _TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ScoreTally:
     """Of text: `loss`, the sum over tokens in nats, `hits`, tokens that were the likeliest, `count` tokens. Of lines: hits of questions."""
 
     loss: float
@@ -38,18 +38,18 @@ class Estimate:
 
 
 @torch.inference_mode()
-def tally(batch: Batch, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tally:
+def tally(batch: QuestionBatch, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> ScoreTally:
     """Score one batch. `hidden` [B, T, width]; `head` gives logits [.., vocabulary]. Raises InputError for logits that are no numbers."""
     scores, hits = _scores(batch, hidden, head)
     if not bool(scores.isfinite().all()):
         raise InputError(f"a mixture of the models gives logits that are no numbers on batch {batch.key}")
     if batch.answers is None:
-        return Tally(-float(scores.sum()), int(hits), int(batch.scored.sum()))
+        return ScoreTally(-float(scores.sum()), int(hits), int(batch.scored.sum()))
     chosen = scores.view(len(batch.answers), -1).argmax(dim=1)
-    return Tally(0.0, int((chosen.cpu() == batch.answers).sum()), len(batch.answers))
+    return ScoreTally(0.0, int((chosen.cpu() == batch.answers).sum()), len(batch.answers))
 
 
-def _scores(batch: Batch, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
+def _scores(batch: QuestionBatch, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
     """Per row the log-probability of its scored tokens, float64 [B]; and over all rows how many of them were the likeliest."""
     sums = torch.zeros(len(batch.ids), dtype=torch.float64)
     hits = 0
@@ -64,14 +64,14 @@ def _scores(batch: Batch, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> t
     return sums, hits
 
 
-def mean(tallies: Sequence[Tally], what: str) -> Estimate:
+def mean(tallies: Sequence[ScoreTally], what: str) -> Estimate:
     """`what`: loss or hits, per token or question."""
     total = sum(each.count for each in tallies)
     value = sum(float(getattr(each, what)) for each in tallies) / total
     return Estimate(value, _error([float(getattr(each, what)) - value * each.count for each in tallies], total))
 
 
-def difference(tallies: Sequence[Tally], baseline: Sequence[Tally], what: str) -> Estimate:
+def difference(tallies: Sequence[ScoreTally], baseline: Sequence[ScoreTally], what: str) -> Estimate:
     """`what` of the first less that of the baseline, on the same batches."""
     total = sum(each.count for each in tallies)
     apart = [float(getattr(one, what)) - float(getattr(two, what)) for one, two in zip(tallies, baseline, strict=True)]

@@ -18,7 +18,7 @@ from zoo.manifest import Component, ComponentKind, Placed, canonical_json
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class ComponentSpot:
     """Where one key belongs: the component's kind, its layer, and the tensor's name within the component."""
 
     kind: ComponentKind
@@ -36,14 +36,14 @@ def canonical_key(family: Family, key: str) -> str:
     return key
 
 
-def spot_of(family: Family, key: str) -> Spot | None:
+def spot_of(family: Family, key: str) -> ComponentSpot | None:
     """Where a disk key belongs, or None when the family has no such place."""
     name = canonical_key(family, key)
     first = name.split(".", 1)[0]
     if first == "lm_head" or first in family.final:
-        return Spot("lm_head", None, name)
+        return ComponentSpot("lm_head", None, name)
     if first in family.embedding:
-        return Spot("embedding", None, name)
+        return ComponentSpot("embedding", None, name)
     if first != family.stack:
         return None
     parts = name.split(".", 2)
@@ -52,11 +52,11 @@ def spot_of(family: Family, key: str) -> Spot | None:
     part = parts[2].split(".", 1)[0]
     layer = int(parts[1])
     if part in family.whole:
-        return Spot("layer", layer, parts[2])
+        return ComponentSpot("layer", layer, parts[2])
     if part in family.attention:
-        return Spot("attention", layer, parts[2])
+        return ComponentSpot("attention", layer, parts[2])
     if part in family.ffn:
-        return Spot("ffn", layer, parts[2])
+        return ComponentSpot("ffn", layer, parts[2])
     return None
 
 

@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class IngestCounts:
     """How much the weight files hold, equal tensors counted once, and how much of it the store did not have."""
 
     total: int
@@ -49,8 +49,8 @@ class IngestReport:
     family: str
     components: int
     blocks: int
-    tensors: Tally
-    bytes: Tally
+    tensors: IngestCounts
+    bytes: IngestCounts
     seconds: float
     peak_rss_bytes: int
     notes: tuple[str, ...]
@@ -113,8 +113,8 @@ def ingest(
         family=manifest.family,
         components=len(manifest.components),
         blocks=blocks,
-        tensors=Tally(len(written.puts), sum(put.new for put in written.puts.values())),
-        bytes=Tally(_nbytes(written.puts.values()), _nbytes(put for put in written.puts.values() if put.new)),
+        tensors=IngestCounts(len(written.puts), sum(put.new for put in written.puts.values())),
+        bytes=IngestCounts(_nbytes(written.puts.values()), _nbytes(put for put in written.puts.values() if put.new)),
         seconds=time.monotonic() - started,
         peak_rss_bytes=_peak_rss(),
         notes=plan.notes,

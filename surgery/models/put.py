@@ -33,7 +33,7 @@ _PLAIN_PREFIX = "model"
 
 
 @dataclass(frozen=True)
-class Made:
+class MadeModel:
     """A model to be. `components`: layers numbered along the chain; `plan`: where each one's modules come from.
 
     `tensors`: every tensor that the components name. `sides`: files of a parent to carry along (tokenizer, generation config).
@@ -65,7 +65,7 @@ class MadeReport:
     bytes_new: int
 
 
-def put_made(store: Store, made: Made) -> MadeReport:
+def put_made(store: Store, made: MadeModel) -> MadeReport:
     """Write what is new of a model and name it, in one transaction with the chains it touches.
 
     Raises:
@@ -189,7 +189,7 @@ def why_not_plain(plan: ChainPlan, components: Sequence[Placed]) -> str:
     return "layers of different shapes or settings: the family's config has one for all"
 
 
-def _own_config(made: Made, reason: str) -> dict[str, Any]:
+def _own_config(made: MadeModel, reason: str) -> dict[str, Any]:
     """Vocabulary and special tokens of the model whose embedding comes first; the context that every source allows.
 
     Raises InputError for a family whose blocks run in models of their own architecture only, and for more than a chain can hold.
@@ -214,7 +214,7 @@ class _Entry:
     tensor: TensorMeta
 
 
-def _weight_files(store: Store, made: Made, plain: bool) -> tuple[tuple[WeightFile, ...], dict[str, bytes]]:
+def _weight_files(store: Store, made: MadeModel, plain: bool) -> tuple[tuple[WeightFile, ...], dict[str, bytes]]:
     """The files that an export writes, and their index where there are several. None for chains with adapters, which have no such files."""
     if any(placed.component.adapter is not None for placed in made.components):
         return (), {}
@@ -229,7 +229,7 @@ def _weight_files(store: Store, made: Made, plain: bool) -> tuple[tuple[WeightFi
     return files, {"model.safetensors.index.json": _json({"metadata": {"total_size": total}, "weight_map": weight_map})}
 
 
-def _entries(made: Made, plain: bool) -> Iterator[_Entry]:
+def _entries(made: MadeModel, plain: bool) -> Iterator[_Entry]:
     """Key and tensor of all weights, in chain order; a tied head is not written twice."""
     family = FAMILIES[made.components[0].component.family] if plain else None
     tied = family is not None and _shares_table(family, made.components) and is_tied(made.plan.sources[0], family)

@@ -111,7 +111,7 @@ class WholeLayer(nn.Module):
         return out[0] if isinstance(out, tuple) else out  # type: ignore[no-any-return]
 
 
-class Head(nn.Module):
+class LmHead(nn.Module):
     """Final norm, projection and head; `softcap` as Gemma 2 applies it."""
 
     def __init__(self, norm: nn.Module | None, project: nn.Module | None, head: nn.Module, softcap: float | None) -> None:

@@ -21,7 +21,7 @@ class Linear(nn.Linear):
         """Nothing: weights are given."""
 
 
-class Table(nn.Embedding):
+class EmbeddingTable(nn.Embedding):
     """Likewise."""
 
     def reset_parameters(self) -> None:
@@ -106,7 +106,7 @@ class PlainStem(nn.Module):
 
     def __init__(self, config: PlainSettings) -> None:
         super().__init__()
-        self.embed_tokens = Table(config.vocab_size, config.hidden_size)
+        self.embed_tokens = EmbeddingTable(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(PlainLayer(config) for _ in range(config.layers))
         self.norm = PlainNorm(config.hidden_size, config.eps)
 

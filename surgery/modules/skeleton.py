@@ -17,7 +17,7 @@ from surgery.families.table import DENSE_ONLY, FAMILIES, Family, family_of
 from surgery.modules.components import (
     AttentionHalf,
     Embedding,
-    Head,
+    LmHead,
     OptFfn,
     OptPositions,
     ResidualHalf,
@@ -162,7 +162,7 @@ class Skeleton:
     def _head(self) -> nn.Module:
         norm = getattr(self.stem, self.family.final[0], None)
         softcap = getattr(self.config, "final_logit_softcapping", None)
-        return Head(norm, getattr(self.stem, "project_out", None), self.model.lm_head, softcap)
+        return LmHead(norm, getattr(self.stem, "project_out", None), self.model.lm_head, softcap)
 
     def _half(self, kind: ComponentKind, index: int) -> nn.Module:
         layer = self.layer(index)

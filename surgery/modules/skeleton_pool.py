@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from surgery.chains.plan import Link
+from surgery.chains.plan import ChainLink
 from surgery.families.plain import plain_settings
 from surgery.modules.skeleton import Skeleton
 
@@ -36,13 +36,13 @@ class Skeletons:
         self._masked = masked
         self._parts = parts
         self._made: list[list[Skeleton]] = [[] for _ in sources]
-        self._taken: Counter[Link] = Counter()
+        self._taken: Counter[ChainLink] = Counter()
 
     def first(self, source: int) -> Skeleton:
         """A source's first skeleton, for its config and its rotary tables. Raises NotServable, as all skeletons do."""
         return self._number(source, 0)
 
-    def fresh(self, link: Link) -> Skeleton:
+    def fresh(self, link: ChainLink) -> Skeleton:
         """A skeleton from which this place has not been taken yet; it counts as taken now. Raises ValueError for a stitch."""
         if link.source is None:
             raise ValueError("a stitch is cut from no model")

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from surgery.adapters.lowrank import adapt_
 from surgery.chains.files import part_key
-from surgery.chains.plan import ChainPlan, Link, is_chain, plan_of
+from surgery.chains.plan import ChainLink, ChainPlan, is_chain, plan_of
 from surgery.families.settings import config_of
 from surgery.modules.build import build, build_stitch, parameters_of
 from surgery.modules.components import Where
@@ -38,7 +38,7 @@ _ALL_SLIDE = frozenset({"mistral", "mixtral", "phi3"})
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class StackOrigin:
     """What a component's pass needs beside its weights. `source`: index of its config; `slides`: its attention has a window."""
 
     source: int | None
@@ -52,7 +52,7 @@ class Stack(nn.Module):
         self,
         placed: Sequence[Placed],
         parts: Sequence[nn.Module],
-        origins: Sequence[Origin],
+        origins: Sequence[StackOrigin],
         configs: Sequence[Any],
         rotaries: Sequence[Any],
         named: Sequence[Mapping[str, Tensor]] = (),
@@ -70,7 +70,7 @@ class Stack(nn.Module):
         self._named = tuple(named)
 
     @property
-    def origins(self) -> tuple[Origin, ...]:
+    def origins(self) -> tuple[StackOrigin, ...]:
         """One per component."""
         return self._origins
 
@@ -139,7 +139,7 @@ class Stack(nn.Module):
 class Course:
     """One pass over one batch: positions, masks, cache, and rotary tables once they are asked for."""
 
-    def __init__(self, stack: Stack, positions: Tensor, masks: Mapping[Origin, Tensor | None], cache: Any) -> None:
+    def __init__(self, stack: Stack, positions: Tensor, masks: Mapping[StackOrigin, Tensor | None], cache: Any) -> None:
         self.positions = positions
         self.cache = cache
         self._stack = stack
@@ -169,12 +169,12 @@ def _positions(ids: Tensor, mask: Tensor | None, past: int) -> Tensor:
     return counted[:, -ids.shape[1] :]
 
 
-def _masks(stack: Stack, ids: Tensor, mask: Tensor | None, cache: Any, positions: Tensor) -> dict[Origin, Tensor | None]:
+def _masks(stack: Stack, ids: Tensor, mask: Tensor | None, cache: Any, positions: Tensor) -> dict[StackOrigin, Tensor | None]:
     """One mask per way of attending in the chain, as transformers makes it for the source's config."""
     from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
     like = torch.empty((*ids.shape, 1), dtype=stack.dtype, device=ids.device)
-    masks: dict[Origin, Tensor | None] = {}
+    masks: dict[StackOrigin, Tensor | None] = {}
     for origin in dict.fromkeys(stack._origins):
         if origin.source is not None:
             make = create_sliding_window_causal_mask if origin.slides else create_causal_mask
@@ -216,13 +216,13 @@ def assemble(plan: ChainPlan, components: Sequence[Placed], tensors: Mapping[str
     """A stack out of a plan and its tensors (by digest), each looked up once per place. A layer that stands in it twice has two caches."""
     sources = _Sources(plan)
     built: list[Built] = []
-    origins: list[Origin] = []
+    origins: list[StackOrigin] = []
     attention = 0
     for link, placed in zip(plan.links, components, strict=True):
         component = placed.component
         if link.source is None:
             built.append(_stitch(component, tensors))
-            origins.append(Origin(None))
+            origins.append(StackOrigin(None))
             continue
         built.append(sources.part(link, component, tensors))
         if component.kind in ("attention", "layer"):
@@ -250,7 +250,7 @@ class _Sources:
         self.configs = [first.config for first in firsts]
         self.rotaries = [first.rotary for first in firsts]
 
-    def part(self, link: Link, component: Component, tensors: Mapping[str, Tensor]) -> Built:
+    def part(self, link: ChainLink, component: Component, tensors: Mapping[str, Tensor]) -> Built:
         """A component's module with its weights and its adapter."""
         skeleton = self._skeletons.fresh(link)
         owner, head = skeleton.owner(component.kind, link.layer), skeleton.model.lm_head
@@ -279,10 +279,10 @@ def _stitch(component: Component, tensors: Mapping[str, Tensor]) -> Built:
     return Built(stitch, dict(stitch.named_parameters()))
 
 
-def _origin(placed: Placed, source: int, config: Any) -> Origin:
+def _origin(placed: Placed, source: int, config: Any) -> StackOrigin:
     if placed.component.kind not in ("attention", "layer") or placed.layer is None:
-        return Origin(source)
+        return StackOrigin(source)
     types = getattr(config, "layer_types", None)
     if types is not None and placed.component.family not in _ALL_SLIDE:
-        return Origin(source, types[placed.layer] == "sliding_attention")
-    return Origin(source, placed.component.family in _ALL_SLIDE and getattr(config, "sliding_window", None) is not None)
+        return StackOrigin(source, types[placed.layer] == "sliding_attention")
+    return StackOrigin(source, placed.component.family in _ALL_SLIDE and getattr(config, "sliding_window", None) is not None)

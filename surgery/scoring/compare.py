@@ -17,7 +17,7 @@ import torch
 
 from surgery.families.settings import config_of, context_length
 from surgery.modules.stack import Stack, open_stack
-from surgery.scoring.comparison import Comparison, Matrix, ProbeInfo, Score
+from surgery.scoring.comparison import Comparison, ProbeInfo, Score, ScoreMatrix
 from surgery.scoring.measuring import Positions, batches_in, check_readable, measure, positions_of
 from surgery.scoring.partials import Partials, Sums
 from surgery.scoring.runs import Granularity, Pairing, pairing
@@ -26,7 +26,7 @@ from surgery.text.text import Probe, read_text
 from surgery.text.tokenizers import Tokenized, has_tokenizer, require_same, tokenizer_digest, vocabulary_size
 from zoo.errors import Incomparable, InputError
 from zoo.manifest import canonical_json, digest_of
-from zoo.records import Document, Equivalence, Run
+from zoo.records import Document, Equivalence, ScoredRun
 from zoo.store import Store
 
 #: Called with (batches done, batches in all).
@@ -39,7 +39,7 @@ _SHORTEST = 2
 
 
 @dataclass(frozen=True)
-class Settings:
+class CompareSettings:
     """How to compare. `source`: text, as `surgery.text.text.read_text` takes it. `tokens`: of the probe, at most; in windows of `length`."""
 
     source: str | None = None
@@ -54,7 +54,9 @@ class Settings:
     dtype: str | None = None
 
 
-def compare(store: Store, a: Tokenized, b: Tokenized, settings: Settings | None = None, progress: Progress | None = None) -> Comparison:
+def compare(
+    store: Store, a: Tokenized, b: Tokenized, settings: CompareSettings | None = None, progress: Progress | None = None
+) -> Comparison:
     """Score two models and keep the scores. Interrupted and called again, it goes on where it was.
 
     Raises:
@@ -62,7 +64,7 @@ def compare(store: Store, a: Tokenized, b: Tokenized, settings: Settings | None 
         InputError: the probe cannot be used, the parts do not meet, or a model gives numbers that are not finite.
         NotServable: a family that cannot be cut.
     """
-    found = score(store, a, b, settings or Settings(), progress)
+    found = score(store, a, b, settings or CompareSettings(), progress)
     if a.name != b.name:
         keep(store, found)
     return found
@@ -82,12 +84,12 @@ def records_of(found: Comparison) -> list[Equivalence]:
 
 
 def _record(found: Comparison, pair: Score) -> Equivalence:
-    a = Run(found.a, pair.a.components.lo, pair.a.components.hi)
-    b = Run(found.b, pair.b.components.lo, pair.b.components.hi)
+    a = ScoredRun(found.a, pair.a.components.lo, pair.a.components.hi)
+    b = ScoredRun(found.b, pair.b.components.lo, pair.b.components.hi)
     return Equivalence("equivalent", a, b, found.probe.digest, pair.similarity, pair.control, pair.metrics)
 
 
-def score(store: Store, a: Tokenized, b: Tokenized, settings: Settings, progress: Progress | None = None) -> Comparison:
+def score(store: Store, a: Tokenized, b: Tokenized, settings: CompareSettings, progress: Progress | None = None) -> Comparison:
     """As `compare`, but nothing is kept."""
     started = time.monotonic()
     plan = check(a, b, settings)
@@ -105,7 +107,7 @@ def score(store: Store, a: Tokenized, b: Tokenized, settings: Settings, progress
     )
 
 
-def check(a: Tokenized, b: Tokenized, settings: Settings) -> Pairing:
+def check(a: Tokenized, b: Tokenized, settings: CompareSettings) -> Pairing:
     """What can be refused before anything is loaded. Raises as `compare`."""
     for model in (a, b):
         if model.manifest.kind in ("prefix", "prompt", "stitch"):
@@ -122,7 +124,7 @@ def _check_device(name: str) -> None:
         raise InputError(f"there is no device {name[:40]!r} here: {str(error).splitlines()[0][:200]}") from None
 
 
-def probe_of(store: Store, a: Tokenized, b: Tokenized, settings: Settings) -> Probe:
+def probe_of(store: Store, a: Tokenized, b: Tokenized, settings: CompareSettings) -> Probe:
     """The windows of ids that both models are given: a file's whole text, or the held-out part of the built-in text. Raises InputError."""
     text = read_text(settings.source)
     length = min(settings.length, *(context_length(config_of(store, model.manifest)) for model in (a, b)))
@@ -141,7 +143,7 @@ class _Session:
     """One comparison while it runs: two models in memory at a time, and a file of partial sums."""
 
     def __init__(
-        self, store: Store, a: Tokenized, b: Tokenized, settings: Settings, plan: Pairing, probe: Probe, progress: Progress | None
+        self, store: Store, a: Tokenized, b: Tokenized, settings: CompareSettings, plan: Pairing, probe: Probe, progress: Progress | None
     ) -> None:
         self._store, self._a, self._b = store, a, b
         self._settings, self._plan, self._probe, self._progress = settings, plan, probe, progress
@@ -212,8 +214,8 @@ def _scores(plan: Pairing, scores: Sums, controls: Sums | None) -> tuple[Score, 
     )  # fmt: skip
 
 
-def _matrix(plan: Pairing, scores: Sums, controls: Sums | None) -> Matrix:
-    return Matrix(plan.a, plan.b, _rows_of(scores), None if controls is None else _rows_of(controls))
+def _matrix(plan: Pairing, scores: Sums, controls: Sums | None) -> ScoreMatrix:
+    return ScoreMatrix(plan.a, plan.b, _rows_of(scores), None if controls is None else _rows_of(controls))
 
 
 def _rows_of(sums: Sums) -> tuple[tuple[float, ...], ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from surgery.scoring.runs import Granularity, Unit
+from surgery.scoring.runs import Granularity, ScoredUnit
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +28,19 @@ class Score:
     the hidden states, where widths agree), means over tokens.
     """
 
-    a: Unit
-    b: Unit
+    a: ScoredUnit
+    b: ScoredUnit
     similarity: float
     control: float | None
     metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Matrix:
+class ScoreMatrix:
     """Every part of a against every part of b: `values` [parts of a][parts of b]; `control`: the same against the twin of b."""
 
-    a: tuple[Unit, ...]
-    b: tuple[Unit, ...]
+    a: tuple[ScoredUnit, ...]
+    b: tuple[ScoredUnit, ...]
     values: tuple[tuple[float, ...], ...]
     control: tuple[tuple[float, ...], ...] | None
 
@@ -54,7 +54,7 @@ class Comparison:
     probe: ProbeInfo
     granularity: Granularity
     pairs: tuple[Score, ...]
-    matrix: Matrix | None
+    matrix: ScoreMatrix | None
     seconds: float
 
     @property
@@ -106,7 +106,7 @@ def _pair_document(pair: Score, granularity: Granularity) -> dict[str, Any]:
     }
 
 
-def _bounds(unit: Unit, granularity: Granularity) -> list[int]:
+def _bounds(unit: ScoredUnit, granularity: Granularity) -> list[int]:
     """Layers [lo, hi), or components where those were compared."""
     span = unit.components if granularity == "component" else unit.layers
     return [span.lo, span.hi]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 
 from surgery.partition.regroup import THRESHOLD, group_around, is_block_pair, regroup
-from surgery.scoring.compare import Progress, Settings, records_of, score
+from surgery.scoring.compare import CompareSettings, Progress, records_of, score
 from surgery.scoring.comparison import Comparison
 from surgery.scoring.runs import Span, equivalent_runs
 from surgery.text.text import read_text
@@ -18,7 +18,7 @@ from surgery.text.tokenizers import Tokenized
 from zoo.catalog import Writer
 from zoo.errors import Incomparable, InputError, NotFound
 from zoo.manifest import ModelManifest
-from zoo.records import Equivalence, Run
+from zoo.records import Equivalence, ScoredRun
 from zoo.store import Store
 
 #: The paper's T.
@@ -46,7 +46,7 @@ def equate(
     base: Tokenized,
     model: Tokenized,
     threshold: float = DEFAULT_THRESHOLD,
-    settings: Settings | None = None,
+    settings: CompareSettings | None = None,
     progress: Progress | None = None,
 ) -> tuple[Equivalence, ...]:
     """Cut two models where they stop being alike. Done again with another threshold, it moves the cuts.
@@ -64,7 +64,7 @@ def equate(
         NotFound: a model was removed or replaced in the meantime.
     """
     check_threshold(threshold, None)
-    chosen = dataclasses.replace(settings or Settings(control=False), granularity="component", groups=None, matrix=False)
+    chosen = dataclasses.replace(settings or CompareSettings(control=False), granularity="component", groups=None, matrix=False)
     found = score(store, base, model, chosen, progress)
     pairs = _block_pairs(found, base, model, threshold)
     with store.catalog.writing() as writer:
@@ -84,7 +84,7 @@ def _block_pair(found: Comparison, run: Span, threshold: float) -> Equivalence:
     last = found.pairs[run.hi - 1]
     lowest = min(pair.similarity for pair in found.pairs[run.lo : run.hi])
     metrics = {**last.metrics, "lowest": lowest, THRESHOLD: threshold}
-    a, b = Run(found.a, run.lo, run.hi), Run(found.b, run.lo, run.hi)
+    a, b = ScoredRun(found.a, run.lo, run.hi), ScoredRun(found.b, run.lo, run.hi)
     return Equivalence("equivalent", a, b, found.probe.digest, last.similarity, last.control, metrics)
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from surgery.modules.components import Head
+from surgery.modules.components import LmHead
 
 #: Bytes of logits and what is made of them, at a time.
 BUDGET = 96 << 20
@@ -32,7 +32,7 @@ class Lens:
     def __init__(self, head: nn.Module) -> None:
         self._head = head
         linear = getattr(self._head, "head", None)
-        self._linear = linear if isinstance(self._head, Head) and type(linear) is nn.Linear else None
+        self._linear = linear if isinstance(self._head, LmHead) and type(linear) is nn.Linear else None
 
     @property
     def sliceable(self) -> bool:
@@ -45,7 +45,7 @@ class Lens:
 
     def ready(self, hidden: Tensor) -> Tensor:
         """What slices are read from: [.., width] -> [.., width of the head], or all logits where the head cannot be sliced."""
-        if self._linear is None or not isinstance(self._head, Head):
+        if self._linear is None or not isinstance(self._head, LmHead):
             whole: Tensor = self._head(hidden)
             return whole
         if self._head.norm is not None:
@@ -54,7 +54,7 @@ class Lens:
 
     def logits(self, ready: Tensor, lo: int, hi: int) -> Tensor:
         """Logits of tokens [lo, hi): float32 [.., hi - lo], as the whole head gives them."""
-        if self._linear is None or not isinstance(self._head, Head):
+        if self._linear is None or not isinstance(self._head, LmHead):
             return ready[..., lo:hi].float()
         bias = None if self._linear.bias is None else self._linear.bias[lo:hi]
         logits = nn.functional.linear(ready, self._linear.weight[lo:hi], bias)

@@ -15,7 +15,7 @@ from torch import Tensor
 from surgery.modules.stack import Stack
 from surgery.scoring.lens import Lens, alike
 from surgery.scoring.partials import Sums
-from surgery.scoring.runs import Pairing, Unit
+from surgery.scoring.runs import Pairing, ScoredUnit
 from zoo.errors import Incomparable, InputError
 
 #: Bytes of hidden states that are held at a time, of all positions of both models.
@@ -39,11 +39,11 @@ def positions_of(plan: Pairing, a: Stack, b: Stack, matrix: bool) -> Positions:
     return Positions(ends_a, ends_b, pairs)
 
 
-def _ends(units: Sequence[Unit], stack: Stack) -> tuple[int, ...]:
+def _ends(units: Sequence[ScoredUnit], stack: Stack) -> tuple[int, ...]:
     return tuple(_end(unit, stack) for unit in units)
 
 
-def _end(unit: Unit, stack: Stack) -> int:
+def _end(unit: ScoredUnit, stack: Stack) -> int:
     return min(unit.components.hi, stack.end)
 
 

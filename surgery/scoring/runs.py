@@ -26,15 +26,15 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Unit:
+class ScoredUnit:
     """A part of a chain. `layers` is an empty range for the embedding or the head alone."""
 
     components: Span
     layers: Span
 
-    def through(self, last: Unit) -> Unit:
+    def through(self, last: ScoredUnit) -> ScoredUnit:
         """From this one to a later one."""
-        return Unit(Span(self.components.lo, last.components.hi), Span(self.layers.lo, last.layers.hi))
+        return ScoredUnit(Span(self.components.lo, last.components.hi), Span(self.layers.lo, last.layers.hi))
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,25 @@ class Pairing:
     """Units of two models. `a`, `b`: all of them, in order: the axes of a matrix. `pairs`: those that are held against each other."""
 
     granularity: Granularity
-    a: tuple[Unit, ...]
-    b: tuple[Unit, ...]
-    pairs: tuple[tuple[Unit, Unit], ...]
+    a: tuple[ScoredUnit, ...]
+    b: tuple[ScoredUnit, ...]
+    pairs: tuple[tuple[ScoredUnit, ScoredUnit], ...]
 
 
-def components_of(chain: Sequence[Placed]) -> tuple[Unit, ...]:
+def components_of(chain: Sequence[Placed]) -> tuple[ScoredUnit, ...]:
     """Every component by itself."""
     units = []
     reached = 0
     for at, placed in enumerate(chain):
         layers = Span(reached, reached) if placed.layer is None else Span(placed.layer, placed.layer + 1)
-        units.append(Unit(Span(at, at + 1), layers))
+        units.append(ScoredUnit(Span(at, at + 1), layers))
         reached = layers.hi
     return tuple(units)
 
 
-def layers_of(chain: Sequence[Placed]) -> tuple[Unit, ...]:
+def layers_of(chain: Sequence[Placed]) -> tuple[ScoredUnit, ...]:
     """The layers, each with its components; embedding, stitches and head belong to none."""
-    units: list[Unit] = []
+    units: list[ScoredUnit] = []
     for unit, placed in zip(components_of(chain), chain, strict=True):
         if placed.layer is None:
             continue
@@ -104,7 +104,7 @@ def _by_component(a: Sequence[Placed], b: Sequence[Placed]) -> Pairing:
     return Pairing("component", units_a, units_b, tuple(zip(units_a, units_b, strict=True)))
 
 
-def _grouped(a: Sequence[Unit], b: Sequence[Unit], groups: int | None) -> tuple[tuple[Unit, Unit], ...]:
+def _grouped(a: Sequence[ScoredUnit], b: Sequence[ScoredUnit], groups: int | None) -> tuple[tuple[ScoredUnit, ScoredUnit], ...]:
     count = groups if groups is not None else _even(len(a), len(b))
     if not 0 < count <= min(len(a), len(b)):
         raise InputError(f"{len(a)} and {len(b)} layers make no {count} groups")
@@ -117,7 +117,7 @@ def _even(a: int, b: int) -> int:
     return common if common > 1 else min(a, b)
 
 
-def _cut(units: Sequence[Unit], count: int) -> list[Unit]:
+def _cut(units: Sequence[ScoredUnit], count: int) -> list[ScoredUnit]:
     bounds = [(at * len(units) + count // 2) // count for at in range(count + 1)]
     return [units[lo].through(units[hi - 1]) for lo, hi in pairwise(bounds)]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from surgery.sources.meta_params import MetaParams
-from surgery.sources.meta_shards import Axis, JoinedTensor, Part, Stored
+from surgery.sources.meta_shards import Axis, JoinedTensor, ShardPart, Stored
 from zoo.errors import MalformedCheckpoint
 
 Cut = Literal["rows", "columns", "whole"]
@@ -110,9 +110,9 @@ def _join(params: MetaParams, place: _Place, shards: Sequence[Shard]) -> JoinedT
     return JoinedTensor(place.key, held[0].dtype, place.shape, parts, axis, head_rows)
 
 
-def _part(shard: Shard, stored: Stored) -> Part:
+def _part(shard: Shard, stored: Stored) -> ShardPart:
     columns = stored.shape[1] if len(stored.shape) == 2 else 1
-    return Part(shard.path, stored.begin, stored.shape[0], columns)
+    return ShardPart(shard.path, stored.begin, stored.shape[0], columns)
 
 
 def _held(shard: Shard, name: str) -> Stored:

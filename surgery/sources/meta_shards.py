@@ -114,7 +114,7 @@ def _stored(path: Path, key: str, tensor: object, records: Mapping[int, int]) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShardPart:
     """A matrix in a shard; a vector is a matrix of one column."""
 
     path: Path
@@ -134,7 +134,7 @@ class JoinedTensor:
     key: str
     dtype: str
     shape: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ShardPart, ...]
     axis: Axis = "rows"
     head_rows: int = 0
 
@@ -179,7 +179,7 @@ def _ranges(rows: int, row_bytes: int, step: int, size: int) -> Iterator[tuple[i
         yield lo, min(lo + count, rows)
 
 
-def _read_rows(file: FileIO, part: Part, lo: int, hi: int, width: int) -> np.ndarray:
+def _read_rows(file: FileIO, part: ShardPart, lo: int, hi: int, width: int) -> np.ndarray:
     """Rows [lo, hi) of a part: an array [hi - lo, columns] of elements that are `width` bytes each and never looked into."""
     import numpy as np
 

@@ -16,7 +16,7 @@ import torch
 from surgery.tensors.upload import Uploads, uploads_to
 from zoo.errors import InputError
 from zoo.manifest import ModelManifest
-from zoo.objects.objects import Decoded, Opened
+from zoo.objects.objects import Decoded, OpenedTensor
 from zoo.packed.reader import WORKERS, in_order
 from zoo.store import Store
 
@@ -68,7 +68,7 @@ def stored_tensors(store: Store, digests: Sequence[str]) -> list[torch.Tensor]:
     return [found[index] if index in found else stored_tensor(store, digest) for index, digest in enumerate(digests)]
 
 
-def map_tensor(opened: Opened | Decoded) -> torch.Tensor:
+def map_tensor(opened: OpenedTensor | Decoded) -> torch.Tensor:
     """The tensor of an opened object. A plain one is mapped copy-on-write: reading shares pages, and no write can reach the file."""
     meta = opened.tensor
     dtype = TORCH_DTYPES[meta.dtype]

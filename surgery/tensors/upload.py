@@ -2,7 +2,7 @@
 
     stored tensor --read, cast, a part at a time--> buffer 0 | buffer 1 --a stream of their own--> the device's tensor
 
-Whoever computes on the device waits for the last part there, not here. What is of CUDA lies behind `Link`; `HostLink` does the same on a
+Whoever computes on the device waits for the last part there, not here. What is of CUDA lies behind `UploadLink`; `HostLink` does the same on a
 CPU, by copies that are done when they return. Knows tensors; nothing of stores.
 """
 
@@ -21,7 +21,7 @@ BUFFER_BYTES = 32 << 20
 Arrival = Callable[[], object]
 
 
-class Link(Protocol):
+class UploadLink(Protocol):
     """The way to a device. Between `begin` and `join` parts are sent; `join` comes in any case."""
 
     def buffer(self, nbytes: int) -> Tensor:
@@ -44,7 +44,7 @@ class Link(Protocol):
 
 
 class HostLink:
-    """`Link` to a CPU."""
+    """`UploadLink` to a CPU."""
 
     def buffer(self, nbytes: int) -> Tensor:
         return torch.empty(nbytes, dtype=torch.uint8)
@@ -64,7 +64,7 @@ class HostLink:
 
 
 class CudaLink:
-    """`Link` to a GPU, on a stream beside the one that computes."""
+    """`UploadLink` to a GPU, on a stream beside the one that computes."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -99,7 +99,7 @@ class Uploads:
         nbytes: of one buffer, a multiple of 8; all that is held on this side beyond the tensors themselves is two of them.
     """
 
-    def __init__(self, link: Link, nbytes: int = BUFFER_BYTES) -> None:
+    def __init__(self, link: UploadLink, nbytes: int = BUFFER_BYTES) -> None:
         self._link = link
         self._nbytes = nbytes
         self._buffers: tuple[Tensor, ...] = ()

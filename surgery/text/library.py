@@ -57,7 +57,7 @@ SLICES = (EVERYTHING, GENERAL, *SUBJECTS, PROSE)
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class LibraryDocument:
     """One source file. `path` is relative to the library's folder, with forward slashes."""
 
     path: str
@@ -65,7 +65,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
+class LibrarySlice:
     """The texts of one subject: what a model learns from, and what only measures it. No file is in both."""
 
     train: tuple[str, ...]
@@ -76,7 +76,7 @@ class Slice:
 class Corpus:
     """All documents, split into held-out and training files by a hash of their paths."""
 
-    documents: tuple[Document, ...]
+    documents: tuple[LibraryDocument, ...]
 
     @cached_property
     def digest(self) -> str:
@@ -91,26 +91,26 @@ class Corpus:
         return sum(len(document.text) for document in self.documents)
 
     @cached_property
-    def _slices(self) -> dict[str, Slice]:
+    def _slices(self) -> dict[str, LibrarySlice]:
         parts = {name: self._subject(name) for name in (GENERAL, *SUBJECTS)}
-        everything = Slice(
+        everything = LibrarySlice(
             tuple(text for part in parts.values() for text in part.train), tuple(text for part in parts.values() for text in part.held_out)
         )
         return {**parts, EVERYTHING: everything}
 
     @cached_property
-    def _prose(self) -> Slice:
+    def _prose(self) -> LibrarySlice:
         everything = self._slices[EVERYTHING]
-        return Slice(tuple(map(docstrings, everything.train)), tuple(map(docstrings, everything.held_out)))
+        return LibrarySlice(tuple(map(docstrings, everything.train)), tuple(map(docstrings, everything.held_out)))
 
-    def slice(self, name: str) -> Slice:
+    def slice(self, name: str) -> LibrarySlice:
         """One of `SLICES`."""
         return self._prose if name == PROSE else self._slices[name]
 
-    def _subject(self, name: str) -> Slice:
+    def _subject(self, name: str) -> LibrarySlice:
         ordered = sorted((d for d in self.documents if subject_of(d.path) == name), key=lambda d: hashlib.sha256(d.path.encode()).digest())
         held = _held_out(ordered)
-        return Slice(tuple(d.text for d in ordered if d not in held), tuple(d.text for d in held))
+        return LibrarySlice(tuple(d.text for d in ordered if d not in held), tuple(d.text for d in held))
 
 
 def subject_of(path: str) -> str:
@@ -119,7 +119,7 @@ def subject_of(path: str) -> str:
     return next((subject for subject, names in SUBJECTS.items() if first in names), GENERAL)
 
 
-def _held_out(documents: Sequence[Document]) -> list[Document]:
+def _held_out(documents: Sequence[LibraryDocument]) -> list[LibraryDocument]:
     """The first files that make up a sixteenth of the text, none of them more than a quarter of it."""
     total = sum(len(document.text) for document in documents)
     fit = [document for document in documents if 4 * len(document.text) <= total] or list(documents[:1])
@@ -141,14 +141,14 @@ def _sources(library: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(library).as_posix())
 
 
-def _read(library: Path, path: Path) -> Document | None:
+def _read(library: Path, path: Path) -> LibraryDocument | None:
     if _SKIPPED_FILES.match(path.name) or path.stat().st_size > _MAX_FILE:
         return None
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         return None
-    return Document(path.relative_to(library).as_posix(), text) if text.strip() else None
+    return LibraryDocument(path.relative_to(library).as_posix(), text) if text.strip() else None
 
 
 def read_library(library: Path | None = None, max_bytes: int | None = None) -> Corpus:
@@ -170,7 +170,7 @@ def read_library(library: Path | None = None, max_bytes: int | None = None) -> C
     return corpus
 
 
-def _first(documents: Sequence[Document], subject: str, max_bytes: int) -> list[Document]:
+def _first(documents: Sequence[LibraryDocument], subject: str, max_bytes: int) -> list[LibraryDocument]:
     """The first documents of a subject whose texts fit `max_bytes`, two at least: one to learn, one to measure."""
     kept = [document for document in documents if subject_of(document.path) == subject]
     ends = accumulate(len(document.text) for document in kept)

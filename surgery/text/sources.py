@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from surgery.text.library import EVERYTHING, SLICES, Slice, read_library
+from surgery.text.library import EVERYTHING, SLICES, LibrarySlice, read_library
 from zoo.errors import InputError
 
 #: A text, or token ids for models without a tokenizer.
@@ -27,7 +27,7 @@ _DATASET = re.compile(r"(?P<path>[^:\[\]]+?)(:(?P<config>[^:\[\]]+))?(:(?P<split
 _LIBRARY = "library"
 
 
-def library_slice(source: str | None) -> Slice | None:
+def library_slice(source: str | None) -> LibrarySlice | None:
     """The built-in text that a source names (None, `library`, `library:mail`), or None when it names another. Raises InputError."""
     if source is None or source == _LIBRARY:
         return read_library().slice(EVERYTHING)

@@ -15,19 +15,19 @@ from typing import Any
 
 from torch import Tensor
 
-from surgery.chains.plan import ChainPlan, Link, plan_of, renumbered
+from surgery.chains.plan import ChainLink, ChainPlan, plan_of, renumbered
 from surgery.families.table import Family, family_of
 from surgery.models.put import check_adapters
-from surrogates.block import Run
+from surrogates.block import BlockRun
 from surrogates.pruning.groups import Axis, Part, axes_of, kinds_of
-from surrogates.pruning.plan import Cost, PrunePlan, Shape, check_layers
+from surrogates.pruning.plan import BlockShape, Cost, PrunePlan, check_layers
 from surrogates.pruning.prune import cost_of, pruned_config, respecced, shape_of, slice_tensors
 from zoo.errors import InputError
 from zoo.manifest import Component, ModelManifest, Placed
 
 
 @dataclass(frozen=True)
-class Target:
+class PruneTarget:
     """A run of components [lo, hi) of a model whose `part` is to be pruned. `axes[i]`: what is sliced in component lo + i, none where
     it stays as it is. `family`, `shape`: of its pruned components."""
 
@@ -38,7 +38,7 @@ class Target:
     lo: int
     hi: int
     family: Family
-    shape: Shape
+    shape: BlockShape
     axes: tuple[tuple[Axis, ...], ...]
 
     @property
@@ -62,7 +62,7 @@ class Target:
         return cost_of(self.family, [self.placed[at].component for at in self.changed], shapes, self.part)
 
 
-def target_of(manifest: ModelManifest, config: Mapping[str, Any], layers: tuple[int, int], part: Part) -> Target:
+def target_of(manifest: ModelManifest, config: Mapping[str, Any], layers: tuple[int, int], part: Part) -> PruneTarget:
     """The run of a model's layers, first and last inclusive, that a part of is pruned.
 
     Raises:
@@ -81,7 +81,7 @@ def target_of(manifest: ModelManifest, config: Mapping[str, Any], layers: tuple[
         raise InputError(f"layers {layers[0]}-{layers[1]} of {manifest.name} are of several shapes: prune them one by one")
     family = family_of(sources[0])
     axes = tuple(axes_of(family, placed.component, part) if placed.component.kind in kinds else () for placed in inside)
-    return Target(manifest, plan, part, layers, lo, hi, family, shapes.pop()[1], axes)
+    return PruneTarget(manifest, plan, part, layers, lo, hi, family, shapes.pop()[1], axes)
 
 
 def _check_inside(name: str, inside: Sequence[Placed], kinds: Sequence[str]) -> None:
@@ -109,7 +109,7 @@ def bounds_of(manifest: ModelManifest, layers: tuple[int, int], part: Part) -> t
     return inside[0], inside[-1] + 1
 
 
-def pruned_run(target: Target, plan: PrunePlan, tensors: Mapping[str, Tensor]) -> Run:
+def pruned_run(target: PruneTarget, plan: PrunePlan, tensors: Mapping[str, Tensor]) -> BlockRun:
     """The block after a plan. Changed components get tensors of their own, named `<index in the run>.<name>` in place of digests.
 
     Args:
@@ -130,13 +130,13 @@ def pruned_run(target: Target, plan: PrunePlan, tensors: Mapping[str, Tensor]) -
         sliced = slice_tensors(target.axes[at], target.shape, plan.kept[target.layer_of[at]], given)
         own.update({f"{at}.{name}": tensor.clone() for name, tensor in sliced.items()})
         names = tuple((name, f"{at}.{name}") for name, _ in old.tensors)
-        links[at] = Link(old.kind, len(target.plan.sources) + which, links[at].layer)
+        links[at] = ChainLink(old.kind, len(target.plan.sources) + which, links[at].layer)
         component = Component(old.kind, old.family, old.spec, names)
         placed[at] = replace(placed[at], component=respecced(component, configs[which], target.family, links[at].layer))
-    return Run(tuple(placed), ChainPlan((*target.plan.sources, *configs), tuple(links)), own, target.changed)
+    return BlockRun(tuple(placed), ChainPlan((*target.plan.sources, *configs), tuple(links)), own, target.changed)
 
 
-def renamed(run: Run, digests: Mapping[str, str], tensors: Mapping[str, Tensor]) -> Run:
+def renamed(run: BlockRun, digests: Mapping[str, str], tensors: Mapping[str, Tensor]) -> BlockRun:
     """A run over other tensors: `digests` for what the changed components name now."""
     placed = list(run.placed)
     for at in run.changed:
@@ -146,7 +146,7 @@ def renamed(run: Run, digests: Mapping[str, str], tensors: Mapping[str, Tensor])
     return replace(run, placed=tuple(placed), tensors=tensors)
 
 
-def whole_chain(target: Target, run: Run) -> tuple[ChainPlan, tuple[Placed, ...]]:
+def whole_chain(target: PruneTarget, run: BlockRun) -> tuple[ChainPlan, tuple[Placed, ...]]:
     """The model's chain with the run in place.
 
     Where every such component of the model is pruned, the pruned config is that of the whole model: embedding and head then take its
@@ -161,4 +161,4 @@ def whole_chain(target: Target, run: Run) -> tuple[ChainPlan, tuple[Placed, ...]
         return ChainPlan(run.plan.sources, links), renumbered(each.component for each in placed)
     config = run.plan.sources[-1]
     components = [respecced(each.component, config, target.family, each.layer) for each in placed]
-    return ChainPlan((config,), tuple(Link(link.kind, 0, link.layer) for link in links)), renumbered(components)
+    return ChainPlan((config,), tuple(ChainLink(link.kind, 0, link.layer) for link in links)), renumbered(components)

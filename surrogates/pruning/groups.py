@@ -26,7 +26,7 @@ Part = Literal["layer", "attention", "ffn"]
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TensorSegment:
     """A run of entries along a dimension: all units of a kind in order, `width` entries each. Width 0 stands for the head's dimension."""
 
     unit: Unit
@@ -39,13 +39,13 @@ class Axis:
 
     name: str
     dim: int
-    segments: tuple[Segment, ...]
+    segments: tuple[TensorSegment, ...]
 
 
-_HEADS, _KV, _CHANNELS = Segment("heads", 0), Segment("kv", 0), Segment("channels", 1)
+_HEADS, _KV, _CHANNELS = TensorSegment("heads", 0), TensorSegment("kv", 0), TensorSegment("channels", 1)
 
 
-def _linear(path: str, dim: int, *segments: Segment) -> tuple[Axis, ...]:
+def _linear(path: str, dim: int, *segments: TensorSegment) -> tuple[Axis, ...]:
     """A `Linear` whose outputs (dim 0, bias along) or inputs (dim 1) are sliced."""
     weight = Axis(f"{path}.weight", dim, segments)
     return (weight, Axis(f"{path}.bias", 0, segments)) if dim == 0 else (weight,)

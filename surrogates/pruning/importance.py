@@ -15,9 +15,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from surrogates.block import Block, States, Subject
+from surrogates.block import ParentBlock, States, Subject
 from surrogates.pruning.groups import Axis
-from surrogates.pruning.plan import Scores, Shape
+from surrogates.pruning.plan import BlockShape, SliceScores
 from surrogates.pruning.prune import unit_sums
 from zoo.errors import InputError
 
@@ -28,7 +28,7 @@ _BATCH = 8
 class _Sums:
     """Running scores per layer and kind of unit. `axes[i]`: of component i; `layers[i]`: its layer, counted from the block's first."""
 
-    def __init__(self, shape: Shape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]) -> None:
+    def __init__(self, shape: BlockShape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]) -> None:
         self._shape = shape
         self._axes = axes
         self._layers = layers
@@ -40,14 +40,14 @@ class _Sums:
             before = self._sums.get(key)
             self._sums[key] = added.cpu() if before is None else before + added.cpu()
 
-    def scores(self) -> list[Scores]:
+    def scores(self) -> list[SliceScores]:
         return [
-            Scores(*(self._sums.get((layer, unit), torch.zeros(self._shape.units(unit))).tolist() for unit in ("heads", "kv", "channels")))
+            SliceScores(*(self._sums.get((layer, unit), torch.zeros(self._shape.units(unit))).tolist() for unit in ("heads", "kv", "channels")))
             for layer in range(max(self._layers) + 1)
         ]  # fmt: skip
 
 
-def magnitude(block: Block, shape: Shape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]) -> list[Scores]:
+def magnitude(block: ParentBlock, shape: BlockShape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]) -> list[SliceScores]:
     """Sum of squares of each unit's weights: the order of their L2 norms. One per layer of the block."""
     sums = _Sums(shape, axes, layers)
     for at, names in enumerate(block.names):
@@ -57,8 +57,8 @@ def magnitude(block: Block, shape: Shape, axes: Sequence[Sequence[Axis]], layers
 
 
 def taylor(
-    subject: Subject, block: Block, states: States, shape: Shape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]
-) -> list[Scores]:
+    subject: Subject, block: ParentBlock, states: States, shape: BlockShape, axes: Sequence[Sequence[Axis]], layers: Sequence[int]
+) -> list[SliceScores]:
     """|w dL/dw| per unit, summed over batches of `states`. `block`: the exact block. One per layer of the block.
 
     Raises:
@@ -80,7 +80,7 @@ def taylor(
     return sums.scores()
 
 
-def learning(block: Block, weights: Mapping[str, Tensor]) -> None:
+def learning(block: ParentBlock, weights: Mapping[str, Tensor]) -> None:
     """Gradients for these weights of a block, and for nothing else in it."""
     block.requires_grad_(False)
     for weight in weights.values():

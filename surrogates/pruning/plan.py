@@ -20,7 +20,7 @@ from zoo.errors import InputError
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class BlockShape:
     """Of a layer's parts. `heads`: query heads; `kv`: key-value heads, of which each serves heads / kv query heads."""
 
     hidden: int
@@ -35,7 +35,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptSlices:
     """Units that stay in one layer, ascending, by the index they had."""
 
     heads: tuple[int, ...]
@@ -47,7 +47,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
+class SliceScores:
     """How much each unit of one layer matters; more is better. Lengths as the shape's counts."""
 
     heads: Sequence[float]
@@ -62,11 +62,11 @@ class PrunePlan:
     part: Part
     layers: tuple[int, int]
     ratio: float
-    before: Shape
-    after: Shape
+    before: BlockShape
+    after: BlockShape
     parameters: int
     removed: int
-    kept: tuple[Kept, ...]
+    kept: tuple[KeptSlices, ...]
 
     @property
     def removed_ratio(self) -> float:
@@ -107,10 +107,10 @@ def check_ratio(ratio: float) -> None:
 # -- how many ----------------------------------------------------------------------------------------------------------
 
 #: Parameters of a run of layers with these counts.
-Cost = Callable[[Shape], int]
+Cost = Callable[[BlockShape], int]
 
 
-def nearest(shape: Shape, part: Part, ratio: float, cost: Cost) -> Shape:
+def nearest(shape: BlockShape, part: Part, ratio: float, cost: Cost) -> BlockShape:
     """The feasible counts whose removed share of parameters is nearest to `ratio`; of two as near, those that keep more key-value heads.
 
     For a whole layer the heads are settled first, on the attention's own share, and the channels make up for what heads cannot hit.
@@ -128,18 +128,18 @@ def nearest(shape: Shape, part: Part, ratio: float, cost: Cost) -> Shape:
     return after
 
 
-def _closest(candidates: Iterator[Shape], removed: Cost, aim: float, complaint: str) -> Shape:
+def _closest(candidates: Iterator[BlockShape], removed: Cost, aim: float, complaint: str) -> BlockShape:
     found = min(candidates, key=lambda each: (abs(removed(each) - aim), -each.kv, -each.heads, -each.channels), default=None)
     if found is None:
         raise InputError(complaint)
     return found
 
 
-def _with(shape: Shape, **counts: int) -> Shape:
-    return Shape(**{**asdict(shape), **counts})
+def _with(shape: BlockShape, **counts: int) -> BlockShape:
+    return BlockShape(**{**asdict(shape), **counts})
 
 
-def _fewer_heads(shape: Shape) -> Iterator[Shape]:
+def _fewer_heads(shape: BlockShape) -> Iterator[BlockShape]:
     """Every feasible count of heads below the shape's own: `kv` groups of `group` query heads each."""
     group = shape.heads // shape.kv
     for kv in range(shape.kv, 0, -1):
@@ -164,7 +164,7 @@ def _fewer_channels(channels: int) -> range:
 # -- which -------------------------------------------------------------------------------------------------------------
 
 
-def choose(shape: Shape, after: Shape, scores: Scores) -> Kept:
+def choose(shape: BlockShape, after: BlockShape, scores: SliceScores) -> KeptSlices:
     """The units with the highest scores, as many as `after` says. Of equal units the first stays.
 
     Whole groups go, a key-value head with all its query heads, by the sum of their scores; where fewer query heads per group are
@@ -174,7 +174,7 @@ def choose(shape: Shape, after: Shape, scores: Scores) -> Kept:
     totals = [scores.kv[at] + sum(scores.heads[at * group : (at + 1) * group]) for at in range(shape.kv)]
     kv = _best(totals, range(shape.kv), after.kv)
     heads = [head for at in kv for head in _best(scores.heads, range(at * group, (at + 1) * group), left)]
-    return Kept(tuple(heads), kv, _best(scores.channels, range(shape.channels), after.channels))
+    return KeptSlices(tuple(heads), kv, _best(scores.channels, range(shape.channels), after.channels))
 
 
 def _best(scores: Sequence[float], among: range, count: int) -> tuple[int, ...]:

@@ -18,20 +18,20 @@ from torch import Tensor
 
 from surgery.families.specs import spec_of
 from surgery.families.table import Family, family_of
-from surrogates.pruning.groups import Axis, Part, Segment, axes_of, prunable
-from surrogates.pruning.plan import Cost, Kept, Shape
+from surrogates.pruning.groups import Axis, Part, TensorSegment, axes_of, prunable
+from surrogates.pruning.plan import BlockShape, Cost, KeptSlices
 from zoo.errors import InputError, MalformedCheckpoint
 from zoo.manifest import Component, canonical_json
 
 
-def shape_of(config: Mapping[str, Any]) -> Shape:
+def shape_of(config: Mapping[str, Any]) -> BlockShape:
     """The shape of a model's layers, family defaults filled in. Raises UnknownFamily, MalformedCheckpoint, InputError."""
     settings = _accepted(config, "config.json")
     heads = int(settings.num_attention_heads)
     hidden = int(settings.hidden_size)
     channels_name = prunable(family_of(config)).settings[2]
     channels = getattr(settings, channels_name, None)
-    return Shape(
+    return BlockShape(
         hidden=hidden,
         heads=heads,
         kv=int(getattr(settings, "num_key_value_heads", None) or heads),
@@ -40,7 +40,7 @@ def shape_of(config: Mapping[str, Any]) -> Shape:
     )
 
 
-def pruned_config(config: Mapping[str, Any], part: Part, after: Shape) -> dict[str, Any]:
+def pruned_config(config: Mapping[str, Any], part: Part, after: BlockShape) -> dict[str, Any]:
     """The config of a model all of whose layers have the pruned shape.
 
     Raises:
@@ -94,25 +94,25 @@ def cost_of(family: Family, components: Sequence[Component], shapes: Mapping[str
                 extent = 1 if axis is None else shapes[digest][axis.dim]
                 entries.append((math.prod(shapes[digest]) // max(extent, 1), axis, extent))
 
-    def cost(shape: Shape) -> int:
+    def cost(shape: BlockShape) -> int:
         return sum(rest * (extent if axis is None else axis_length(axis, shape)) for rest, axis, extent in entries)
 
     return cost
 
 
-def axis_length(axis: Axis, shape: Shape) -> int:
+def axis_length(axis: Axis, shape: BlockShape) -> int:
     """Entries along a sliced dimension."""
     return sum(shape.units(segment.unit) * _width(segment, shape) for segment in axis.segments)
 
 
-def _width(segment: Segment, shape: Shape) -> int:
+def _width(segment: TensorSegment, shape: BlockShape) -> int:
     return segment.width or shape.head_dim
 
 
 # -- slicing -----------------------------------------------------------------------------------------------------------
 
 
-def kept_entries(axis: Axis, shape: Shape, kept: Kept) -> Tensor:
+def kept_entries(axis: Axis, shape: BlockShape, kept: KeptSlices) -> Tensor:
     """Indices, int64 [entries left], along a sliced dimension of a tensor of `shape`."""
     begin = 0
     found: list[int] = []
@@ -124,7 +124,7 @@ def kept_entries(axis: Axis, shape: Shape, kept: Kept) -> Tensor:
     return torch.tensor(found, dtype=torch.int64)
 
 
-def slice_tensors(axes: Iterable[Axis], shape: Shape, kept: Kept, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def slice_tensors(axes: Iterable[Axis], shape: BlockShape, kept: KeptSlices, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """A component's tensors with only the kept units in them, as tensors of their own; those that lose nothing stay the same objects.
 
     Raises:
@@ -141,7 +141,7 @@ def slice_tensors(axes: Iterable[Axis], shape: Shape, kept: Kept, tensors: Mappi
     return out
 
 
-def unit_sums(axis: Axis, shape: Shape, values: Tensor) -> dict[str, Tensor]:
+def unit_sums(axis: Axis, shape: BlockShape, values: Tensor) -> dict[str, Tensor]:
     """Sum a tensor's values per unit: kind of unit -> float64 [units]. `values` has the shape of the axis's tensor."""
     along = values.double().movedim(axis.dim, 0).reshape(values.shape[axis.dim], -1).sum(1)
     sums: dict[str, Tensor] = {}

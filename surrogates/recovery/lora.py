@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.adapters.lowrank import LowRankLinear
-from surrogates.block import Block
+from surrogates.block import ParentBlock
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Learners:
             setattr(site.parent, site.name, site.plain)
 
 
-def attach_(block: Block, rank: int, generator: torch.Generator) -> Learners:
+def attach_(block: ParentBlock, rank: int, generator: torch.Generator) -> Learners:
     """Put a learner of `rank` (or of the layer's smaller side, where that is less) on every linear layer of the changed components."""
     sites: list[_Site] = []
     for part in (block.parts[at] for at in block.changed):

@@ -22,9 +22,9 @@ from torch import Tensor
 from surgery.training.checkpoint import Saved
 from surgery.training.loop import moments, remember_, run_
 from surgery.training.schedule import rate_share
-from surrogates.block import Block, States, Subject
+from surrogates.block import ParentBlock, States, Subject
 from surrogates.recovery.lora import Learners, attach_
-from surrogates.recovery.saved import Task
+from surrogates.recovery.saved import RecoveryTask
 from zoo.errors import InputError
 
 Recover = Literal["lora", "full", "none"]
@@ -67,7 +67,13 @@ class Recovery:
 
 
 def recover_(
-    subject: Subject, block: Block, states: States, checks: States, settings: RecoverySettings, task: Task, progress: Progress | None = None
+    subject: Subject,
+    block: ParentBlock,
+    states: States,
+    checks: States,
+    settings: RecoverySettings,
+    task: RecoveryTask,
+    progress: Progress | None = None,
 ) -> Recovery:
     """Train a pruned block in place. `checks`: windows that are not learned from. Ctrl-C saves what was reached and goes on upwards.
 
@@ -90,7 +96,7 @@ def recover_(
     return Recovery(trainer.step, before, after if kept else before, kept, stopped)
 
 
-def _run(trainer: _Trainer, task: Task, progress: Progress | None) -> str | None:
+def _run(trainer: _Trainer, task: RecoveryTask, progress: Progress | None) -> str | None:
     """All steps. Returns why it ended early, or None."""
     saved = task.load()
     if saved is not None:
@@ -107,7 +113,7 @@ class _Trainer:
     """One training: its optimizer, and the step it is at."""
 
     subject: Subject
-    block: Block
+    block: ParentBlock
     states: States
     settings: RecoverySettings
     step: int = 0
@@ -212,7 +218,7 @@ def distance(out: Tensor, batch: States) -> Tensor:
 
 
 @torch.no_grad()
-def distance_on(block: Block, states: States) -> float:
+def distance_on(block: ParentBlock, states: States) -> float:
     """`distance` over all windows."""
     device = next(block.parameters()).device
     total = 0.0
@@ -221,12 +227,12 @@ def distance_on(block: Block, states: States) -> float:
     return total / len(states)
 
 
-def _matrices(block: Block) -> dict[str, Tensor]:
+def _matrices(block: ParentBlock) -> dict[str, Tensor]:
     """All weights of a block's changed components, norms included, by component and name."""
     return {f"{at}.{name}": weight for at in block.changed for name, weight in block.names[at].items() if weight.is_floating_point()}
 
 
 @torch.no_grad()
-def _restore_(block: Block, start: dict[str, Tensor]) -> None:
+def _restore_(block: ParentBlock, start: dict[str, Tensor]) -> None:
     for name, weight in _matrices(block).items():
         weight.copy_(start[name])

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from surgery.modules.components import ResidualHalf
-from surrogates.block import Block, States
+from surrogates.block import ParentBlock, States
 from surrogates.pruning.groups import Prunable
 
 #: Share of the mean diagonal of A'A. Small: there are many more tokens than inputs.
@@ -51,7 +51,9 @@ class _Seen:
 
 
 @torch.no_grad()
-def refit_(block: Block, exact: Block, states: States, row: Prunable, outs: Sequence[Sequence[str]], ridge: float = RIDGE) -> None:
+def refit_(
+    block: ParentBlock, exact: ParentBlock, states: States, row: Prunable, outs: Sequence[Sequence[str]], ridge: float = RIDGE
+) -> None:
     """Fit the output layers of a pruned block, in place.
 
     Args:
@@ -70,8 +72,8 @@ def refit_(block: Block, exact: Block, states: States, row: Prunable, outs: Sequ
 class _Place:
     """The layer `path` of component `at` in both blocks."""
 
-    block: Block
-    exact: Block
+    block: ParentBlock
+    exact: ParentBlock
     at: int
     path: str
 
@@ -122,7 +124,7 @@ def _with_constant(inputs: Tensor, bias: Tensor | None) -> Tensor:
     return inputs if bias is None else torch.cat((inputs, torch.ones_like(inputs[..., :1])), -1)
 
 
-def _through(block: Block, at: int, ids: Tensor, hidden: Tensor, device: torch.device) -> Tensor:
+def _through(block: ParentBlock, at: int, ids: Tensor, hidden: Tensor, device: torch.device) -> Tensor:
     out = []
     for begin in range(0, len(ids), _BATCH):
         rows, batch = ids[begin : begin + _BATCH].to(device), hidden[begin : begin + _BATCH].to(device)
@@ -130,7 +132,7 @@ def _through(block: Block, at: int, ids: Tensor, hidden: Tensor, device: torch.d
     return torch.cat(out)
 
 
-def _layer(block: Block, at: int, path: str) -> Any:
+def _layer(block: ParentBlock, at: int, path: str) -> Any:
     """The module that holds a named weight of a component."""
     weight = block.names[at][f"{path}.weight"]
     return next(module for module in block.parts[at].modules() if getattr(module, "weight", None) is weight)

@@ -15,7 +15,7 @@ from surgery.training.checkpoint import Saved, load_state, save_state
 from zoo.manifest import digest_of
 
 
-class Task:
+class RecoveryTask:
     """A piece of training that can be interrupted. `settings`: JSON; all that the result depends on."""
 
     def __init__(self, root: Path, settings: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from surrogates.block import Block
+from surrogates.block import ParentBlock
 
 #: Passes of a pair that are always made, if so many are asked for.
 _FEWEST = 3
@@ -57,7 +57,7 @@ class TimingSettings:
 
 
 @torch.inference_mode()
-def measure(exact: Block, given: Block, width: int, settings: TimingSettings) -> Speed:
+def measure(exact: ParentBlock, given: ParentBlock, width: int, settings: TimingSettings) -> Speed:
     """Time both blocks. `width`: of the hidden states they read; values are random, which changes no time."""
     like = next(exact.parameters())
     hidden = torch.randn(settings.batch, settings.context + 1, width, generator=torch.Generator().manual_seed(0))
@@ -67,7 +67,7 @@ def measure(exact: Block, given: Block, width: int, settings: TimingSettings) ->
     return Speed(settings.batch, settings.context, torch.get_num_threads(), decode, prefill)
 
 
-def _decoding(block: Block, hidden: Tensor) -> Callable[[], object]:
+def _decoding(block: ParentBlock, hidden: Tensor) -> Callable[[], object]:
     """One token per sequence over a filled cache, which is as it was afterwards."""
     from transformers import DynamicCache
 
@@ -87,7 +87,7 @@ def _decoding(block: Block, hidden: Tensor) -> Callable[[], object]:
     return run
 
 
-def _prefill(block: Block, hidden: Tensor) -> Callable[[], object]:
+def _prefill(block: ParentBlock, hidden: Tensor) -> Callable[[], object]:
     prompt = hidden[:, :-1].contiguous()
     course = block.course(torch.zeros(prompt.shape[:2], dtype=torch.int64, device=prompt.device))
     return lambda: block(prompt, course)

@@ -16,9 +16,9 @@ import pytest
 
 import cli.app
 from cli.bench.batches import Batches
-from runtime.bench.answers import Heard
+from runtime.bench.answers import TokenTimes
 from runtime.bench.drive import WallClock, drive
-from runtime.bench.workload import Ask, Workload
+from runtime.bench.workload import Workload, WorkloadRequest
 from runtime.frontend.tokenizer import Tokenizer
 from tests.runtime.server.conftest import tokenizer  # noqa: F401
 from tests.runtime.server.harness import running
@@ -181,7 +181,7 @@ class Scripted:
         self.closed = False
         self._wrong = wrong
 
-    def run(self, model: str, asks: Sequence[Ask]) -> list[tuple[float, ...]]:
+    def run(self, model: str, asks: Sequence[WorkloadRequest]) -> list[tuple[float, ...]]:
         self.batches.append((model, [ask.number for ask in asks]))
         if model in self._wrong:
             raise ZooError("no such\nluck")
@@ -191,14 +191,14 @@ class Scripted:
         self.closed = True
 
 
-def asks(models: str) -> tuple[Ask, ...]:
-    return tuple(Ask(number, 0.0, model, (1, 2), 1 + number) for number, model in enumerate(models))
+def asks(models: str) -> tuple[WorkloadRequest, ...]:
+    return tuple(WorkloadRequest(number, 0.0, model, (1, 2), 1 + number) for number, model in enumerate(models))
 
 
 def test_batches_are_of_one_model_and_the_longest_wait_first() -> None:
     runner = Scripted(wrong="c")
 
-    async def act() -> list[Heard]:
+    async def act() -> list[TokenTimes]:
         client = Batches(runner, 2)
         jobs = [asyncio.ensure_future(client.ask(ask)) for ask in asks("abacaab")]
         await asyncio.sleep(0)  # all wait before the thread starts
@@ -210,7 +210,7 @@ def test_batches_are_of_one_model_and_the_longest_wait_first() -> None:
     assert [one.tokens for one in heard] == [1, 2, 3, 0, 5, 6, 7]
     assert (heard[3].error, heard[3].detail) == ("engine", "no such luck")
     with pytest.raises(InputError, match="tokenizer"):
-        asyncio.run(Batches(runner, 1).ask(Ask(0, 0.0, "a", "text", 1)))
+        asyncio.run(Batches(runner, 1).ask(WorkloadRequest(0, 0.0, "a", "text", 1)))
 
 
 def test_the_baseline_holds_so_many_models_and_stamps_every_token(store: Path) -> None:
@@ -222,7 +222,7 @@ def test_the_baseline_holds_so_many_models_and_stamps_every_token(store: Path) -
         real = zoo.model
         zoo.model = lambda name: loads.append(name) or real(name)  # type: ignore[assignment, func-returns-value, method-assign]
         runner = TransformersRunner(zoo, WallClock(), "cpu", None, resident=1)
-        both = [Ask(0, 0.0, "org/base", (5, 6, 7), 4), Ask(1, 0.0, "org/base", (5,), 2)]
+        both = [WorkloadRequest(0, 0.0, "org/base", (5, 6, 7), 4), WorkloadRequest(1, 0.0, "org/base", (5,), 2)]
         stamps = runner.run("org/base", both)
         for name in ("org/base", "org/lora", "org/base"):
             runner.run(name, both[1:])
@@ -271,13 +271,17 @@ def test_vllm_is_stepped_with_the_very_requests_of_the_workload(store: Path, mon
     from zoo.api import Zoo
 
     async def act(client: Batches) -> list[Any]:
-        requests = [Ask(0, 0.0, "org/base", (5, 6), 3), Ask(1, 0.0, "org/lora", (5,), 2), Ask(2, 0.0, "org/base", (8,), 1)]
+        requests = [
+            WorkloadRequest(0, 0.0, "org/base", (5, 6), 3),
+            WorkloadRequest(1, 0.0, "org/lora", (5,), 2),
+            WorkloadRequest(2, 0.0, "org/base", (8,), 1),
+        ]
         return await drive(Workload(tuple(requests), clients=1), client, WallClock())
 
     with Zoo(store) as zoo, Batches(VllmRunner(zoo, WallClock(), None, ("org/base", "org/lora")), 4) as client:
         answers = asyncio.run(act(client))
         runner = VllmRunner(zoo, WallClock(), "bfloat16", ("org/base",))
-        runner.run("org/base", [Ask(0, 0.0, "org/base", (5,), 1)])
+        runner.run("org/base", [WorkloadRequest(0, 0.0, "org/base", (5,), 1)])
         runner.close()
     assert [(answer.error, answer.tokens) for answer in answers] == [(None, 3), (None, 2), (None, 1)]
     shared, alone = made  # the LoRA runs on its base's engine, which is as wide as its rank needs; without one there is no room for any

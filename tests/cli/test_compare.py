@@ -70,10 +70,10 @@ def test_show_lists_what_was_scored_against_exactly_a_block(zoo, store):
     """Both chains are one block; what is scored at layers is no block and is not listed until the whole was scored."""
     zoo("compare", "base", "tuned", *SMALL, "--no-control")
     assert [block["equivalents"] for block in json.loads(zoo("show", "base", "--json")[1])["chain"]] == [[]]
-    from zoo.records import Equivalence, Run
+    from zoo.records import Equivalence, ScoredRun
 
     with Zoo(store) as opened, opened.store.catalog.writing() as writer:
-        writer.put_equivalences([Equivalence("equivalent", Run("tuned", 0, 8), Run("base", 0, 8), "0" * 64, 0.99)])
+        writer.put_equivalences([Equivalence("equivalent", ScoredRun("tuned", 0, 8), ScoredRun("base", 0, 8), "0" * 64, 0.99)])
     for name, other in (("base", "tuned"), ("tuned", "base")):
         (block,) = json.loads(zoo("show", name, "--json")[1])["chain"]
         (whole,) = json.loads(zoo("show", other, "--json")[1])["chain"]

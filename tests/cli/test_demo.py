@@ -17,7 +17,7 @@ from cli.demo.family import Places, Trained, build_family
 from cli.demo.optim import Muon, orthogonalised
 from cli.demo.picture import busiest_step, draw, place, read_runs
 from cli.demo.progress import Progress
-from cli.demo.recipe import TINY, Member, Recipe, Schedule, Shape
+from cli.demo.recipe import TINY, DemoShape, FamilyMember, Recipe, Schedule
 from cli.demo.sharing import ingest_family
 from cli.demo.steps import Demo, run_demo
 from cli.demo.tokenizer import train_tokenizer
@@ -31,9 +31,9 @@ SILENT = Progress(silent=True)
 
 def micro(steps: int = 3) -> Recipe:
     """The tiny recipe's members, in miniature."""
-    shapes = {"tiny-base": Shape(32, 3, 48, 4, 2), "tiny-wide": Shape(48, 2, 64, 4, 2)}
+    shapes = {"tiny-base": DemoShape(32, 3, 48, 4, 2), "tiny-wide": DemoShape(48, 2, 64, 4, 2)}
 
-    def small(member: Member) -> Member:
+    def small(member: FamilyMember) -> FamilyMember:
         schedule = Schedule(steps, 2, 1e-2, 0.0 if member.kind == "lora" else 1e-2)
         frozen = (0, 1) if member.frozen else ()
         return dataclasses.replace(member, schedule=schedule, shape=shapes.get(member.name), frozen=frozen, rank=min(member.rank, 2))

@@ -22,7 +22,7 @@ import cli.app
 from cli.serve import ended_by_sigterm
 from cli.serving.models import choose
 from cli.serving.options import ServeOptions, gather, size_of
-from runtime.config import ClusterConfig, RelayConfig
+from runtime.config import AgentConfig, ClusterConfig
 from runtime.frontend.served_models import SamplingDefaults, defaults_from
 from runtime.policy.routing.variants import DispatchLimits
 from zoo.api import Zoo
@@ -195,7 +195,7 @@ def test_file_then_command_line(tmp_path: Path) -> None:
 def test_what_agents_and_their_scheduler_are_told(tmp_path: Path) -> None:
     options = gather(None, {"agents": 2, "paths": "reads", "linger_us": 500, "placing": "split", "sharing": "off"})
     assert options.cluster().paths == "reads" and options.cluster().sharing == "off" and options.relay().linger_us == 500
-    assert gather(None, {"agents": 2}).relay() == RelayConfig() and gather(None, {"agents": 2}).cluster().paths == ClusterConfig().paths
+    assert gather(None, {"agents": 2}).relay() == AgentConfig() and gather(None, {"agents": 2}).cluster().paths == ClusterConfig().paths
     for wrong in ({"paths": "bytes"}, {"linger_us": -1}):
         with pytest.raises(InputError):
             given = gather(None, {"agents": 2, **wrong})

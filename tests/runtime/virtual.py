@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from runtime.agent.local.agent import Agent
+from runtime.agent.local.agent import LocalAgent
 from runtime.config import BatchingConfig
 from runtime.engine.fakes.fake import FakeEngine
 from runtime.tracing.sink import line_of
@@ -71,7 +71,7 @@ class Virtual:
         self.trace = ListTrace()
         self.engine = engine
         trace = self.trace if watched else None
-        self.agent = Agent(engine.models(), engine.page_capacity, config or BatchingConfig(), trace, ahead=engine.ahead)
+        self.agent = LocalAgent(engine.models(), engine.page_capacity, config or BatchingConfig(), trace, ahead=engine.ahead)
         self.told: dict[str, Told] = {}
         self.plans: list[StepPlan] = []
         self.now = 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stitch.curriculum import lesson, rate_at, unlocked
-from stitch.points import Point, choose_points, parse_points, proportional
+from stitch.points import StitchPoint, choose_points, parse_points, proportional
 from zoo.errors import InputError
 
 
@@ -28,16 +28,16 @@ def test_proportional_places_keep_the_depth_and_end_in_training(layers_a, layers
 
 
 def test_given_places_are_checked():
-    assert choose_points(parse_points("2:1, 0:1"), 3, 3) == (Point(0, 1), Point(2, 1))
+    assert choose_points(parse_points("2:1, 0:1"), 3, 3) == (StitchPoint(0, 1), StitchPoint(2, 1))
     for text in ("", "1", "1:2:3", "a:1", "-1:2"):
         with pytest.raises(InputError, match="no place for a stitch"):
             parse_points(text)
     with pytest.raises(InputError, match="no place 3:1"):
         choose_points(parse_points("3:1"), 3, 3)
     with pytest.raises(InputError, match="twice"):
-        choose_points((Point(0, 1), Point(0, 1, seen=False)), 3, 3)
+        choose_points((StitchPoint(0, 1), StitchPoint(0, 1, seen=False)), 3, 3)
     with pytest.raises(InputError, match="no place to be trained"):
-        choose_points((Point(0, 1, seen=False),), 3, 3)
+        choose_points((StitchPoint(0, 1, seen=False),), 3, 3)
     with pytest.raises(InputError, match="no place to be trained"):
         choose_points(None, 1, 1)
 

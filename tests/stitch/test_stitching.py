@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from stitch import StitchSettings, train_stitch
 from stitch.plot import LIKENESS, plot_curve, plot_stitch
-from stitch.points import Point
+from stitch.points import StitchPoint
 from surgery.chains.compose import compose
 from surgery.chains.composition import parse
 from surgery.chains.stitches import stitch_position, stored_stitches
@@ -172,7 +172,7 @@ def test_without_the_position_several_places_are_done_worse(zoo, settings, tmp_p
 
 def test_models_of_one_width_are_compared_with_no_stitch_at_all(zoo, settings, tmp_path):
     zoo.ingest(make("llama", tmp_path / "twin", seed=3), name="twin")
-    points = (Point(0, 1), Point(1, 2, seen=False))
+    points = (StitchPoint(0, 1), StitchPoint(1, 2, seen=False))
     document = train_stitch(zoo, "narrow", "twin", replace(settings, points=points)).document
     assert all("unstitched" in point for point in document["points"])
     assert [point["seen"] for point in document["points"]] == [True, False]
@@ -202,7 +202,7 @@ def test_what_cannot_be_stitched_is_refused_and_leaves_nothing(zoo, settings, tm
         (InputError, "is a stitch itself", lambda: train_stitch(zoo, "s", "wide", settings)),
         (NameTaken, "another model", lambda: train_stitch(zoo, "narrow", "wide", settings, name="wide")),
         (NameTaken, "another training", lambda: train_stitch(zoo, "narrow", "wide", replace(settings, steps=3), name="s")),
-        (InputError, "no place 7:1", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, points=(Point(7, 1),)))),
+        (InputError, "no place 7:1", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, points=(StitchPoint(7, 1),)))),
         (InputError, "whose context is 256", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, length=9000))),
         (InputError, "does not know", lambda: train_stitch(zoo, "wide", "narrow", replace(settings, text=str(tmp_path / "high.jsonl")))),
         (InputError, "not a model", lambda: zoo.model("s").load()),

@@ -10,12 +10,12 @@ import torch
 
 from stitch.block import Folded, Learner, Ruler
 from stitch.objective import Objective
-from stitch.pair import Pair
-from stitch.points import Point
-from stitch.saved import Task
+from stitch.pair import ModelPair
+from stitch.points import StitchPoint
+from stitch.saved import StitchTask
 from stitch.settings import StitchSettings
 from stitch.start import Normal, fit
-from stitch.training import Course, Trainer, train
+from stitch.training import StitchCourse, Trainer, train
 from surgery.modules.components import Stitch, Where
 from surgery.modules.stack import open_stack
 from surgery.training.checkpoint import Saved
@@ -23,18 +23,18 @@ from tests.checkpoints import VOCAB
 from zoo import Zoo
 from zoo.errors import InputError, TrainingFailed
 
-POINTS = (Point(0, 1), Point(1, 2))
+POINTS = (StitchPoint(0, 1), StitchPoint(1, 2))
 SETTINGS = StitchSettings(steps=8, rate=5e-3, batch=2, length=12, places=2)
 WINDOWS = torch.randint(3, VOCAB, (24, 12), generator=torch.Generator().manual_seed(2))
 
 
 @pytest.fixture
-def pair(zoo: Zoo) -> Pair:
-    return Pair(*(open_stack(zoo.store, zoo.model(name).manifest) for name in ("narrow", "wide")))
+def pair(zoo: Zoo) -> ModelPair:
+    return ModelPair(*(open_stack(zoo.store, zoo.model(name).manifest) for name in ("narrow", "wide")))
 
 
 @pytest.fixture
-def start(pair: Pair) -> Folded:
+def start(pair: ModelPair) -> Folded:
     return fit(pair, WINDOWS, POINTS).solve(1e-4)
 
 
@@ -106,7 +106,7 @@ def test_the_gradient_in_pieces_is_autograds(monkeypatch):
 
 def test_only_the_stitch_has_gradients_and_only_it_changes(pair, start):
     before = [weight.clone() for stack in (pair.a, pair.b) for weight in stack.parameters()]
-    trainer = Trainer(Course(pair, WINDOWS, POINTS, SETTINGS), start)
+    trainer = Trainer(StitchCourse(pair, WINDOWS, POINTS, SETTINGS), start)
     assert trainer.advance_()
     after = [weight for stack in (pair.a, pair.b) for weight in stack.parameters()]
     assert all(weight.grad is None and not weight.requires_grad for weight in after)
@@ -116,13 +116,13 @@ def test_only_the_stitch_has_gradients_and_only_it_changes(pair, start):
 
 
 def test_the_control_is_told_no_position(pair, start):
-    trainer = Trainer(Course(pair, WINDOWS, POINTS, SETTINGS, with_position=False), start)
+    trainer = Trainer(StitchCourse(pair, WINDOWS, POINTS, SETTINGS, with_position=False), start)
     assert trainer.advance_() and trainer.advance_()
     assert not trainer.learner.folded().weight[:, -1].any()
 
 
 def test_the_loss_falls(pair, start):
-    course = Course(pair, WINDOWS, POINTS, replace(SETTINGS, steps=40, state=0.1))
+    course = StitchCourse(pair, WINDOWS, POINTS, replace(SETTINGS, steps=40, state=0.1))
     losses: list[float] = []
     trained = train(course, start, None, drop, lambda step, loss: losses.append(loss))
     assert _loss(pair, trained) < 0.93 * _loss(pair, start)
@@ -133,13 +133,13 @@ def test_labels_are_the_next_tokens(pair, start):
     """In text that alternates, the token that stands there and the one that comes are never the same."""
     text = torch.tensor([[7, 11] * 6] * 4)
     settings = replace(SETTINGS, steps=40, kl=0.0, cosine=0.0, labels=1.0)
-    trained = train(Course(pair, text, POINTS, settings), start, None, drop)
+    trained = train(StitchCourse(pair, text, POINTS, settings), start, None, drop)
     before, after = (_share_of_next(pair, stitch, text) for stitch in (start, trained))
     assert after > 20 * before
 
 
 @torch.no_grad()
-def _share_of_next(pair: Pair, stitch: Folded, text: torch.Tensor) -> float:
+def _share_of_next(pair: ModelPair, stitch: Folded, text: torch.Tensor) -> float:
     """The mean probability of the text's next tokens at the first place."""
     ((_, hidden),) = pair.heads(text, {POINTS[0].a_layer})
     logits = pair.b.head(pair.tail(stitch(hidden, POINTS[0].position), text, POINTS[0].b_layer))
@@ -147,7 +147,7 @@ def _share_of_next(pair: Pair, stitch: Folded, text: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def _loss(pair: Pair, stitch: Folded) -> float:
+def _loss(pair: ModelPair, stitch: Folded) -> float:
     """The mean divergence over all windows and places."""
     _, final = pair.passes(WINDOWS)
     total = 0.0
@@ -161,9 +161,9 @@ def _loss(pair: Pair, stitch: Folded) -> float:
 
 @pytest.mark.parametrize("with_position", [True, False])
 def test_a_training_that_went_on_ends_in_the_same_bits(pair, start, tmp_path, with_position):
-    course = Course(pair, WINDOWS, POINTS, SETTINGS, with_position)
+    course = StitchCourse(pair, WINDOWS, POINTS, SETTINGS, with_position)
     whole = train(course, start, None, drop)
-    task = Task(tmp_path, {"of": "this"})
+    task = StitchTask(tmp_path, {"of": "this"})
     trainer = Trainer(course, start)
     for _ in range(3):
         assert trainer.advance_()
@@ -174,9 +174,9 @@ def test_a_training_that_went_on_ends_in_the_same_bits(pair, start, tmp_path, wi
 
 
 def test_what_is_no_state_of_the_task_is_not_taken_up(pair, start, tmp_path):
-    task, other = Task(tmp_path, {"of": "this"}), Task(tmp_path, {"of": "that"})
+    task, other = StitchTask(tmp_path, {"of": "this"}), StitchTask(tmp_path, {"of": "that"})
     with task.held(), other.held():
-        task.save("trained", Trainer(Course(pair, WINDOWS, POINTS, SETTINGS), start).state())
+        task.save("trained", Trainer(StitchCourse(pair, WINDOWS, POINTS, SETTINGS), start).state())
         (other.folder / "trained.safetensors").write_bytes((task.folder / "trained.safetensors").read_bytes())
         assert other.load("trained") is None
         (task.folder / "trained.safetensors").write_bytes(b"half a fi")
@@ -187,7 +187,7 @@ def test_what_is_no_state_of_the_task_is_not_taken_up(pair, start, tmp_path):
 def test_nan_stops_the_training_and_the_last_good_state_is_kept(pair, start):
     """A token whose embedding is NaN comes up in the middle of the training."""
     windows = WINDOWS.clone().clamp_min(4)
-    course = Course(pair, windows, POINTS, SETTINGS)
+    course = StitchCourse(pair, windows, POINTS, SETTINGS)
     good = Trainer(course, start)
     rows = [_rows(course, step) for step in range(SETTINGS.steps)]
     bad = next(row for row in rows[4] if all(row not in earlier for earlier in rows[:4]))
@@ -205,7 +205,7 @@ def test_nan_stops_the_training_and_the_last_good_state_is_kept(pair, start):
     assert all(torch.isfinite(value).all() for value in kept[-1].tensors.values())
 
 
-def _rows(course: Course, step: int) -> tuple[int, ...]:
+def _rows(course: StitchCourse, step: int) -> tuple[int, ...]:
     from stitch.curriculum import lesson
 
     s = course.settings

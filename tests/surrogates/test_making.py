@@ -17,7 +17,7 @@ from surrogates import make_from, make_surrogate, plan_surrogate
 from surrogates.cheaper import proportional
 from tests import checkpoints
 from zoo.errors import InputError, InUse, NameTaken, NotFound
-from zoo.records import Run
+from zoo.records import ScoredRun
 
 IDS = torch.randint(3, checkpoints.VOCAB, (2, 9), generator=torch.Generator().manual_seed(1))
 
@@ -81,7 +81,7 @@ def test_scores_are_those_of_the_stored_models(zoo, stored, options):
     assert report.agreement.loss_exact == pytest.approx(float(exact(held, labels=held).loss.detach()), rel=1e-4)
     assert report.agreement.loss == pytest.approx(float(given(held, labels=held).loss.detach()), rel=1e-4)
     (pair,) = pairs(zoo, "s")
-    assert (pair.a, pair.b) == (Run("llama", 5, 7), Run("s", 5, 7))
+    assert (pair.a, pair.b) == (ScoredRun("llama", 5, 7), ScoredRun("s", 5, 7))
     assert (pair.similarity, pair.probe, pair.control) == (report.similarity, report.probe, None)
     assert pair.metrics["removed_ratio"] == report.removed_ratio and pair.metrics["speedup"] == report.speedup
 
@@ -239,7 +239,7 @@ def test_fewer_layers_stand_for_more_at_no_bytes(zoo, stored, options):
     assert report.bytes_new == 0 and report.removed_ratio == pytest.approx(1 / 3)
     assert report.exportable and report.reason is None
     (pair,) = pairs(zoo, "s")
-    assert (pair.a, pair.b) == (Run(parent, 3, 9), Run("s", 3, 7))
+    assert (pair.a, pair.b) == (ScoredRun(parent, 3, 9), ScoredRun("s", 3, 7))
     with torch.no_grad():
         oracle = zoo.model(parent).load()
         del oracle.model.layers[3]

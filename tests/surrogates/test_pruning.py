@@ -7,9 +7,9 @@ import torch
 
 from surgery.families.settings import config_of
 from surrogates.block import Subject, as_float32, open_subject, record
-from surrogates.pruning.draft import Target, pruned_run, target_of
+from surrogates.pruning.draft import PruneTarget, pruned_run, target_of
 from surrogates.pruning.importance import magnitude, taylor
-from surrogates.pruning.plan import Kept, PrunePlan, Shape, choose, nearest
+from surrogates.pruning.plan import BlockShape, KeptSlices, PrunePlan, choose, nearest
 from surrogates.pruning.prune import kept_entries
 from tests import checkpoints
 from zoo.errors import InputError
@@ -35,19 +35,19 @@ PRUNABLE = {
 CASES = [(family, part) for family, parts in PRUNABLE.items() for part in parts]
 
 
-def opened(zoo, name: str, part: str, layers: tuple[int, int] = (1, 2)) -> tuple[Target, Subject]:
+def opened(zoo, name: str, part: str, layers: tuple[int, int] = (1, 2)) -> tuple[PruneTarget, Subject]:
     manifest = zoo.model(name).manifest
     target = target_of(manifest, config_of(zoo.store, manifest), layers, part)
     return target, open_subject(zoo.store, manifest, layers, (target.lo, target.hi))
 
 
-def plan_for(target: Target, after: Shape, kept: list[Kept]) -> PrunePlan:
+def plan_for(target: PruneTarget, after: BlockShape, kept: list[KeptSlices]) -> PrunePlan:
     whole = target.cost(target.shape)
     return PrunePlan(target.part, target.layers, 0.5, target.shape, after, whole, whole - target.cost(after), tuple(kept))
 
 
-def everything(shape: Shape) -> Kept:
-    return Kept(*(tuple(range(count)) for count in (shape.heads, shape.kv, shape.channels)))
+def everything(shape: BlockShape) -> KeptSlices:
+    return KeptSlices(*(tuple(range(count)) for count in (shape.heads, shape.kv, shape.channels)))
 
 
 def outputs(subject: Subject, block) -> torch.Tensor:
@@ -68,12 +68,12 @@ def test_nothing_removed_is_the_exact_block(zoo, stored, family, part):
     )
 
 
-def counted(target: Target, name: str) -> bool:
+def counted(target: PruneTarget, name: str) -> bool:
     roots = {axis.name.split(".")[0] for axes in target.axes for axis in axes}
     return not target.family.parallel or target.part == "layer" or name.split(".")[0] in roots
 
 
-def killed(target: Target, tensors: dict[str, torch.Tensor], dead: list[Kept]) -> None:
+def killed(target: PruneTarget, tensors: dict[str, torch.Tensor], dead: list[KeptSlices]) -> None:
     """Zero everything of some units, in place: what they compute is then nothing."""
     for at in target.changed:
         names = dict(target.placed[at].component.tensors)
@@ -84,7 +84,7 @@ def killed(target: Target, tensors: dict[str, torch.Tensor], dead: list[Kept]) -
             tensors[names[axis.name]] = tensor
 
 
-def planted(zoo, name: str, part: str) -> tuple[Target, Subject, Shape, list[Kept]]:
+def planted(zoo, name: str, part: str) -> tuple[PruneTarget, Subject, BlockShape, list[KeptSlices]]:
     """A model with dead units in two layers, others in each; and the counts that are left without them."""
     target, _ = opened(zoo, name, part)
     shape = target.shape
@@ -96,7 +96,7 @@ def planted(zoo, name: str, part: str) -> tuple[Target, Subject, Shape, list[Kep
         heads = [head for at in kv for head in range(at * group, (at + 1) * group)]
         heads += [at * group + each for at in range(shape.kv) if at not in kv for each in range(group - left)]
         channels = tuple((layer + 2 * at) % shape.channels for at in range(shape.channels - after.channels))
-        dead.append(Kept(tuple(sorted(heads)), tuple(sorted(kv)), tuple(sorted(set(channels)))))
+        dead.append(KeptSlices(tuple(sorted(heads)), tuple(sorted(kv)), tuple(sorted(set(channels)))))
     manifest = target.manifest
     from surgery.modules.stack import assemble
     from surgery.tensors.pool import map_tensor
@@ -112,10 +112,10 @@ def test_removing_what_is_dead_loses_nothing(zoo, stored, family, part):
     target, subject, _, dead = planted(zoo, stored(family), part)
     shape = target.shape
     left = [
-        Kept(*(tuple(at for at in range(shape.units(unit)) if at not in layer.units(unit)) for unit in ("heads", "kv", "channels")))
+        KeptSlices(*(tuple(at for at in range(shape.units(unit)) if at not in layer.units(unit)) for unit in ("heads", "kv", "channels")))
         for layer in dead
     ]
-    after = Shape(shape.hidden, len(left[0].heads), len(left[0].kv), shape.head_dim, len(left[0].channels))
+    after = BlockShape(shape.hidden, len(left[0].heads), len(left[0].kv), shape.head_dim, len(left[0].channels))
     pruned = subject.block(pruned_run(target, plan_for(target, after, left), subject.tensors))
     assert sum(weight.numel() for weight in pruned.parameters()) < sum(weight.numel() for weight in subject.block().parameters())
     torch.testing.assert_close(outputs(subject, pruned), record(subject, IDS).outputs, atol=2e-5, rtol=2e-5)

@@ -13,8 +13,8 @@ import torch
 
 from surgery.families.settings import config_of
 from surgery.training.checkpoint import Saved
-from surrogates.block import Block, States, Subject, open_subject, record
-from surrogates.pruning.draft import Target, pruned_run, target_of
+from surrogates.block import ParentBlock, States, Subject, open_subject, record
+from surrogates.pruning.draft import PruneTarget, pruned_run, target_of
 from surrogates.pruning.groups import halves, prunable
 from surrogates.pruning.importance import magnitude
 from surrogates.pruning.plan import PrunePlan, choose, nearest
@@ -22,7 +22,7 @@ from surrogates.recovery import recover
 from surrogates.recovery.lora import attach_
 from surrogates.recovery.recover import RecoverySettings, distance_on, recover_, schedule
 from surrogates.recovery.refit import refit_
-from surrogates.recovery.saved import Task
+from surrogates.recovery.saved import RecoveryTask
 from tests import checkpoints
 from zoo.errors import InputError
 
@@ -34,7 +34,7 @@ class Case:
 
     def __init__(self, zoo, name: str, part: str = "layer", layers: tuple[int, int] = (1, 2)) -> None:
         manifest = zoo.model(name).manifest
-        self.target: Target = target_of(manifest, config_of(zoo.store, manifest), layers, part)
+        self.target: PruneTarget = target_of(manifest, config_of(zoo.store, manifest), layers, part)
         self.subject: Subject = open_subject(zoo.store, manifest, layers, (self.target.lo, self.target.hi))
         windows = torch.randint(3, checkpoints.VOCAB, (64, 16), generator=torch.Generator().manual_seed(3))
         self.learn: States = record(self.subject, windows[:40])
@@ -46,21 +46,21 @@ class Case:
         kept = tuple(choose(shape, after, each) for each in scores)
         self.plan = PrunePlan(part, layers, 0.5, shape, after, cost(shape), cost(shape) - cost(after), kept)
 
-    def block(self) -> Block:
+    def block(self) -> ParentBlock:
         return self.subject.block(pruned_run(self.target, self.plan, self.subject.tensors))
 
-    def refit(self, block: Block) -> None:
+    def refit(self, block: ParentBlock) -> None:
         row = prunable(self.target.family)
         kinds = [placed.component.kind for placed in self.target.placed]
         wanted = halves(self.target.part)
         outs = [[row.out[half] for half in wanted if kind in (half, "layer")] for kind in kinds]
         refit_(block, self.subject.block(), self.learn, row, outs)
 
-    def recover(self, block: Block, root: Path, settings: RecoverySettings = QUICK, progress=None) -> recover.Recovery:
-        return recover_(self.subject, block, self.learn, self.check, settings, Task(root, {"a": 1}), progress)
+    def recover(self, block: ParentBlock, root: Path, settings: RecoverySettings = QUICK, progress=None) -> recover.Recovery:
+        return recover_(self.subject, block, self.learn, self.check, settings, RecoveryTask(root, {"a": 1}), progress)
 
 
-def weights(block: Block) -> list[torch.Tensor]:
+def weights(block: ParentBlock) -> list[torch.Tensor]:
     return [weight.clone() for names in block.names for weight in names.values()]
 
 
@@ -163,7 +163,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(zoo, stored, tmp_pa
 
 
 def test_a_state_belongs_to_its_task(tmp_path):
-    task, other = Task(tmp_path, {"a": 1}), Task(tmp_path, {"a": 2})
+    task, other = RecoveryTask(tmp_path, {"a": 1}), RecoveryTask(tmp_path, {"a": 2})
     task.save(Saved(3, {"x": torch.ones(2)}))
     assert other.load() is None
     loaded = task.load()

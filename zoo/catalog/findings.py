@@ -12,7 +12,7 @@ from sqlalchemy.orm import aliased
 
 from zoo.catalog import schema as t
 from zoo.manifest import canonical_json
-from zoo.records import Document, Equivalence, Relation, Run
+from zoo.records import Document, Equivalence, Relation, ScoredRun
 
 
 def equivalences(connection: Connection, models: Collection[str] | None) -> list[Equivalence]:
@@ -33,8 +33,8 @@ def equivalences(connection: Connection, models: Collection[str] | None) -> list
 def _equivalence(row: Any) -> Equivalence:
     return Equivalence(
         relation=cast(Relation, row.relation),
-        a=Run(row.a_name, row.a_lo, row.a_hi),
-        b=Run(row.b_name, row.b_lo, row.b_hi),
+        a=ScoredRun(row.a_name, row.a_lo, row.a_hi),
+        b=ScoredRun(row.b_name, row.b_lo, row.b_hi),
         probe=row.probe,
         similarity=row.similarity,
         control=row.control,
@@ -62,7 +62,7 @@ def _pair_columns(pair: Equivalence, ids: Mapping[str, int]) -> dict[str, Any]:
     return {"relation": pair.relation, "probe": pair.probe, **_run_columns("a", pair.a, ids), **_run_columns("b", pair.b, ids)}
 
 
-def _run_columns(side: str, run: Run, ids: Mapping[str, int]) -> dict[str, int]:
+def _run_columns(side: str, run: ScoredRun, ids: Mapping[str, int]) -> dict[str, int]:
     return {f"{side}_model": ids[run.model], f"{side}_lo": run.lo, f"{side}_hi": run.hi}
 
 

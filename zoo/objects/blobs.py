@@ -11,14 +11,14 @@ from pathlib import Path
 from blake3 import blake3
 
 from zoo.errors import DamagedObject
-from zoo.objects.publish import Shelf, discard
+from zoo.objects.publish import ObjectShelf, discard
 
 
 class BlobStore:
     """Blobs under `root` (`files/` of a store). Safe for any number of threads and processes."""
 
     def __init__(self, root: Path) -> None:
-        self.shelf = Shelf(root)
+        self.shelf = ObjectShelf(root)
 
     def put(self, data: bytes) -> str:
         """Store the bytes, durably on return; bytes that are there already, undamaged, are not written again. Raises StoreFull."""

@@ -29,11 +29,11 @@ from typing import TypeVar
 from zoo.errors import DamagedObject, MalformedCheckpoint, MissingObject
 from zoo.manifest import TensorMeta
 from zoo.objects.headers import ALIGNMENT, object_header, read_header
-from zoo.objects.publish import Shelf, Stamp, discard, stamp_of
+from zoo.objects.publish import ObjectShelf, Stamp, discard, stamp_of
 from zoo.objects.sources import CHUNK_BYTES, ByteSource, again, batches, hasher_of, measured
 from zoo.packed.reader import Decoded, PackedStore
 
-__all__ = ["ALIGNMENT", "BUFFER_BYTES", "ByteSource", "Decoded", "ObjectStore", "Opened", "Put"]
+__all__ = ["ALIGNMENT", "BUFFER_BYTES", "ByteSource", "Decoded", "ObjectStore", "OpenedTensor", "Put"]
 
 #: Largest tensor that is held in memory whole; each worker of `put_many` may hold one.
 BUFFER_BYTES = 8 << 20
@@ -56,7 +56,7 @@ class Put:
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class OpenedTensor:
     """A verified plain object: its data begins at byte `offset` of `path`, a multiple of ALIGNMENT, and runs to the end."""
 
     tensor: TensorMeta
@@ -75,14 +75,14 @@ class _Staged:
 @dataclass(frozen=True, slots=True)
 class _Verified:
     stamp: Stamp
-    opened: Opened
+    opened: OpenedTensor
 
 
 class ObjectStore:
     """Objects under `root`, packed ones under `packed` (beside it when None). Safe for any number of threads and processes."""
 
     def __init__(self, root: Path, packed: Path | None = None) -> None:
-        self.shelf = Shelf(root)
+        self.shelf = ObjectShelf(root)
         self.packed = PackedStore(packed or root.with_name("packed"), self.shelf)
         self._verified: dict[str, _Verified] = {}
 
@@ -103,7 +103,7 @@ class ObjectStore:
             for batch in batches(sources):
                 yield from self._put_batch(batch, pool)
 
-    def open(self, digest: str) -> Opened | Decoded:
+    def open(self, digest: str) -> OpenedTensor | Decoded:
         """A plain object's place, verified on first use in this process and again when its file has changed; a packed object's bytes,
         verified on every call. Raises DamagedObject.
         """
@@ -195,7 +195,7 @@ class ObjectStore:
                 return packed(digest)
         raise MissingObject(f"object {digest} is missing from the store")
 
-    def _open_plain(self, digest: str) -> Opened:
+    def _open_plain(self, digest: str) -> OpenedTensor:
         stamp = self._stamp(digest)
         known = self._verified.get(digest)
         if known is None or known.stamp != stamp:
@@ -219,7 +219,7 @@ class ObjectStore:
         except OSError as error:
             raise _unreadable(digest, error) from error
 
-    def _locate(self, digest: str) -> Opened:
+    def _locate(self, digest: str) -> OpenedTensor:
         """Read the object's header, which must be the very one that a put writes."""
         self._stamp(digest)
         path = self.path(digest)
@@ -234,10 +234,10 @@ class ObjectStore:
         entry = header.entries[0]
         if header.raw != object_header(entry.dtype, entry.shape):
             raise DamagedObject(f"object {digest} is damaged: its header is not the one it was written with")
-        return Opened(TensorMeta(digest, entry.dtype, entry.shape), path, entry.begin)
+        return OpenedTensor(TensorMeta(digest, entry.dtype, entry.shape), path, entry.begin)
 
 
-def _chunks(file: FileIO, opened: Opened, size: int) -> Iterator[bytes]:
+def _chunks(file: FileIO, opened: OpenedTensor, size: int) -> Iterator[bytes]:
     """The data of an open object, verified on the way."""
     digest = opened.tensor.digest
     hasher = hasher_of(opened.tensor.dtype, opened.tensor.shape)

@@ -47,7 +47,7 @@ def stamp_of(path: Path) -> Stamp:
     return Stamp(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-class Shelf:
+class ObjectShelf:
     """A folder of files by content address. Safe for any number of threads and processes."""
 
     def __init__(self, root: Path) -> None:

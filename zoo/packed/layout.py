@@ -39,7 +39,7 @@ class Unreadable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PackedTable:
     """How a packed tensor is coded.
 
     `base`: digest of a plain object of the same dtype and shape; None when `delta` is "none". `chunk`: plain bytes per chunk, the last
@@ -61,7 +61,7 @@ class Table:
         return index * self.chunk, min((index + 1) * self.chunk, self.tensor.nbytes)
 
 
-def make_table(table: Table) -> bytes:
+def make_table(table: PackedTable) -> bytes:
     """The end of a packed file: the table and its length."""
     text = canonical_json(
         {
@@ -88,7 +88,7 @@ def table_bytes(end: bytes, file_bytes: int) -> int:
     return length
 
 
-def parse_table(text: bytes, digest: str, file_bytes: int) -> Table:
+def parse_table(text: bytes, digest: str, file_bytes: int) -> PackedTable:
     """The table of the packed object of a digest, checked against itself and the size of its file. Raises Unreadable."""
     try:
         fields = json.loads(text)
@@ -98,7 +98,7 @@ def parse_table(text: bytes, digest: str, file_bytes: int) -> Table:
         raise Unreadable("its table does not have the fields of a packed file")
     if (fields["format"], fields["codec"]) != (FORMAT, CODEC):
         raise Unreadable(f"it is of format {fields['format']!r}, codec {fields['codec']!r}, which this software does not know")
-    table = Table(_tensor(fields, digest), fields["base"], fields["delta"], fields["chunk"], _planes(fields["planes"]))
+    table = PackedTable(_tensor(fields, digest), fields["base"], fields["delta"], fields["chunk"], _planes(fields["planes"]))
     _check(table)
     if make_table(table)[:-LENGTH_BYTES] != text:
         raise Unreadable("its table is not the one it was written with")
@@ -124,7 +124,7 @@ def _planes(value: Any) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, value))
 
 
-def _check(table: Table) -> None:
+def _check(table: PackedTable) -> None:
     based = isinstance(table.base, str) and is_digest(table.base)
     if table.base == table.tensor.digest:
         raise Unreadable("it is packed against itself")

@@ -21,7 +21,7 @@ from zoo.manifest import ModelManifest
 from zoo.objects.headers import object_header
 from zoo.objects.publish import discard
 from zoo.packed.plan import MOVED, Plan, lineage, plan
-from zoo.packed.writer import Candidate, Coding, packed_bytes
+from zoo.packed.writer import Coding, PackCandidate, packed_bytes
 from zoo.store import Store
 
 #: A packed object must take this share less than the plain one, and a block of a disk less: decoding is not free.
@@ -200,14 +200,14 @@ def _with_ancestors(reader: Reader, models: Sequence[ModelManifest]) -> dict[str
     return known
 
 
-def _measured(store: Store, candidate: Candidate, coding: Coding) -> int:
+def _measured(store: Store, candidate: PackCandidate, coding: Coding) -> int:
     """Bytes that it would take: the plain size where packing does not pay."""
     size = sum(map(len, packed_bytes(store.objects.shelf, candidate, coding)))
     plain = store.objects.shelf.size(candidate.tensor.digest)
     return size if _pays(size, plain) else plain
 
 
-def _packed(store: Store, candidate: Candidate, coding: Coding) -> int:
+def _packed(store: Store, candidate: PackCandidate, coding: Coding) -> int:
     """Pack one object, if it pays; bytes on disk after it."""
     digest, objects = candidate.tensor.digest, store.objects
     plain = objects.shelf.size(digest)

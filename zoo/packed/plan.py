@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from zoo.manifest import ModelKind, ModelManifest, TensorMeta
-from zoo.packed.writer import Candidate
+from zoo.packed.writer import PackCandidate
 
 #: Kinds whose weights are their base's, moved.
 MOVED: frozenset[ModelKind] = frozenset({"full", "bitfit"})
@@ -22,7 +22,7 @@ _Place = tuple[str, int | None, str]
 class Plan:
     """`candidates`: each tensor once, in the models' order. `left`: looked at, and to stay as they are."""
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[PackCandidate, ...]
     left: tuple[TensorMeta, ...]
 
 
@@ -44,7 +44,7 @@ def plan(models: Iterable[tuple[ModelManifest, Sequence[ModelManifest]]], packed
         packed: packed objects that there are -> what they are packed against.
         alone: also pack by themselves the tensors that have nothing to be packed against.
     """
-    found: dict[str, Candidate] = {}
+    found: dict[str, PackCandidate] = {}
     left: dict[str, TensorMeta] = {}
     for model, ancestors in models:
         inherited = {tensor.digest for ancestor in ancestors for tensor in ancestor.tensors}
@@ -56,7 +56,7 @@ def plan(models: Iterable[tuple[ModelManifest, Sequence[ModelManifest]]], packed
             if tensor.digest in packed or (base is None and not alone):
                 left[tensor.digest] = tensor
             else:
-                found[tensor.digest] = Candidate(tensor, base)
+                found[tensor.digest] = PackCandidate(tensor, base)
     return _without_bases(found, left, {base for base in packed.values() if base is not None})
 
 
@@ -65,7 +65,7 @@ def _counterpart(tensor: TensorMeta, offered: Iterable[TensorMeta], packed: Coll
     return next((one.digest for one in fits), None)
 
 
-def _without_bases(found: dict[str, Candidate], left: dict[str, TensorMeta], bases: Collection[str]) -> Plan:
+def _without_bases(found: dict[str, PackCandidate], left: dict[str, TensorMeta], bases: Collection[str]) -> Plan:
     """A base stays plain: what anything is or is to be packed against is not packed itself."""
     needed = {*bases, *(candidate.base for candidate in found.values())}
     kept = tuple(candidate for digest, candidate in found.items() if digest not in needed)

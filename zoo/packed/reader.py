@@ -19,9 +19,9 @@ from typing import TypeVar
 from zoo.errors import DamagedObject, MissingObject
 from zoo.manifest import TensorMeta
 from zoo.objects.headers import object_header
-from zoo.objects.publish import Shelf, Stamp, stamp_of
+from zoo.objects.publish import ObjectShelf, Stamp, stamp_of
 from zoo.objects.sources import CHUNK_BYTES, hasher_of
-from zoo.packed.layout import LENGTH_BYTES, MAGIC, Table, Unreadable, parse_table, table_bytes
+from zoo.packed.layout import LENGTH_BYTES, MAGIC, PackedTable, Unreadable, parse_table, table_bytes
 
 _Result = TypeVar("_Result")
 
@@ -42,7 +42,7 @@ class Decoded:
 class _Scratch:
     """What one thread needs to decode a tensor's chunks one after the other."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: PackedTable) -> None:
         from zoo.packed import planes  # here: numpy and zstd are only for stores that hold packed objects
 
         size = min(table.chunk, table.tensor.nbytes)
@@ -70,7 +70,7 @@ class _Scratch:
 class Coded:
     """An open packed file and, where it has one, its open base. `starts[i]`: where chunk i's planes begin in the file."""
 
-    table: Table
+    table: PackedTable
     file: int
     starts: tuple[int, ...]
     base: int | None
@@ -102,8 +102,8 @@ class Coded:
 class PackedStore:
     """Packed objects under `root`; their bases are on the shelf `plain`."""
 
-    def __init__(self, root: Path, plain: Shelf) -> None:
-        self.shelf = Shelf(root)
+    def __init__(self, root: Path, plain: ObjectShelf) -> None:
+        self.shelf = ObjectShelf(root)
         self._plain = plain
         self._verified: dict[str, tuple[Stamp, ...]] = {}
 
@@ -141,7 +141,7 @@ class PackedStore:
         """Let the next `verify` read it whatever was seen before."""
         self._verified.pop(digest, None)
 
-    def table(self, digest: str) -> Table:
+    def table(self, digest: str) -> PackedTable:
         """How it is coded. Raises DamagedObject, MissingObject."""
         with self._file(digest) as (_, table):
             return table
@@ -169,7 +169,7 @@ class PackedStore:
             yield Coded(table, file, starts, base, len(header))
 
     @contextmanager
-    def _file(self, digest: str) -> Iterator[tuple[int, Table]]:
+    def _file(self, digest: str) -> Iterator[tuple[int, PackedTable]]:
         with ExitStack() as stack:
             try:
                 file = stack.enter_context(_open(self.shelf.path(digest)))
@@ -211,7 +211,7 @@ class PackedStore:
             for chunk in self._checked(digest, coded):
                 yield from (bytes(chunk[begin : begin + size]) for begin in range(0, len(chunk), size))
 
-    def _stamps(self, digest: str, table: Table) -> tuple[Stamp, ...]:
+    def _stamps(self, digest: str, table: PackedTable) -> tuple[Stamp, ...]:
         paths = [self.shelf.path(digest), *([self._plain.path(table.base)] if table.base else [])]
         try:
             return tuple(stamp_of(path) for path in paths)
@@ -264,7 +264,7 @@ def _open(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _read_table(file: int, digest: str) -> Table:
+def _read_table(file: int, digest: str) -> PackedTable:
     size = os.fstat(file).st_size
     length = table_bytes(exactly(file, LENGTH_BYTES, max(size - LENGTH_BYTES, 0)), size)
     if exactly(file, len(MAGIC), 0) != MAGIC:

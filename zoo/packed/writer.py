@@ -15,16 +15,16 @@ from pathlib import Path
 from zoo.errors import DamagedObject, InputError, MissingObject
 from zoo.manifest import DTYPE_BYTES, TensorMeta
 from zoo.objects.headers import object_header
-from zoo.objects.publish import Shelf
+from zoo.objects.publish import ObjectShelf
 from zoo.objects.sources import hasher_of
-from zoo.packed.layout import CHUNK_BYTES, MAGIC, Table, Unreadable, make_table
+from zoo.packed.layout import CHUNK_BYTES, MAGIC, PackedTable, Unreadable, make_table
 from zoo.packed.reader import exactly, in_order
 
 LEVELS = range(-7, 20)
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class PackCandidate:
     """A tensor that could be packed, and the base that it would be packed against: a tensor of the same dtype and shape, or None."""
 
     tensor: TensorMeta
@@ -56,7 +56,7 @@ class _Chunk:
     planes: list[bytes]
 
 
-def packed_bytes(plain: Shelf, candidate: Candidate, coding: Coding) -> Iterator[bytes]:
+def packed_bytes(plain: ObjectShelf, candidate: PackCandidate, coding: Coding) -> Iterator[bytes]:
     """The packed file of a plain object, part by part; nothing of it may be used before all of it has come.
 
     Raises:
@@ -78,7 +78,7 @@ def packed_bytes(plain: Shelf, candidate: Candidate, coding: Coding) -> Iterator
     for hasher, digest in zip(hashers, (tensor.digest, base), strict=True):
         if digest is not None and hasher.hexdigest() != digest:
             raise DamagedObject(f"object {digest} is damaged: its bytes do not match its digest")
-    yield make_table(Table(tensor, base, "none" if base is None else coding.delta, CHUNK_BYTES, tuple(sizes)))
+    yield make_table(PackedTable(tensor, base, "none" if base is None else coding.delta, CHUNK_BYTES, tuple(sizes)))
 
 
 def _coded(tensor: TensorMeta, mine: int, theirs: int | None, coding: Coding) -> Iterator[_Chunk]:
@@ -101,7 +101,7 @@ def _coded(tensor: TensorMeta, mine: int, theirs: int | None, coding: Coding) ->
 
 
 @contextmanager
-def _plain_object(shelf: Shelf, digest: str, like: TensorMeta) -> Iterator[int]:
+def _plain_object(shelf: ObjectShelf, digest: str, like: TensorMeta) -> Iterator[int]:
     """An open plain object, whose header must be that of a tensor of this dtype and shape."""
     path: Path = shelf.path(digest)
     try:

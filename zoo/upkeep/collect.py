@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zoo.errors import DamagedObject, StoreError
-from zoo.objects.publish import Shelf, discard
+from zoo.objects.publish import ObjectShelf, discard
 from zoo.upkeep.leftovers import sweep
 
 if TYPE_CHECKING:
@@ -110,6 +110,6 @@ def _refuse_if_missing(store: Store, live: _Live) -> None:
         raise StoreError(f"nothing was removed: {len(missing)} objects that models need are missing, first {missing[0]}; run `zoo verify`")
 
 
-def _remove_temporaries(shelf: Shelf, dry_run: bool) -> int:
+def _remove_temporaries(shelf: ObjectShelf, dry_run: bool) -> int:
     """Nobody can be writing these: whoever stages a file holds the lock together with others."""
     return sum(path.lstat().st_size if dry_run else discard(path) for path in list(shelf.temporaries()))

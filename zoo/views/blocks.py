@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from zoo.catalog import Reader
 from zoo.manifest import ChainBlock, Component, ModelManifest, block_digest
-from zoo.records import Equivalence, Run
+from zoo.records import Equivalence, ScoredRun
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class BlockView:
     """A block of a model's chain. `layers` [lo, hi): the layers it has a part in, an empty range for the embedding
     or the head alone.
 
@@ -20,13 +20,13 @@ class Block:
 
     digest: str
     layers: tuple[int, int]
-    components: tuple[BlockComponent, ...]
+    components: tuple[BlockComponentView, ...]
     shared_with: tuple[str, ...]
     equivalents: tuple[Equivalent, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class BlockComponent:
+class BlockComponentView:
     """A component at its place in the model."""
 
     layer: int | None
@@ -43,7 +43,7 @@ class Equivalent:
     blocks: tuple[str, ...]
 
 
-def chain_of(reader: Reader, manifest: ModelManifest) -> tuple[Block, ...]:
+def chain_of(reader: Reader, manifest: ModelManifest) -> tuple[BlockView, ...]:
     """The model's blocks in order, as the catalogue has them now. Raises NotFound when the model was removed."""
     blocks = reader.chain(manifest.name)
     users = reader.block_models([block.digest for block in blocks])
@@ -51,12 +51,12 @@ def chain_of(reader: Reader, manifest: ModelManifest) -> tuple[Block, ...]:
     return tuple(_block(block, manifest, users.get(block.digest, ()), alike.get((block.lo, block.hi), ())) for block in blocks)
 
 
-def _block(block: ChainBlock, manifest: ModelManifest, users: tuple[str, ...], alike: tuple[Equivalent, ...]) -> Block:
+def _block(block: ChainBlock, manifest: ModelManifest, users: tuple[str, ...], alike: tuple[Equivalent, ...]) -> BlockView:
     placed = manifest.components[block.lo : block.hi]
-    return Block(
+    return BlockView(
         digest=block.digest,
         layers=_layers(manifest, block.lo, block.hi),
-        components=tuple(BlockComponent(each.layer, each.component) for each in placed),
+        components=tuple(BlockComponentView(each.layer, each.component) for each in placed),
         shared_with=tuple(name for name in users if name != manifest.name),
         equivalents=alike,
     )
@@ -77,7 +77,7 @@ def _equivalents(reader: Reader, name: str) -> dict[tuple[int, int], tuple[Equiv
     pairs = [_seen_from(pair, name) for pair in reader.equivalences([name]) if pair.relation == "equivalent"]
     others = {other.model for _, other, _ in pairs}
     digests, chains = reader.component_digests(others), reader.chains(others)
-    newest: dict[tuple[int, int], dict[Run, Equivalent]] = {}
+    newest: dict[tuple[int, int], dict[ScoredRun, Equivalent]] = {}
     for mine, other, similarity in pairs:
         components = digests[other.model][other.lo : other.hi]
         within = tuple(block.digest for block in chains[other.model] if block.lo < other.hi and other.lo < block.hi)
@@ -86,7 +86,7 @@ def _equivalents(reader: Reader, name: str) -> dict[tuple[int, int], tuple[Equiv
     return {run: tuple(sorted(found.values(), key=lambda each: -each.similarity)) for run, found in newest.items()}
 
 
-def _seen_from(pair: Equivalence, name: str) -> tuple[Run, Run, float]:
+def _seen_from(pair: Equivalence, name: str) -> tuple[ScoredRun, ScoredRun, float]:
     """(the model's own run, the other's, similarity): the relation is symmetric."""
     mine, other = (pair.a, pair.b) if pair.a.model == name else (pair.b, pair.a)
     return mine, other, pair.similarity

@@ -17,7 +17,7 @@ from zoo.catalog import Reader
 from zoo.catalog.names import not_found
 from zoo.manifest import ModelKind, ModelManifest
 from zoo.records import Document, Equivalence
-from zoo.views.blocks import Block
+from zoo.views.blocks import BlockView
 
 #: Kinds of model -> how a hub calls their relation to the base.
 _RELATIONS: Mapping[ModelKind, str] = {
@@ -51,7 +51,7 @@ class CardFacts:
 
     manifest: ModelManifest
     base_source: str | None
-    chain: tuple[Block, ...]
+    chain: tuple[BlockView, ...]
     params: int
     tensors_own: int
     bytes: int
@@ -60,7 +60,7 @@ class CardFacts:
     documents: tuple[Document, ...]
 
 
-def card_facts(reader: Reader, manifest: ModelManifest, chain: tuple[Block, ...]) -> CardFacts:
+def card_facts(reader: Reader, manifest: ModelManifest, chain: tuple[BlockView, ...]) -> CardFacts:
     """What the catalogue knows of a model now. Raises NotFound when it was removed."""
     summaries = {model.name: model for model in reader.models()}
     if manifest.name not in summaries:

@@ -3,7 +3,7 @@
     scheduler --Open: path, and who else may take which hop of it--> everybody who may come to run a part of it
     offerer --Offer--> candidates        a row is through its hop, and for the next one there is a choice
     candidate --Bid--> offerer           at once where no step runs, else when one is over and the next has room
-    offerer --Pass--> the first one, --Retract--> the others, --Won--> scheduler; whoever bids later is refused
+    offerer --Pass--> the first one, --Retract--> the others, --HopAssigned--> scheduler; whoever bids later is refused
 
 A choice is made once per sequence and hop, with the first row that comes there: nobody has K and V of it for that hop yet. From then on the
 winner owns them, and every later row goes there at once (BL-19).
@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from runtime.agent.sequences.sequence import Guest, Waiting
+from runtime.agent.sequences.sequence import AgentSequence, QueuedRow
 from runtime.agent.steps.outbound import lost_of, pass_of
 from runtime.chains import Array
 from runtime.control.agent_io import Send
-from runtime.messages import SCHEDULER, Bid, Offer, Retract, Won
+from runtime.messages import SCHEDULER, Bid, HopAssigned, Offer, Retract
 from runtime.policy.routing.bids import Accepted, Bids
 
 
@@ -37,13 +37,13 @@ class _Asked:
     tokens: int
 
 
-class Bidding:
+class HopBidding:
     def __init__(self, device: str) -> None:
         self._device = device
         self._book = Bids()
-        self._held: dict[str, tuple[Waiting, Array]] = {}
-        self._new: dict[str, list[Waiting]] = {}
-        self._lost: list[Waiting] = []
+        self._held: dict[str, tuple[QueuedRow, Array]] = {}
+        self._new: dict[str, list[QueuedRow]] = {}
+        self._lost: list[QueuedRow] = []
         self._asked: list[_Asked] = []
 
     def __bool__(self) -> bool:
@@ -57,7 +57,7 @@ class Bidding:
 
     # -- who offers ----------------------------------------------------------------------------------------------------
 
-    def offers(self, row: Waiting, output: Array) -> bool:
+    def offers(self, row: QueuedRow, output: Array) -> bool:
         """Offer the next hop of a row that is through here, if there is a choice. `output` is kept until somebody takes it."""
         devices = row.guest.offers.get(row.hop + 1)
         if devices is None:
@@ -82,9 +82,9 @@ class Bidding:
 
     def bid(self, bid: Bid) -> list[Send]:
         """A candidate would take these: the first one gets them."""
-        rows: list[Waiting] = []
+        rows: list[QueuedRow] = []
         arrays: list[Array] = []
-        others: dict[str, list[Waiting]] = {}
+        others: dict[str, list[QueuedRow]] = {}
         for seq, epoch, hop in zip(bid.seqs, bid.epochs, bid.hops, strict=True):
             name = _name(seq, epoch, hop)
             answer = self._book.accept(name, bid.device)
@@ -102,7 +102,7 @@ class Bidding:
         taken = Send(bid.device, pass_of(rows), tuple(arrays))
         return [taken, *(Send(device, _retract_of(some)) for device, some in others.items()), Send(SCHEDULER, self._won(rows, bid.device))]
 
-    def gone(self, device: str, guests: Iterable[Guest]) -> list[Send]:
+    def gone(self, device: str, guests: Iterable[AgentSequence]) -> list[Send]:
         """A device is gone: it takes nothing any more, and has nothing to offer."""
         self._asked = [each for each in self._asked if each.by != device]
         for guest in guests:
@@ -152,28 +152,28 @@ class Bidding:
         if len(self._book) != len(self._held) or not all(row.guest.here for row, _ in self._held.values()):
             raise RuntimeError("a hop is offered that nobody has, or is held that nobody is offered")
 
-    def _won(self, rows: list[Waiting], winner: str) -> Won:
+    def _won(self, rows: list[QueuedRow], winner: str) -> HopAssigned:
         columns = zip(*((each.guest.seq, each.epoch, each.hop + 1, each.start, each.tokens) for each in rows), strict=True)
         seqs, epochs, hops, starts, counts = columns
-        return Won(self._device, seqs, epochs, hops, starts, counts, (winner,) * len(rows))
+        return HopAssigned(self._device, seqs, epochs, hops, starts, counts, (winner,) * len(rows))
 
 
 def _name(seq: str, epoch: int, hop: int) -> str:
     return f"{epoch}/{hop}/{seq}"
 
 
-def _settle(guest: Guest, hop: int, device: str) -> None:
+def _settle(guest: AgentSequence, hop: int, device: str) -> None:
     """From now on rows go there."""
     del guest.offers[hop]
     guest.path = (*guest.path[:hop], replace(guest.path[hop], device=device), *guest.path[hop + 1 :])
 
 
-def _offer_of(device: str, rows: list[Waiting]) -> Offer:
+def _offer_of(device: str, rows: list[QueuedRow]) -> Offer:
     seqs, epochs, hops, counts = zip(*((each.guest.seq, each.epoch, each.hop + 1, each.tokens) for each in rows), strict=True)
     return Offer(device, seqs, epochs, hops, counts)
 
 
-def _retract_of(rows: list[Waiting]) -> Retract:
+def _retract_of(rows: list[QueuedRow]) -> Retract:
     seqs, epochs, hops = zip(*((each.guest.seq, each.epoch, each.hop + 1) for each in rows), strict=True)
     return Retract(seqs, epochs, hops)
 

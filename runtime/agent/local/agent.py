@@ -27,11 +27,11 @@ from runtime.agent.local.planner import Planner
 from runtime.agent.local.roster import Roster
 from runtime.agent.steps.check_result import sampled_by_seq
 from runtime.config import BatchingConfig
-from runtime.control.counters import AgentState, Tally, block_loads, model_loads
+from runtime.control.counters import AgentState, Counters, block_loads, model_loads
 from runtime.control.request_checks import refusal
 from runtime.control.sequence import Rank
 from runtime.control.token_events import end_event, refusal_event, token_event
-from runtime.control.trace_events import Narrator
+from runtime.control.trace_events import TraceEvents
 from runtime.kv.pages import PageBook
 from runtime.policy.batching.continuous import decide
 from runtime.tracing.sink import TraceSink
@@ -39,7 +39,7 @@ from runtime.types import FinishReason, ModelSpec, Opened, Row, Sampled, Sequenc
 from zoo.errors import InUse
 
 
-class Agent:
+class LocalAgent:
     def __init__(
         self,
         models: Iterable[ModelSpec],
@@ -52,8 +52,8 @@ class Agent:
     ) -> None:
         """`ahead`: whether plans are made while a step is under way. Raises NotServable for a model with no room for one token."""
         self._config = config
-        self._tell = Narrator(trace, device)
-        self._tally = Tally()
+        self._tell = TraceEvents(trace, device)
+        self._tally = Counters()
         self._book = PageBook(page_capacity)
         self.models = ModelTable(page_capacity)
         self._roster = Roster()

@@ -8,14 +8,14 @@ from __future__ import annotations
 from runtime.agent.local.planned import PlannedSequence
 from runtime.agent.local.roster import Roster
 from runtime.config import BatchingConfig
-from runtime.control.trace_events import Narrator
+from runtime.control.trace_events import TraceEvents
 from runtime.kv.pages import PageBook
-from runtime.policy.batching.continuous import DeviceSnapshot, Share
+from runtime.policy.batching.continuous import DeviceSnapshot, TokenShare
 from runtime.types import Opened, Row
 
 
 class Planner:
-    def __init__(self, config: BatchingConfig, book: PageBook, roster: Roster, tell: Narrator) -> None:
+    def __init__(self, config: BatchingConfig, book: PageBook, roster: Roster, tell: TraceEvents) -> None:
         self._config = config
         self._book = book
         self._roster = roster
@@ -35,7 +35,7 @@ class Planner:
         self._tell.inserted(now, live.request, live.phase, live.tokens)
         return Opened(live.request, tuple(live.output))
 
-    def row(self, share: Share, step: int, now: int) -> Row:
+    def row(self, share: TokenShare, step: int, now: int) -> Row:
         live = self._roster[share.seq]
         groups = self._book.extend(share.seq, live.ahead + share.tokens)
         if groups:

@@ -24,7 +24,7 @@ Pieces = tuple[tuple[Array, int, int], ...]
 
 
 @dataclass(slots=True)
-class _Piece:
+class _CachedSpan:
     """Tokens [start, stop) of a sequence, the first rows of `array`. `number`: the older, the lower."""
 
     number: int
@@ -34,10 +34,10 @@ class _Piece:
     nbytes: int
 
 
-class KeptInputs:
+class ActivationCache:
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._kept: dict[str, dict[int, deque[_Piece]]] = {}
+        self._kept: dict[str, dict[int, deque[_CachedSpan]]] = {}
         self._ages: dict[int, tuple[str, int]] = {}  # whose piece, by its number: the oldest first
         self._count = 0
         self.nbytes = 0
@@ -59,7 +59,7 @@ class KeptInputs:
         nbytes = size_of(array) + _AROUND
         if nbytes <= self._limit:
             self._count += 1
-            pieces.append(_Piece(self._count, start, start + array.shape[0], _own(array), nbytes))
+            pieces.append(_CachedSpan(self._count, start, start + array.shape[0], _own(array), nbytes))
             self._ages[self._count] = seq, before
             self.nbytes += nbytes
             while self.nbytes > self._limit:
@@ -123,7 +123,7 @@ class KeptInputs:
         self._forget(self._kept[seq][before].popleft())
         self._tidy(seq, before)
 
-    def _forget(self, piece: _Piece) -> None:
+    def _forget(self, piece: _CachedSpan) -> None:
         del self._ages[piece.number]
         self.nbytes -= piece.nbytes
 

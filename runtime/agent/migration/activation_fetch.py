@@ -29,7 +29,7 @@ class Portion:
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class FetchedSpan:
     """What a row recomputes: tokens from `start` to the end of `span`."""
 
     span: range
@@ -37,7 +37,7 @@ class Fed:
     array: Array
 
 
-class Feed:
+class ActivationFetch:
     """`before`: the component that the hidden states came into. `nbytes`: that came; `reason`: why some did not, the latest."""
 
     def __init__(self, before: int) -> None:
@@ -122,14 +122,14 @@ class Feed:
         waiting, self._portions = [each.span for each in self._portions], []
         return waiting
 
-    def take(self, reached: int) -> Fed | None:
+    def take(self, reached: int) -> FetchedSpan | None:
         """What is to run now that all before `reached` is here; None while something runs, or its inputs are not here."""
         found = next((each for each in self._portions if each.span.start == reached and each.checked), None)
         if self._running is not None or found is None or found.array is None:
             return None
         self._portions.remove(found)
         self._running = found.span
-        return Fed(found.span, found.start, found.array)
+        return FetchedSpan(found.span, found.start, found.array)
 
     def ran(self) -> None:
         self._running = None

@@ -1,10 +1,10 @@
 """K and V of sequences on their way to this device (BL-16). What it gives to others is `giving`'s.
 
-    scheduler --Receive--> destination --Want--> source --Pages--> destination (WritePages, PagesWritten) … --Moved--> scheduler
+    scheduler --StartMigration--> destination --Want--> source --PageData--> destination (WritePages, PagesWritten) … --MigrationReady--> scheduler
                                        rows that recompute from the front run in its own steps meanwhile, from token ids or from
-                                       --Want (before)--> source --Pages (hidden states)--> `feed` (CheckInputs, InputsChecked)
-    scheduler --Receive (longer)--> … --Moved-->     what has grown since, with the sequence at rest for the last one
-    scheduler --Settle--> destination                committed: the table is the sequence's; else its pages are free
+                                       --Want (before)--> source --PageData (hidden states)--> `feed` (VerifyActivations, ActivationsVerified)
+    scheduler --StartMigration (longer)--> … --MigrationReady-->     what has grown since, with the sequence at rest for the last one
+    scheduler --FinishMigration--> destination                committed: the table is the sequence's; else its pages are free
 
 Contract: the destination is the one authority (`policy.migration.two_ended`): each page group has one winner. All pages are taken before the first one
 comes; without room for all of them nothing begins. The source only reads, and serves the sequence on. Hidden states that rows were
@@ -16,28 +16,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.agent.migration.activation_cache import KeptInputs
-from runtime.agent.migration.activation_fetch import Feed
-from runtime.agent.migration.incoming import Incoming
-from runtime.agent.sequences.page_tables import Tables
-from runtime.agent.sequences.sequence import Guest, Waiting
+from runtime.agent.migration.activation_cache import ActivationCache
+from runtime.agent.migration.activation_fetch import ActivationFetch
+from runtime.agent.migration.incoming import IncomingMigration
+from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.sequences.sequence import AgentSequence, QueuedRow
 from runtime.chains import Array, own
-from runtime.config import RelayConfig
-from runtime.control.agent_io import CheckInputs, InputsChecked, PagesWritten, RelayCommand, Send, WritePages
-from runtime.messages import SCHEDULER, Moved, Pages, Receive, Settle, Stuck
+from runtime.config import AgentConfig
+from runtime.control.agent_io import ActivationsVerified, AgentCommand, PagesWritten, Send, VerifyActivations, WritePages
+from runtime.messages import SCHEDULER, FinishMigration, MigrationFailed, MigrationReady, PageData, StartMigration
 from runtime.policy.migration.two_ended import TwoEnded
 from runtime.types import ModelSpec
 
 
-class Moves:
-    def __init__(self, device: str, tables: Tables, config: RelayConfig, kept: KeptInputs) -> None:
+class IncomingMigrations:
+    def __init__(self, device: str, tables: SequencePageTables, config: AgentConfig, kept: ActivationCache) -> None:
         self._device = device
         self._tables = tables
         self._kept = kept
         self._config = config
-        self._incoming: dict[int, Incoming] = {}
+        self._incoming: dict[int, IncomingMigration] = {}
         self._adopted: dict[tuple[str, int], list[tuple[tuple[int, int], str]]] = {}
-        self._rows: list[Waiting] = []
+        self._rows: list[QueuedRow] = []
 
     def keys(self) -> set[str]:
         """Tables that are no sequence's yet."""
@@ -47,7 +47,7 @@ class Moves:
         """Sequences that are on their way here."""
         return {each.order.seq for each in self._incoming.values()} | {seq for seq, _ in self._adopted}
 
-    def take_rows(self) -> list[Waiting]:
+    def take_rows(self) -> list[QueuedRow]:
         """Rows that recompute, for the queue."""
         rows, self._rows = self._rows, []
         return rows
@@ -58,7 +58,7 @@ class Moves:
 
     # -- the destination -----------------------------------------------------------------------------------------------
 
-    def receive(self, order: Receive, spec: ModelSpec | None, now: int) -> list[RelayCommand]:
+    def receive(self, order: StartMigration, spec: ModelSpec | None, now: int) -> list[AgentCommand]:
         """Begin a move, or bring what has grown since."""
         known = self._incoming.get(order.move)
         if known is not None:
@@ -73,15 +73,15 @@ class Moves:
             self._tables.release(key)
             return self._stuck(order.move, order.seq, "no room for its pages")
         request = order.request
-        guest = Guest(request, order.epoch, (), ())
+        guest = AgentSequence(request, order.epoch, (), ())
         # Where nothing attends there are no pages, and nothing to bring.
         tokens = order.upto if spec.kv_layers else 0
         ends = TwoEnded(tokens, spec.page_tokens, recompute=bool(order.tokens) or order.inputs, copy=order.copy)
-        feed = Feed(order.stage.lo) if order.inputs else None
-        self._incoming[order.move] = Incoming(self._device, self._tables, self._config, order, key, spec, ends, guest, feed)
+        feed = ActivationFetch(order.stage.lo) if order.inputs else None
+        self._incoming[order.move] = IncomingMigration(self._device, self._tables, self._config, order, key, spec, ends, guest, feed)
         return self._go_on(self._incoming[order.move], now)
 
-    def arrived(self, pages: Pages, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
+    def arrived(self, pages: PageData, arrays: Sequence[Array], now: int) -> list[AgentCommand]:
         """Pages, or inputs, from the source. Those that nobody awaits any more are dropped."""
         move, span = self._incoming.get(pages.move), range(pages.lo, pages.hi)
         if pages.before:
@@ -95,7 +95,7 @@ class Moves:
         move.writing[pages.lo, pages.hi] = len(arrays[0].data) if hasattr(arrays[0].data, "__len__") else 0
         return [WritePages(places, arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
 
-    def written(self, event: PagesWritten, now: int) -> list[RelayCommand]:
+    def written(self, event: PagesWritten, now: int) -> list[AgentCommand]:
         """Pages are down, or did not verify."""
         move, span = self._incoming.get(event.move), range(event.lo, event.hi)
         if move is None:
@@ -110,7 +110,7 @@ class Moves:
         move.pace.back_since = now
         return self._go_on(move, now)
 
-    def checked(self, event: InputsChecked, now: int) -> list[RelayCommand]:
+    def checked(self, event: ActivationsVerified, now: int) -> list[AgentCommand]:
         """Inputs are what was sent, or not."""
         move = self._incoming.get(event.move)
         if move is None or move.feed is None:
@@ -122,7 +122,7 @@ class Moves:
             move.shared.came("inputs", event.lo, event.hi, move.groups(event.hi - event.lo), now)
         return self._go_on(move, now)
 
-    def ran(self, row: Waiting, now: int) -> list[RelayCommand]:
+    def ran(self, row: QueuedRow, now: int) -> list[AgentCommand]:
         """A row that recomputes is through."""
         move = self._incoming.get(row.move)
         if move is None or move.key != row.name:
@@ -139,7 +139,7 @@ class Moves:
                 self._kept.keep(row.guest.seq, move.feed.before, row.start, own(row.array))
         return self._go_on(move, now)
 
-    def failed(self, row: Waiting, reason: str, now: int) -> list[RelayCommand]:
+    def failed(self, row: QueuedRow, reason: str, now: int) -> list[AgentCommand]:
         """The step of a row that recomputes failed: what the front had is fetched, if there is a source."""
         move = self._incoming.get(row.move)
         if move is None or move.key != row.name:
@@ -154,7 +154,7 @@ class Moves:
         self._drop(move)
         return self._stuck(row.move, row.guest.seq, reason)
 
-    def settle(self, order: Settle) -> list[RelayCommand]:
+    def settle(self, order: FinishMigration) -> list[AgentCommand]:
         """The end of a move, whatever its phase. Committed, the table waits for the Open that comes next."""
         move = self._incoming.get(order.move)
         if move is None:
@@ -167,9 +167,9 @@ class Moves:
         self._adopted.setdefault((order.seq, order.epoch), []).append((move.order.layers, move.key))
         return []
 
-    def unreachable(self, device: str, now: int) -> list[RelayCommand]:
+    def unreachable(self, device: str, now: int) -> list[AgentCommand]:
         """A device is gone: recomputing takes over to the end what it was to give, where it can."""
-        out: list[RelayCommand] = []
+        out: list[AgentCommand] = []
         for move in tuple(self._incoming.values()):
             if move.order.source == device:
                 move.cut_off()
@@ -189,7 +189,7 @@ class Moves:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _grow(self, move: Incoming, order: Receive, now: int) -> list[RelayCommand]:
+    def _grow(self, move: IncomingMigration, order: StartMigration, now: int) -> list[AgentCommand]:
         more = order.upto - move.order.upto
         if more < 0 or not move.ends.done or not self._room(move, order.upto):
             self._drop(move)
@@ -201,20 +201,20 @@ class Moves:
             move.ends.inputs(())
         return self._go_on(move, now)
 
-    def _room(self, move: Incoming, upto: int) -> bool:
+    def _room(self, move: IncomingMigration, upto: int) -> bool:
         return self._tables.grow(move.key, upto - self._tables.book.tokens_of(move.key))
 
-    def _go_on(self, move: Incoming, now: int) -> list[RelayCommand]:
+    def _go_on(self, move: IncomingMigration, now: int) -> list[AgentCommand]:
         """Give both ends what they can take; tell the scheduler when all is here, or when nothing more can come."""
         if move.ends.done:
             return self._tell(move)
-        out: list[RelayCommand] = [*move.advance(self._rows, now)]
+        out: list[AgentCommand] = [*move.advance(self._rows, now)]
         if move.over:
             self._drop(move)
             out += self._stuck(move.order.move, move.order.seq, "its pages cannot be had any more")
         return out
 
-    def _fed(self, move: Incoming, pages: Pages, arrays: Sequence[Array], now: int) -> list[RelayCommand]:
+    def _fed(self, move: IncomingMigration, pages: PageData, arrays: Sequence[Array], now: int) -> list[AgentCommand]:
         """What the source had of the inputs that it was asked for."""
         feed = move.feed
         if feed is None or not feed.awaits(pages.lo, pages.hi):
@@ -223,22 +223,22 @@ class Moves:
         if pages.error or len(arrays) != 1 or not feed.arrived(pages.lo, pages.hi, arrays[0]):
             move.unfed(pages.lo, pages.hi, pages.error or "hidden states of another shape")
             return self._go_on(move, now)
-        return [CheckInputs(arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
+        return [VerifyActivations(arrays[0], pages.digest, pages.move, pages.lo, pages.hi)]
 
-    def _tell(self, move: Incoming) -> list[RelayCommand]:
+    def _tell(self, move: IncomingMigration) -> list[AgentCommand]:
         order, ends = move.order, move.ends
         if move.told == order.upto:
             return []
         move.told = order.upto
         fed, reason = (move.feed.nbytes, move.feed.reason) if move.feed is not None else (0, "")
         copied, recomputed = ends.copied_spans, ends.recomputed_spans
-        return [Send(SCHEDULER, Moved(self._device, order.move, order.seq, copied, recomputed, move.nbytes, fed, reason))]
+        return [Send(SCHEDULER, MigrationReady(self._device, order.move, order.seq, copied, recomputed, move.nbytes, fed, reason))]
 
-    def _drop(self, move: Incoming) -> None:
+    def _drop(self, move: IncomingMigration) -> None:
         del self._incoming[move.order.move]
         self._tables.release(move.key)
         if move.feed is not None:
             self._kept.drop(move.order.seq, move.feed.before)
 
-    def _stuck(self, move: int, seq: str, reason: str) -> list[RelayCommand]:
-        return [Send(SCHEDULER, Stuck(self._device, move, seq, reason))]
+    def _stuck(self, move: int, seq: str, reason: str) -> list[AgentCommand]:
+        return [Send(SCHEDULER, MigrationFailed(self._device, move, seq, reason))]

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.agent.migration.activation_fetch import Feed
-from runtime.agent.sequences.page_tables import Tables
-from runtime.agent.sequences.sequence import Guest, Waiting
+from runtime.agent.migration.activation_fetch import ActivationFetch
+from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.sequences.sequence import AgentSequence, QueuedRow
 from runtime.chains import Array
-from runtime.config import RelayConfig
+from runtime.config import AgentConfig
 from runtime.control.agent_io import Send
-from runtime.messages import Receive, Want
-from runtime.policy.migration.pace import Pace, SharedPace
+from runtime.messages import PageRequest, StartMigration
+from runtime.policy.migration.pace import MigrationPace, SharedPace
 from runtime.policy.migration.two_ended import TwoEnded
 from runtime.types import ModelSpec
 
@@ -26,24 +26,24 @@ _MOST_AHEAD = 32
 
 
 @dataclass(slots=True)
-class Incoming:
+class IncomingMigration:
     """`feed`: what the front starts from, where that is not tokens. `nbytes`: that came; `writing`: pages that the engine is putting down.
     `told`: up to where the scheduler knows that all is here.
     """
 
     device: str
-    tables: Tables
-    config: RelayConfig
-    order: Receive
+    tables: SequencePageTables
+    config: AgentConfig
+    order: StartMigration
     key: str
     spec: ModelSpec
     ends: TwoEnded
-    guest: Guest
-    feed: Feed | None = None
+    guest: AgentSequence
+    feed: ActivationFetch | None = None
     nbytes: int = 0
     writing: dict[tuple[int, int], int] = field(default_factory=dict)
     told: int = -1
-    pace: Pace = field(default_factory=Pace)
+    pace: MigrationPace = field(default_factory=MigrationPace)
     shared: SharedPace = field(default_factory=SharedPace)
 
     @property
@@ -51,7 +51,7 @@ class Incoming:
         """Whether nothing more can come, though not all is here. (A step that writes its pages comes back first.)"""
         return self.ends.stuck and not self.ends.recomputing and not self.ends.copying
 
-    def advance(self, rows: list[Waiting], now: int) -> list[Send]:
+    def advance(self, rows: list[QueuedRow], now: int) -> list[Send]:
         """Give both ends what they can take. `rows`: takes what is to run."""
         out = self._front(rows, now) if self.feed is None else self._fed_front(self.feed, rows, now)
         ends = self.ends
@@ -91,7 +91,7 @@ class Incoming:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _front(self, rows: list[Waiting], now: int) -> list[Send]:
+    def _front(self, rows: list[QueuedRow], now: int) -> list[Send]:
         ends = self.ends
         if not ends.recomputing and (span := ends.next_front(self._chunk())) is not None:
             self.pace.front_since = now
@@ -99,7 +99,7 @@ class Incoming:
             rows.append(self._row(start, span.stop, self.order.tokens[start : span.stop], None, now))
         return []
 
-    def _fed_front(self, feed: Feed, rows: list[Waiting], now: int) -> list[Send]:
+    def _fed_front(self, feed: ActivationFetch, rows: list[QueuedRow], now: int) -> list[Send]:
         ends, shared = self.ends, self.shared
         if (fed := feed.take(ends.gap[0])) is not None:
             shared.row_since = now
@@ -115,7 +115,7 @@ class Incoming:
             out.append(self._want(start, span.stop, feed.before))
         return out
 
-    def _looks_ahead(self, feed: Feed, now: int) -> bool:
+    def _looks_ahead(self, feed: ActivationFetch, now: int) -> bool:
         """Whether the front is to be given more than it has: so much that it need not wait while pages come."""
         if self.ends.front_lacks:
             return True
@@ -123,7 +123,7 @@ class Incoming:
             return False
         return feed.given < 2 or not self.shared.supplied(self.groups(feed.behind) - self.groups(feed.running), self._most, now)
 
-    def _portion(self, feed: Feed) -> int:
+    def _portion(self, feed: ActivationFetch) -> int:
         """Tokens that the front is given next."""
         if not self.order.copy:
             return self.config.chunk
@@ -132,7 +132,7 @@ class Incoming:
 
     def _want(self, lo: int, hi: int, before: int = 0) -> Send:
         order = self.order
-        return Send(order.source, Want(order.move, order.seq, order.epoch, order.layers, lo, hi, self.device, before))
+        return Send(order.source, PageRequest(order.move, order.seq, order.epoch, order.layers, lo, hi, self.device, before))
 
     @property
     def _most(self) -> int:
@@ -160,8 +160,8 @@ class Incoming:
         """Where a row that recomputes a span begins: of a group that has grown with what is new, if the front has been there before."""
         return max(span.start, min(self.tables.book.tokens_of(self.key), span.stop - 1))
 
-    def _row(self, start: int, stop: int, ids: tuple[int, ...] | None, array: Array | None, now: int) -> Waiting:
+    def _row(self, start: int, stop: int, ids: tuple[int, ...] | None, array: Array | None, now: int) -> QueuedRow:
         order = self.order
-        return Waiting(
+        return QueuedRow(
             self.guest, order.epoch, 0, self.key, order.stage.id, start, stop - start, ids, array, False, 0, 1, now, True, order.move
         )  # fmt: skip

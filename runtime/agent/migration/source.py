@@ -1,19 +1,19 @@
 """What a device gives of the sequences that run on it to where they move: pages, or hidden states that it kept. It only reads.
 
-Contract: one answer to each Want, which says why where there is nothing to give. Whoever wants is not trusted to know what is here.
+Contract: one answer to each PageRequest, which says why where there is nothing to give. Whoever wants is not trusted to know what is here.
 """
 
 from __future__ import annotations
 
-from runtime.agent.migration.activation_cache import KeptInputs
-from runtime.agent.sequences.page_tables import Tables
-from runtime.agent.sequences.sequence import Guest
+from runtime.agent.migration.activation_cache import ActivationCache
+from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.sequences.sequence import AgentSequence
 from runtime.chains import Hop
-from runtime.control.agent_io import ReadPages, RelayCommand, Send, SendInputs
-from runtime.messages import Pages, Want
+from runtime.control.agent_io import AgentCommand, ReadPages, Send, SendActivations
+from runtime.messages import PageData, PageRequest
 
 
-def answer(want: Want, guest: Guest | None, device: str, tables: Tables, kept: KeptInputs) -> RelayCommand:
+def answer(want: PageRequest, guest: AgentSequence | None, device: str, tables: SequencePageTables, kept: ActivationCache) -> AgentCommand:
     """Pages of a sequence that runs here, or what came into a stage of it."""
     hops = () if guest is None or guest.epoch != want.epoch else tuple(hop for hop in guest.path if hop.device == device)
     if want.before:
@@ -26,18 +26,18 @@ def answer(want: Want, guest: Guest | None, device: str, tables: Tables, kept: K
         return _refused(want, f"tokens {want.lo} to {want.hi} of {want.seq} are not written here")
     first = hop.layers[0]
     layers = slice(want.layers[0] - first, want.layers[1] - first)
-    return ReadPages(tables.pages(key, want.lo, want.hi, layers), want.by, Pages(want.move, want.seq, want.epoch, want.lo, want.hi, ""))
+    return ReadPages(tables.pages(key, want.lo, want.hi, layers), want.by, PageData(want.move, want.seq, want.epoch, want.lo, want.hi, ""))
 
 
-def _inputs(want: Want, hops: tuple[Hop, ...], kept: KeptInputs) -> RelayCommand:
+def _inputs(want: PageRequest, hops: tuple[Hop, ...], kept: ActivationCache) -> AgentCommand:
     if not any(hop.lo == want.before for hop in hops):
         return _refused(want, f"no stage of {want.seq} begins with component {want.before} here")
     spans = kept.spans(want.seq, want.before)
     pieces = kept.pieces(want.seq, want.before, want.lo, want.hi)
     if pieces is None:
         return _refused(want, f"what came into tokens {want.lo} to {want.hi} of {want.seq} is not kept", spans)
-    return SendInputs(pieces, want.by, Pages(want.move, want.seq, want.epoch, want.lo, want.hi, "", "", want.before, spans))
+    return SendActivations(pieces, want.by, PageData(want.move, want.seq, want.epoch, want.lo, want.hi, "", "", want.before, spans))
 
 
-def _refused(want: Want, why: str, kept: tuple[tuple[int, int], ...] = ()) -> Send:
-    return Send(want.by, Pages(want.move, want.seq, want.epoch, want.lo, want.hi, "", why, want.before, kept))
+def _refused(want: PageRequest, why: str, kept: tuple[tuple[int, int], ...] = ()) -> Send:
+    return Send(want.by, PageData(want.move, want.seq, want.epoch, want.lo, want.hi, "", why, want.before, kept))

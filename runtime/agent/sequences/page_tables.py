@@ -14,7 +14,7 @@ from runtime.types import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TableSlice:
     """Layers [first, last) of a table, counted from its own first one."""
 
     key: str
@@ -22,7 +22,7 @@ class Piece:
     last: int
 
 
-class Tables:
+class SequencePageTables:
     def __init__(self, capacity: int) -> None:
         self.book = PageBook(capacity)
         self._specs: dict[str, ModelSpec] = {}
@@ -60,7 +60,7 @@ class Tables:
             return False
         return True
 
-    def recut(self, seq: str, new: Sequence[tuple[int, ModelSpec, Sequence[Piece]]], old: Sequence[str], tokens: int) -> list[str]:
+    def recut(self, seq: str, new: Sequence[tuple[int, ModelSpec, Sequence[TableSlice]]], old: Sequence[str], tokens: int) -> list[str]:
         """Turn tables into others (PageBook.recut): for each new one the first component, the spec, and what it is made of; their keys."""
         made: dict[str, tuple[ModelSpec, Sequence[tuple[str, int, int]]]] = {}
         for lo, spec, pieces in new:

@@ -1,7 +1,7 @@
 """Sequences on one device of a cluster, and their rows that wait there.
 
-Contract: a `Guest` is a sequence under one epoch and path. It has a table of pages per stage that it passes here, under a key that no
-other table ever has, so that a step may still write what has been closed already. A `Waiting` row is one hop's work. Nothing here
+Contract: a `AgentSequence` is a sequence under one epoch and path. It has a table of pages per stage that it passes here, under a key that no
+other table ever has, so that a step may still write what has been closed already. A `QueuedRow` row is one hop's work. Nothing here
 decides or counts pages.
 """
 
@@ -17,7 +17,7 @@ from runtime.types import PromptLogprobs, SequenceRequest
 
 
 @dataclass(slots=True)
-class Guest:
+class AgentSequence:
     """`keys`: table by the first component of a stage, `stages`: their ids. `output`: tokens it had produced when it was opened. `here`:
     it has neither been closed nor opened anew. `offers`: hops behind this device that are offered, and to whom (BL-23). `scores`: of its
     prompt, from parts of a row that has not run whole yet.
@@ -60,7 +60,7 @@ class Guest:
         return again is not None and turn < again[0] and start >= again[1]
 
 
-class Waiting(msgspec.Struct, eq=False, gc=False):
+class QueuedRow(msgspec.Struct, eq=False, gc=False):
     """A row before, or in, a step: `tokens` of a sequence from `start` on. `name`: of its table. `holds`: K and V of it are here already.
 
     `ids`: the tokens where the stage begins with the embedding, else None and `array` has the hidden states. `steps`: tokens to decode.
@@ -68,7 +68,7 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
     surrogate. `before`: tokens of the same order that ran before it; `part`: more of them wait behind it.
     """
 
-    guest: Guest
+    guest: AgentSequence
     epoch: int
     hop: int
     name: str
@@ -100,7 +100,7 @@ class Waiting(msgspec.Struct, eq=False, gc=False):
         return self.tokens + self.steps - 1
 
 
-def first_part(row: Waiting, count: int, now: int) -> Waiting:
+def first_part(row: QueuedRow, count: int, now: int) -> QueuedRow:
     """The first `count` tokens of a divisible row, as a row that runs now; the row itself is what is left, and waits anew."""
     ids = row.ids or ()
     part = replace(row, tokens=count, ids=ids[:count], sample=False, part=True)

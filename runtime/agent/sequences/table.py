@@ -9,22 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from runtime.agent.migration.activation_cache import KeptInputs
-from runtime.agent.migration.destination import Moves
-from runtime.agent.sequences.page_tables import Piece, Tables
-from runtime.agent.sequences.sequence import Guest
-from runtime.agent.speculation.hop import Ahead
-from runtime.agent.stages.stages import Shelf
+from runtime.agent.migration.activation_cache import ActivationCache
+from runtime.agent.migration.destination import IncomingMigrations
+from runtime.agent.sequences.page_tables import SequencePageTables, TableSlice
+from runtime.agent.sequences.sequence import AgentSequence
+from runtime.agent.speculation.hop import SpeculativeHop
+from runtime.agent.stages.stages import StageTable
 from runtime.chains import Hop, Stage
-from runtime.messages import Open
+from runtime.messages import OpenSequences
 from runtime.types import ModelSpec
 
 
-class Seats:
+class SequenceTable:
     """`left`: called with the table of each sequence that goes."""
 
     def __init__(
-        self, device: str, tables: Tables, shelf: Shelf, moves: Moves, ahead: Ahead, kept: KeptInputs, left: Callable[[str], None]
+        self,
+        device: str,
+        tables: SequencePageTables,
+        shelf: StageTable,
+        moves: IncomingMigrations,
+        ahead: SpeculativeHop,
+        kept: ActivationCache,
+        left: Callable[[str], None],
     ) -> None:
         self._device = device
         self._tables = tables
@@ -33,15 +40,15 @@ class Seats:
         self._ahead = ahead
         self._kept = kept
         self._left = left
-        self.guests: dict[str, Guest] = {}
+        self.guests: dict[str, AgentSequence] = {}
 
-    def open(self, order: Open, at: int) -> bool | None:
+    def open(self, order: OpenSequences, at: int) -> bool | None:
         """Sequence `at` of an order. None: it is here under this epoch, or a newer one. False: something that it needs is missing."""
         request, epoch = order.requests[at], order.epochs[at]
         known = self.guests.get(request.seq)
         if known is not None and known.epoch >= epoch:
             return None
-        guest = Guest(request, epoch, order.paths[at], order.outputs[at], ahead=order.ahead[at] if order.ahead else None)
+        guest = AgentSequence(request, epoch, order.paths[at], order.outputs[at], ahead=order.ahead[at] if order.ahead else None)
         guest.offers.update(order.offers[at] if order.offers else ())
         self.guests[guest.seq] = guest
         if known is not None:
@@ -74,7 +81,7 @@ class Seats:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _seat(self, guest: Guest, shared: tuple[str, int] | None) -> bool:
+    def _seat(self, guest: AgentSequence, shared: tuple[str, int] | None) -> bool:
         """Give a sequence empty tables, or ones that begin as another's; false where a stage, or what it is to share, is missing."""
         other = self.guests.get(shared[0]) if shared is not None else None
         for hop in self._here(guest):
@@ -89,7 +96,7 @@ class Seats:
                 return False
         return True
 
-    def _reseat(self, guest: Guest, known: Guest | None, computed: int) -> bool:
+    def _reseat(self, guest: AgentSequence, known: AgentSequence | None, computed: int) -> bool:
         """Give a sequence that goes on here the layers that it has here, and those that came, in tables of its new hops.
 
         False, and nothing of it stays, where any are missing, or are being written: by a row that is lost, for a device before it died.
@@ -110,12 +117,12 @@ class Seats:
         return True
 
     def _cut(
-        self, guest: Guest, had: Sequence[tuple[tuple[int, int], str]], computed: int
-    ) -> list[tuple[int, ModelSpec, list[Piece]]] | None:
+        self, guest: AgentSequence, had: Sequence[tuple[tuple[int, int], str]], computed: int
+    ) -> list[tuple[int, ModelSpec, list[TableSlice]]] | None:
         """For each hop here its first component, spec, and the pieces of tables that its own is made of; None where that cannot be."""
         if any(self._tables.writes(key) for _, key in had):
             return None
-        new: list[tuple[int, ModelSpec, list[Piece]]] = []
+        new: list[tuple[int, ModelSpec, list[TableSlice]]] = []
         for hop in self._here(guest):
             spec, pieces = self._spec(guest, hop), _pieces(hop, had)
             if spec is None or pieces is None or any(self._tables.book.tokens_of(piece.key) < computed for piece in pieces):
@@ -123,18 +130,18 @@ class Seats:
             new.append((hop.lo, spec, pieces))
         return new
 
-    def _spec(self, guest: Guest, hop: Hop) -> ModelSpec | None:
+    def _spec(self, guest: AgentSequence, hop: Hop) -> ModelSpec | None:
         return self._shelf.specs.get(Stage(guest.request.model, hop.lo, hop.hi).id)
 
-    def _here(self, guest: Guest) -> tuple[Hop, ...]:
+    def _here(self, guest: AgentSequence) -> tuple[Hop, ...]:
         return tuple(hop for hop in guest.path if hop.device == self._device)
 
-    def _forget(self, guest: Guest) -> None:
+    def _forget(self, guest: AgentSequence) -> None:
         del self.guests[guest.seq]
         guest.here = False
         self._let_go(guest)
 
-    def _let_go(self, guest: Guest) -> None:
+    def _let_go(self, guest: AgentSequence) -> None:
         self._ahead.closed(guest)
         self._kept.close(guest.seq)
         for key in guest.keys.values():
@@ -142,13 +149,13 @@ class Seats:
             self._left(key)
 
 
-def _pieces(hop: Hop, had: Sequence[tuple[tuple[int, int], str]]) -> list[Piece] | None:
+def _pieces(hop: Hop, had: Sequence[tuple[tuple[int, int], str]]) -> list[TableSlice] | None:
     """The layers of a hop out of tables by their layers, in order; None where some are missing."""
-    pieces: list[Piece] = []
+    pieces: list[TableSlice] = []
     at = hop.layers[0]
     for (first, last), key in sorted(had):
         if first <= at < min(last, hop.layers[1]):
             end = min(last, hop.layers[1])
-            pieces.append(Piece(key, at - first, end - first))
+            pieces.append(TableSlice(key, at - first, end - first))
             at = end
     return pieces if at == hop.layers[1] else None

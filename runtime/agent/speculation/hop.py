@@ -3,11 +3,11 @@
     D is the device of the predicted hop; behind it the path goes on to others, and ends at the scheduler.
 
     D     row p comes ── stand-in runs ──Pass, tentative──> behind D … Done, tentative ──> scheduler
-             └─ then the hop itself runs ── compared ──Verdict──────────────────────────> scheduler
+             └─ then the hop itself runs ── compared ──SpeculationResult──────────────────────────> scheduler
                        stands: nothing more    else: ──Pass──> behind D again … Done ───> scheduler
 
 Messages: `turns` number a sequence's rows; even ones are real, the odd one before is its prediction. Nobody waits for anybody but the
-scheduler, which takes a row for done when its Done is there, or when a tentative one and a Verdict that it stands are.
+scheduler, which takes a row for done when its Done is there, or when a tentative one and a SpeculationResult that it stands are.
 On a path one hop is predicted, never the last one; so no two that follow each other are, and nothing is predicted from predictions.
 Roll-back: behind D a real row writes the same positions of the same pages over again; tentative ones are always behind all that the
 scheduler counts as computed, and only what it counts is shared, lent or moved (UN-13). D predicts row p + 1 only when row p itself is
@@ -28,11 +28,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from runtime.agent.sequences.page_tables import Tables
-from runtime.agent.sequences.sequence import Guest, Waiting
+from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.sequences.sequence import AgentSequence, QueuedRow
 from runtime.chains import Array, Likeness
 from runtime.control.agent_io import Send
-from runtime.messages import SCHEDULER, Verdict
+from runtime.messages import SCHEDULER, SpeculationResult
 from runtime.policy.speculation.choice import stands
 from runtime.types import ModelSpec
 
@@ -46,15 +46,15 @@ def same_bits(a: Array, b: Array) -> Likeness:
     return Likeness(same, 1.0 if same else 0.0)
 
 
-class Ahead:
-    def __init__(self, device: str, tables: Tables) -> None:
+class SpeculativeHop:
+    def __init__(self, device: str, tables: SequencePageTables) -> None:
         self._device = device
         self._tables = tables
-        self.queue: list[Waiting] = []
+        self.queue: list[QueuedRow] = []
 
     # -- sequences -----------------------------------------------------------------------------------------------------
 
-    def opened(self, guest: Guest, stages: Mapping[str, ModelSpec]) -> None:
+    def opened(self, guest: AgentSequence, stages: Mapping[str, ModelSpec]) -> None:
         """A sequence is here. If a hop of it here is predicted, its stand-in gets a table; where the stage is missing nothing is."""
         if guest.ahead is None or guest.path[guest.ahead.hop].device != self._device:
             return
@@ -62,7 +62,7 @@ class Ahead:
         if spec is not None:
             guest.shadow = self._tables.open(guest.seq, guest.ahead.stage.lo, spec)
 
-    def closed(self, guest: Guest) -> None:
+    def closed(self, guest: AgentSequence) -> None:
         """Nothing of it is predicted any more."""
         if guest.shadow is not None:
             self._tables.release(guest.shadow)
@@ -71,13 +71,13 @@ class Ahead:
 
     # -- rows ----------------------------------------------------------------------------------------------------------
 
-    def comes(self, row: Waiting) -> None:
+    def comes(self, row: QueuedRow) -> None:
         """A row is in its queue: if its hop is predicted, the stand-in runs it, too."""
         ahead = row.guest.ahead
         if row.guest.shadow is not None and ahead is not None and ahead.hop == row.hop:
             self.queue.append(replace(row, name=row.guest.shadow, stage=ahead.stage.id, sample=False, shadow=True))
 
-    def due(self, waiting: Sequence[Waiting], valid: Callable[[Waiting], bool]) -> list[Waiting]:
+    def due(self, waiting: Sequence[QueuedRow], valid: Callable[[QueuedRow], bool]) -> list[QueuedRow]:
         """Shadow rows that may run now: none while an earlier row of its sequence has not run itself."""
         self.queue = [each for each in self.queue if each.guest.shadow == each.name and valid(each)]
         if not self.queue:
@@ -88,12 +88,12 @@ class Ahead:
                 first.setdefault(id(each.guest), each.turn)
         return [each for each in self.queue if first.get(id(each.guest), each.turn) >= each.turn]
 
-    def taken(self, rows: Sequence[Waiting]) -> None:
+    def taken(self, rows: Sequence[QueuedRow]) -> None:
         """They are in a step."""
         gone = set(map(id, rows))
         self.queue = [each for each in self.queue if id(each) not in gone]
 
-    def predicted(self, row: Waiting, output: Array, waiting: Sequence[Waiting]) -> Waiting | None:
+    def predicted(self, row: QueuedRow, output: Array, waiting: Sequence[QueuedRow]) -> QueuedRow | None:
         """A shadow row is through: the tentative row that goes on, if it may, and if the real one has not been faster."""
         guest = row.guest
         late = all(each.guest is not guest or each.turn != row.turn for each in waiting)
@@ -103,14 +103,14 @@ class Ahead:
         real = next(each for each in waiting if each.guest is guest and each.turn == row.turn)
         return replace(real, turn=row.turn - 1)
 
-    def failed(self, rows: Sequence[Waiting]) -> None:
+    def failed(self, rows: Sequence[QueuedRow]) -> None:
         """The step of shadow rows failed: these sequences go on without."""
         for row in rows:
             if row.guest.shadow == row.name:
                 self.closed(row.guest)
 
 
-class Judged:
+class SpeculationResults:
     """Verdicts of one step, gathered."""
 
     def __init__(self, device: str, alike: Alike) -> None:
@@ -118,7 +118,7 @@ class Judged:
         self._alike = alike
         self._rows: list[tuple[str, int, int, bool, float]] = []
 
-    def judge(self, row: Waiting, output: Array) -> bool:
+    def judge(self, row: QueuedRow, output: Array) -> bool:
         """Whether what was predicted of a row that has now run stands, and nothing more need go on. It may not have been predicted."""
         guest = row.guest
         if guest.prediction is None or guest.ahead is None or row.hop != guest.ahead.hop or guest.prediction[0] != row.turn:
@@ -134,4 +134,4 @@ class Judged:
         if not self._rows:
             return []
         seqs, epochs, turns, good, cosines = zip(*self._rows, strict=True)
-        return [Send(SCHEDULER, Verdict(self._device, seqs, epochs, turns, good, cosines))]
+        return [Send(SCHEDULER, SpeculationResult(self._device, seqs, epochs, turns, good, cosines))]

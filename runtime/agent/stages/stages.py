@@ -6,21 +6,21 @@ forgotten all tables on it (`agent.stages.unloading`), and taken back if it is w
 
 from __future__ import annotations
 
-from runtime.agent.sequences.page_tables import Tables
-from runtime.agent.stages.unloading import Parting
-from runtime.control.agent_io import DropStage, LoadStage, RelayCommand, Send, StageFailed, StageLoaded
-from runtime.messages import SCHEDULER, Drop, Load, Loaded, Refused
+from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.stages.unloading import UnloadingStages
+from runtime.control.agent_io import AgentCommand, DropStage, LoadStage, Send, StageFailed, StageLoaded
+from runtime.messages import SCHEDULER, LoadStages, StageLoadFailed, StageReady, UnloadStages
 from runtime.policy.batching.step import Blocks
 from runtime.types import ModelSpec
 
 
-class Shelf:
+class StageTable:
     """`max_rows`: of a step, and of each block that has no limit of its own."""
 
-    def __init__(self, device: str, tables: Tables, max_rows: int) -> None:
+    def __init__(self, device: str, tables: SequencePageTables, max_rows: int) -> None:
         self._device = device
         self._max_rows = max_rows
-        self._parting = Parting(tables)
+        self._parting = UnloadingStages(tables)
         self._blocks: dict[str, tuple[str, ...]] = {}
         self._limits: dict[str, int] = {}
         self.specs: dict[str, ModelSpec] = {}
@@ -39,11 +39,11 @@ class Shelf:
         """The block before which rows of a stage wait."""
         return self._blocks.get(stage, (stage,))[0]
 
-    def handle(self, event: Load | Drop | StageLoaded | StageFailed) -> list[RelayCommand]:
+    def handle(self, event: LoadStages | UnloadStages | StageLoaded | StageFailed) -> list[AgentCommand]:
         match event:
-            case Load():
+            case LoadStages():
                 return self._load(event)
-            case Drop():
+            case UnloadStages():
                 for stage in event.stages:
                     self.specs.pop(stage.id, None)
                     self._blocks.pop(stage.id, None)
@@ -53,16 +53,16 @@ class Shelf:
                 return []
             case StageLoaded():
                 self.specs[event.stage.id] = event.spec
-                return [Send(SCHEDULER, Loaded(self._device, event.stage, event.spec, event.nbytes))]
+                return [Send(SCHEDULER, StageReady(self._device, event.stage, event.spec, event.nbytes))]
             case StageFailed():
                 self._blocks.pop(event.stage.id, None)
-                return [Send(SCHEDULER, Refused(self._device, event.stage, event.reason))]
+                return [Send(SCHEDULER, StageLoadFailed(self._device, event.stage, event.reason))]
 
     def parted(self) -> list[DropStage]:
         """Stages that go now. To be asked between steps only: an engine lets go of nothing while it runs one."""
         return self._parting.due()
 
-    def _load(self, order: Load) -> list[RelayCommand]:
+    def _load(self, order: LoadStages) -> list[AgentCommand]:
         for stage, blocks in zip(order.stages, order.blocks, strict=True):
             self._blocks[stage.id] = blocks
             for block in blocks:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runtime.agent.sequences.page_tables import Tables
+from runtime.agent.sequences.page_tables import SequencePageTables
 from runtime.chains import Stage
 from runtime.control.agent_io import DropStage
 
 
-class Parting:
-    def __init__(self, tables: Tables) -> None:
+class UnloadingStages:
+    def __init__(self, tables: SequencePageTables) -> None:
         self._tables = tables
         self._stages: list[Stage] = []
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.chains import Array
-from runtime.messages import Pass
+from runtime.messages import ForwardRows
 
 #: How long a row is kept: far longer than one link may be behind another, in nanoseconds.
 _KEPT_NS = 30 * 1_000_000_000
@@ -19,25 +19,25 @@ _KEPT_NS = 30 * 1_000_000_000
 class EarlyRow:
     """`rows`: one row. `since`: when it came."""
 
-    rows: Pass
+    rows: ForwardRows
     array: Array
     since: int
 
 
-class Early:
+class EarlyRows:
     def __init__(self) -> None:
         self._rows: dict[str, EarlyRow] = {}
 
     def __len__(self) -> int:
         return len(self._rows)
 
-    def keep(self, rows: Pass, at: int, array: Array, now: int) -> None:
+    def keep(self, rows: ForwardRows, at: int, array: Array, now: int) -> None:
         """Row `at` of a message, unless a newer one is there."""
         seq, epoch = rows.seqs[at], rows.epochs[at]
         known = self._rows.get(seq)
         if known is None or known.rows.epochs[0] <= epoch:
             one = slice(at, at + 1)
-            row = Pass(
+            row = ForwardRows(
                 rows.seqs[one], rows.epochs[one], rows.hops[one], rows.starts[one], rows.counts[one], rows.sample[one], rows.generated[one],
                 rows.turns[one], rows.ahead[one],
             )  # fmt: skip

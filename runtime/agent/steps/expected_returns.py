@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from runtime.agent.sequences.sequence import Waiting
+from runtime.agent.sequences.sequence import QueuedRow
 from runtime.policy.batching.step import Return, countdown
 
 #: Weight of the latest round trip in the mean.
 _WEIGHT = 0.2
 
 
-class Returns:
+class ExpectedReturns:
     def __init__(self, slack: float) -> None:
         self.matter = False
         self._slack = slack
@@ -27,7 +27,7 @@ class Returns:
         """Whether it has to hear of rows that come."""
         return self.matter or bool(self._left)
 
-    def leaves(self, row: Waiting, now: int) -> None:
+    def leaves(self, row: QueuedRow, now: int) -> None:
         """A row is through here; its sequence will come again."""
         if self.matter:
             self._left[row.name] = now, Return(row.stage, countdown(now, int(self._round), self._slack))

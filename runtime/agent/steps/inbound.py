@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import repeat
 
-from runtime.agent.sequences.sequence import Guest, Waiting
-from runtime.agent.steps.early_rows import Early
+from runtime.agent.sequences.sequence import AgentSequence, QueuedRow
+from runtime.agent.steps.early_rows import EarlyRows
 from runtime.chains import Array, Slice, own
-from runtime.messages import Go, Pass
+from runtime.messages import ForwardRows, RunRows
 
 
-def rows_of_go(go: Go, guests: Mapping[str, Guest], now: int) -> list[Waiting]:
+def rows_of_go(go: RunRows, guests: Mapping[str, AgentSequence], now: int) -> list[QueuedRow]:
     """Rows of tokens, at the first hops of their paths."""
-    rows: list[Waiting] = []
+    rows: list[QueuedRow] = []
     at, all_tokens, count = 0, go.tokens, len(go.seqs)
     turns, ahead = go.turns or repeat(0, count), go.ahead or repeat(False, count)
     for seq, epoch, start, count, sample, generated, steps, turn, predicted in zip(
@@ -29,7 +29,7 @@ def rows_of_go(go: Go, guests: Mapping[str, Guest], now: int) -> list[Waiting]:
             continue
         lo = guest.path[0].lo
         rows.append(
-            Waiting(
+            QueuedRow(
                 guest, epoch, 0, guest.keys[lo], guest.stages[lo], start, count, tokens, None, sample, generated, steps, now, start > 0,
                 0, turn, predicted,
             )
@@ -37,9 +37,11 @@ def rows_of_go(go: Go, guests: Mapping[str, Guest], now: int) -> list[Waiting]:
     return rows
 
 
-def rows_of_pass(rows: Pass, arrays: Sequence[Array], device: str, guests: Mapping[str, Guest], early: Early, now: int) -> list[Waiting]:
+def rows_of_pass(
+    rows: ForwardRows, arrays: Sequence[Array], device: str, guests: Mapping[str, AgentSequence], early: EarlyRows, now: int
+) -> list[QueuedRow]:
     """Rows of hidden states, at later hops. A message whose arrays are not its rows' is dropped: nobody could say whose is whose."""
-    came: list[Waiting] = []
+    came: list[QueuedRow] = []
     parts, turns = parts_of(rows.counts, arrays), rows.turns or repeat(0)
     if parts is None:
         return came
@@ -55,7 +57,9 @@ def rows_of_pass(rows: Pass, arrays: Sequence[Array], device: str, guests: Mappi
         if hop.device != device:
             continue
         lo = hop.lo
-        row = Waiting(guest, epoch, index, guest.keys[lo], guest.stages[lo], start, count, None, part, sample, generated, 1, now, start > 0)
+        row = QueuedRow(
+            guest, epoch, index, guest.keys[lo], guest.stages[lo], start, count, None, part, sample, generated, 1, now, start > 0
+        )
         if turn:
             row.turn, row.ahead = turn, rows.ahead[at]
         came.append(row)

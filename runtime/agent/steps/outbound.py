@@ -5,23 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from runtime.agent.sequences.sequence import Waiting
+from runtime.agent.sequences.sequence import QueuedRow
 from runtime.chains import Array, Stacked
 from runtime.control.agent_io import Send
-from runtime.messages import SCHEDULER, Done, Lost, Pass
+from runtime.messages import SCHEDULER, ForwardRows, RowsDone, RowsLost
 from runtime.types import PromptLogprobs, Sampled
 
 
-class Told:
+class StepMessages:
     """What one step has to tell, gathered: one message for each device that rows go on to, and one for the scheduler."""
 
     def __init__(self, device: str) -> None:
         self._device = device
-        self._ended: list[Waiting] = []
+        self._ended: list[QueuedRow] = []
         self._scores: list[PromptLogprobs] = []
-        self._onward: dict[str, tuple[list[Waiting], list[Array]]] = {}
+        self._onward: dict[str, tuple[list[QueuedRow], list[Array]]] = {}
 
-    def goes_on(self, row: Waiting, output: Array) -> None:
+    def goes_on(self, row: QueuedRow, output: Array) -> None:
         device = row.guest.path[row.hop + 1].device
         known = self._onward.get(device)
         if known is None:
@@ -29,13 +29,13 @@ class Told:
         known[0].append(row)
         known[1].append(output)
 
-    def ends(self, row: Waiting) -> None:
+    def ends(self, row: QueuedRow) -> None:
         self._ended.append(row)
         if row.guest.scores:
             self._scores += row.guest.scores
             row.guest.scores.clear()
 
-    def part(self, row: Waiting, scores: Sequence[PromptLogprobs]) -> None:
+    def part(self, row: QueuedRow, scores: Sequence[PromptLogprobs]) -> None:
         """Some tokens of a row have run; what they scored is told with the last ones."""
         row.guest.scores += [each for each in scores if each.seq == row.name]
 
@@ -50,7 +50,7 @@ class Told:
         return out
 
 
-def onward(rows: Sequence[Waiting], outputs: Mapping[str, Array]) -> Send | None:
+def onward(rows: Sequence[QueuedRow], outputs: Mapping[str, Array]) -> Send | None:
     """All rows of a step in one message, where all of them stand and go on to one device, and what they go on with lies in one piece."""
     if not rows or not isinstance(outputs, Stacked) or not outputs.of([each.name for each in rows], [each.tokens for each in rows]):
         return None
@@ -58,7 +58,7 @@ def onward(rows: Sequence[Waiting], outputs: Mapping[str, Array]) -> Send | None
     return None if device is None else Send(device, pass_of(rows), (outputs.whole,))
 
 
-def next_device(rows: Sequence[Waiting]) -> str | None:
+def next_device(rows: Sequence[QueuedRow]) -> str | None:
     """Where rows go on to when they are through here, if that is one device for all; there is at least one row."""
     path, after = rows[0].guest.path, rows[0].hop + 1
     device = path[after].device if after < len(path) else None
@@ -71,15 +71,17 @@ def next_device(rows: Sequence[Waiting]) -> str | None:
     return device
 
 
-def pass_of(rows: Sequence[Waiting]) -> Pass:
+def pass_of(rows: Sequence[QueuedRow]) -> ForwardRows:
     """These rows at the next hop of each."""
     columns = [(each.guest.seq, each.epoch, each.hop + 1, each.start, each.tokens, each.sample, each.generated) for each in rows]
     seqs, epochs, hops, starts, counts, sample, generated = zip(*columns, strict=True)
     turns = _turns(rows)
-    return Pass(seqs, epochs, hops, starts, counts, sample, generated, turns, tuple(each.ahead for each in rows) if turns else ())
+    return ForwardRows(seqs, epochs, hops, starts, counts, sample, generated, turns, tuple(each.ahead for each in rows) if turns else ())
 
 
-def done_of(device: str, rows: Sequence[Waiting], sampled: Mapping[str, Sampled], prompts: Mapping[str, Sequence[PromptLogprobs]]) -> Done:
+def done_of(
+    device: str, rows: Sequence[QueuedRow], sampled: Mapping[str, Sampled], prompts: Mapping[str, Sequence[PromptLogprobs]]
+) -> RowsDone:
     """These rows at the end of their path. `sampled`, `prompts`: by the names of tables, as the engine knows them."""
     scores: tuple[PromptLogprobs, ...] = ()
     if prompts:
@@ -89,11 +91,11 @@ def done_of(device: str, rows: Sequence[Waiting], sampled: Mapping[str, Sampled]
         for each in rows
     ]
     seqs, epochs, counts, own = zip(*columns, strict=True)
-    return Done(device, seqs, epochs, counts, own, scores, turns=_turns(rows))
+    return RowsDone(device, seqs, epochs, counts, own, scores, turns=_turns(rows))
 
 
-def lost_of(device: str, rows: Sequence[Waiting], reason: str, *, retry: bool) -> Lost:
-    return Lost(device, tuple(each.guest.seq for each in rows), tuple(each.epoch for each in rows), reason, retry)
+def lost_of(device: str, rows: Sequence[QueuedRow], reason: str, *, retry: bool) -> RowsLost:
+    return RowsLost(device, tuple(each.guest.seq for each in rows), tuple(each.epoch for each in rows), reason, retry)
 
 
 def _own(sampled: Sampled | None, seq: str) -> Sampled | None:
@@ -101,6 +103,6 @@ def _own(sampled: Sampled | None, seq: str) -> Sampled | None:
     return None if sampled is None else Sampled(seq, sampled.token, sampled.logprob, sampled.top)
 
 
-def _turns(rows: Sequence[Waiting]) -> tuple[int, ...]:
+def _turns(rows: Sequence[QueuedRow]) -> tuple[int, ...]:
     turns = [each.turn for each in rows]
     return tuple(turns) if any(turns) else ()

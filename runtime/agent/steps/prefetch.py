@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from runtime.agent.sequences.page_tables import Tables
-from runtime.agent.sequences.sequence import Waiting
+from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.sequences.sequence import QueuedRow
 from runtime.agent.steps.outbound import next_device, pass_of
 from runtime.chains import Array, Slice, Stacked
 from runtime.control.agent_io import Send
-from runtime.messages import Go, Pass
+from runtime.messages import ForwardRows, RunRows
 from runtime.policy.batching.step import Blocks, HopLimits, all_fit
 from runtime.types import Row
 
@@ -35,28 +35,28 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class Expected:
+class PreparedStep:
     """A step. `short`: places of rows that need another page. `brings`: the message that its rows come with, tokens, which nobody knows
     ahead, left out. `onward`: another device, and what goes there, if all of them do."""
 
-    rows: list[Waiting]
+    rows: list[QueuedRow]
     plan: tuple[Row, ...]
     short: tuple[int, ...]
     names: tuple[str, ...]
-    brings: Pass | Go
-    onward: tuple[str, Pass] | None
+    brings: ForwardRows | RunRows
+    onward: tuple[str, ForwardRows] | None
 
 
-class Foreseen:
+class StepPrefetcher:
     """See the top of the file. `device`: its name in paths; `limits`: of a step."""
 
-    def __init__(self, device: str, tables: Tables, limits: HopLimits) -> None:
+    def __init__(self, device: str, tables: SequencePageTables, limits: HopLimits) -> None:
         self._device, self._tables, self._limits = device, tables, limits
-        self._ran: OrderedDict[_Key, Sequence[Waiting]] = OrderedDict()
-        self._made: OrderedDict[_Key, Expected] = OrderedDict()
-        self._came: Expected | None = None
-        self._runs: Expected | None = None
-        self._gone: Sequence[Waiting] | None = None
+        self._ran: OrderedDict[_Key, Sequence[QueuedRow]] = OrderedDict()
+        self._made: OrderedDict[_Key, PreparedStep] = OrderedDict()
+        self._came: PreparedStep | None = None
+        self._runs: PreparedStep | None = None
+        self._gone: Sequence[QueuedRow] | None = None
         #: Steps that were made ahead and run.
         self.taken = 0
 
@@ -66,7 +66,7 @@ class Foreseen:
         self._made.clear()
         self._came = self._runs = self._gone = None
 
-    def ran(self, rows: Sequence[Waiting]) -> None:
+    def ran(self, rows: Sequence[QueuedRow]) -> None:
         """These rows, all that a step had, are through."""
         first = rows[0]
         if first.tokens == 1:
@@ -79,14 +79,14 @@ class Foreseen:
             if (made := self._next(rows, blocks)) is not None:
                 _latest(self._made, key, made)
 
-    def came(self, message: Pass | Go, arrays: Sequence[Array], now: int) -> list[Waiting] | None:
+    def came(self, message: ForwardRows | RunRows, arrays: Sequence[Array], now: int) -> list[QueuedRow] | None:
         """The rows of a message, if they are those that were expected; they are the caller's from now on."""
-        key = None if not message.seqs else (message.seqs[0], message.hops[0] if isinstance(message, Pass) else 0)
+        key = None if not message.seqs else (message.seqs[0], message.hops[0] if isinstance(message, ForwardRows) else 0)
         made = self._made.get(key) if key is not None else None
         if made is None or key is None or not _as_expected(message, arrays, made.brings):
             return None
         del self._made[key]
-        if isinstance(message, Go):
+        if isinstance(message, RunRows):
             for row, token in zip(made.rows, message.tokens, strict=True):
                 row.since, row.ids = now, (token,)
         else:
@@ -95,20 +95,20 @@ class Foreseen:
         self._came = made
         return made.rows
 
-    def takes(self, waiting: Sequence[Waiting]) -> tuple[tuple[Row, ...], Mapping[str, Array]] | None:
+    def takes(self, waiting: Sequence[QueuedRow]) -> tuple[tuple[Row, ...], Mapping[str, Array]] | None:
         """The next step's rows and what they start from, if just those wait that have come as expected, and there are pages for them."""
         made, self._came = self._came, None
         if made is None or waiting is not made.rows or len(waiting) != len(made.plan):  # others may have joined them
             return None
         first = made.rows[0].array
-        begins = isinstance(made.brings, Go)
+        begins = isinstance(made.brings, RunRows)
         if not (begins or isinstance(first, Slice)) or not all([self._tables.grow(made.names[at], 1) for at in made.short]):  # noqa: C419
             return None
         self._runs = made
         self.taken += 1
         return self._full(made), Stacked(made.names, first.whole) if isinstance(first, Slice) else {}
 
-    def goes(self, rows: Sequence[Waiting], outputs: Mapping[str, Array]) -> Send | None:
+    def goes(self, rows: Sequence[QueuedRow], outputs: Mapping[str, Array]) -> Send | None:
         """What tells of rows that are through, if their step was made ahead and all of them go on to one other device. Once."""
         made, self._runs = self._runs, None
         if made is None or made.rows is not rows or made.onward is None:
@@ -119,17 +119,17 @@ class Foreseen:
         self._gone = rows
         return Send(device, message, (outputs.whole,))
 
-    def gone(self, rows: Sequence[Waiting]) -> bool:
+    def gone(self, rows: Sequence[QueuedRow]) -> bool:
         """Whether `goes` has told of these."""
         gone, self._gone = self._gone, None
         return gone is rows
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _full(self, made: Expected) -> tuple[Row, ...]:
+    def _full(self, made: PreparedStep) -> tuple[Row, ...]:
         """Its rows with what could not be known before: tokens, and pages that they need now."""
         plan = list(made.plan)
-        if isinstance(made.brings, Go):
+        if isinstance(made.brings, RunRows):
             for at, (row, each) in enumerate(zip(plan, made.rows, strict=True)):
                 plan[at] = Row(row.seq, row.model, each.ids or (), row.start, (), row.sample, row.generated)
         for at in made.short:
@@ -137,10 +137,10 @@ class Foreseen:
             plan[at] = Row(row.seq, row.model, row.tokens, row.start, self._tables.tell(row.seq, row.start + 1), row.sample, row.generated)
         return tuple(plan)
 
-    def _next(self, rows: Sequence[Waiting], blocks: Blocks) -> Expected | None:
+    def _next(self, rows: Sequence[QueuedRow], blocks: Blocks) -> PreparedStep | None:
         """The step behind one; None where it is not sure what that will be."""
         told = self._tables.told
-        following: list[Waiting] = []
+        following: list[QueuedRow] = []
         plan: list[Row] = []
         for row in rows:
             guest, start = row.guest, row.start + 1
@@ -151,7 +151,7 @@ class Foreseen:
                 return None
             generated, last = row.generated + 1, row.hop + 1 == len(guest.path)
             following.append(
-                Waiting(
+                QueuedRow(
                     guest, row.epoch, row.hop, row.name, row.stage, start, 1, None, None, row.sample, generated, 1, 0, True
                 )
             )  # fmt: skip
@@ -163,7 +163,7 @@ class Foreseen:
         device = next_device(following)
         onward = None if device in (None, self._device) else (device, pass_of(following))
         short = tuple([at for at, row in enumerate(following) if told[row.name] <= row.start])
-        return Expected(
+        return PreparedStep(
             following, tuple(plan), short, tuple([row.name for row in rows]), _brings(following, tokens=rows[0].ids is not None), onward
         )
 
@@ -176,19 +176,19 @@ def _latest(kept: OrderedDict[_Key, _T], key: _Key, one: _T) -> None:
         kept.popitem(last=False)
 
 
-def _brings(rows: Sequence[Waiting], *, tokens: bool) -> Pass | Go:
+def _brings(rows: Sequence[QueuedRow], *, tokens: bool) -> ForwardRows | RunRows:
     columns = [(row.guest.seq, row.epoch, row.hop, row.start, row.tokens, row.sample, row.generated) for row in rows]
     seqs, epochs, hops, starts, counts, sample, generated = zip(*columns, strict=True)
     if tokens:
-        return Go(seqs, epochs, starts, counts, (), sample, generated, (1,) * len(rows))
-    return Pass(seqs, epochs, hops, starts, counts, sample, generated)
+        return RunRows(seqs, epochs, starts, counts, (), sample, generated, (1,) * len(rows))
+    return ForwardRows(seqs, epochs, hops, starts, counts, sample, generated)
 
 
-def _as_expected(message: Pass | Go, arrays: Sequence[Array], expected: Pass | Go) -> bool:
-    if isinstance(message, Pass):
+def _as_expected(message: ForwardRows | RunRows, arrays: Sequence[Array], expected: ForwardRows | RunRows) -> bool:
+    if isinstance(message, ForwardRows):
         return message == expected and [array.shape[0] for array in arrays] == [len(message.seqs)]
-    return isinstance(expected, Go) and not (message.turns or message.ahead) and _but_tokens(message) == _but_tokens(expected)
+    return isinstance(expected, RunRows) and not (message.turns or message.ahead) and _but_tokens(message) == _but_tokens(expected)
 
 
-def _but_tokens(go: Go) -> tuple[tuple[object, ...], ...]:
+def _but_tokens(go: RunRows) -> tuple[tuple[object, ...], ...]:
     return go.seqs, go.epochs, go.starts, go.counts, go.sample, go.generated, go.steps

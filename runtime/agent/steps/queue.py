@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from runtime.agent.sequences.page_tables import Tables
-from runtime.agent.sequences.sequence import Waiting, first_part
-from runtime.agent.speculation.hop import Ahead
-from runtime.agent.stages.stages import Shelf
-from runtime.agent.steps.expected_returns import Returns
-from runtime.agent.steps.round_trips import Due
+from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.sequences.sequence import QueuedRow, first_part
+from runtime.agent.speculation.hop import SpeculativeHop
+from runtime.agent.stages.stages import StageTable
+from runtime.agent.steps.expected_returns import ExpectedReturns
+from runtime.agent.steps.round_trips import RoundTrips
 from runtime.policy.batching.batch_wait import until
 from runtime.policy.batching.step import HopDecision, HopLimits, decide
 
@@ -23,7 +23,7 @@ from runtime.policy.batching.step import HopDecision, HopLimits, decide
 Lane = Literal["all", "real", "ahead"]
 
 
-def stands(row: Waiting, tables: Tables) -> bool:
+def stands(row: QueuedRow, tables: SequencePageTables) -> bool:
     """Whether a row's sequence, or its move, is as it was when the row came."""
     if row.move:
         return tables.has(row.name)
@@ -31,20 +31,28 @@ def stands(row: Waiting, tables: Tables) -> bool:
     return guest.here and (not row.turn or not guest.superseded(row.hop, row.turn, row.start))
 
 
-class Queue:
+class RowQueue:
     """`rows`: that wait, without those that predict. `lingers`: until when the next step is put off; None while it is not."""
 
-    def __init__(self, tables: Tables, shelf: Shelf, ahead: Ahead, returns: Returns, due: Due, limits: HopLimits) -> None:
+    def __init__(
+        self,
+        tables: SequencePageTables,
+        shelf: StageTable,
+        ahead: SpeculativeHop,
+        returns: ExpectedReturns,
+        due: RoundTrips,
+        limits: HopLimits,
+    ) -> None:
         self._tables = tables
         self._shelf = shelf
         self._ahead = ahead
         self._returns = returns
         self._due = due
         self._limits = limits
-        self.rows: list[Waiting] = []
+        self.rows: list[QueuedRow] = []
         self.lingers: int | None = None
 
-    def come(self, rows: list[Waiting], turns: bool, now: int) -> None:
+    def come(self, rows: list[QueuedRow], turns: bool, now: int) -> None:
         """Rows of sequences join; the list is the queue's from now on. `turns`: some of them have one."""
         if turns or self._returns.listens:
             for row in rows:
@@ -62,13 +70,13 @@ class Queue:
             self.lingers = until(len(self.rows), len(due), deadline, due.step, due.limit, now)
         return self.lingers is not None
 
-    def take_all(self) -> list[Waiting]:
+    def take_all(self) -> list[QueuedRow]:
         """All that wait, whose turn is certain and whose pages are there."""
         chosen, self.rows = self.rows, []
         self._tables.write([each.name for each in chosen])
         return chosen
 
-    def take(self, now: int, lane: Lane, running: Sequence[Waiting]) -> list[Waiting]:
+    def take(self, now: int, lane: Lane, running: Sequence[QueuedRow]) -> list[QueuedRow]:
         """The rows of the next step. What predicts comes first. `running`: rows of steps that are under way."""
         if self._ahead.queue and lane != "real":
             chosen = self._pick(self._ahead.due([*running, *self.rows], self._stands), now)
@@ -87,7 +95,7 @@ class Queue:
             self.rows = [each for each in waiting if id(each) not in taken]
         return chosen
 
-    def starved(self, since: int) -> list[Waiting]:
+    def starved(self, since: int) -> list[QueuedRow]:
         """Rows that have waited for pages since before then; they leave."""
         late = [each for each in self.rows if each.since < since and self._stands(each) and not self._tables.fits(each.name, each.work)]
         gone = set(map(id, late))
@@ -96,10 +104,10 @@ class Queue:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _stands(self, row: Waiting) -> bool:
+    def _stands(self, row: QueuedRow) -> bool:
         return stands(row, self._tables)
 
-    def _comes(self, row: Waiting, now: int) -> None:
+    def _comes(self, row: QueuedRow, now: int) -> None:
         """If it has a turn, what it supersedes will not run, and perhaps it is predicted."""
         self._returns.comes(row.name, now)
         self._due.comes(row.name, now)
@@ -108,7 +116,7 @@ class Queue:
             row.guest.comes(row.hop, row.turn, row.start)
             self._ahead.comes(row)
 
-    def _pick(self, waiting: Sequence[Waiting], now: int) -> list[Waiting]:
+    def _pick(self, waiting: Sequence[QueuedRow], now: int) -> list[QueuedRow]:
         """Those of these rows that run now, with pages for what they write."""
         if not waiting:
             return []
@@ -125,9 +133,9 @@ class Queue:
         self._tables.write(each.name for each in chosen)
         return chosen
 
-    def _divide(self, waiting: Sequence[Waiting], decision: HopDecision, now: int) -> list[Waiting]:
+    def _divide(self, waiting: Sequence[QueuedRow], decision: HopDecision, now: int) -> list[QueuedRow]:
         """Where of some rows a part runs; none of those has a turn."""
-        chosen: list[Waiting] = []
+        chosen: list[QueuedRow] = []
         for place in decision.rows:
             row, count = waiting[place], decision.parts.get(place)
             if row.turn:

@@ -7,13 +7,13 @@ no messages.
 
 from __future__ import annotations
 
-from runtime.agent.sequences.sequence import Waiting
+from runtime.agent.sequences.sequence import QueuedRow
 
 #: Weight of the latest round trip, and of the latest step, in their means.
 _WEIGHT = 0.2
 
 
-class Due:
+class RoundTrips:
     """`limit`: nanoseconds; `slack`: how much longer than usually a round may take, as a share of it."""
 
     def __init__(self, limit: int, slack: float) -> None:
@@ -28,7 +28,7 @@ class Due:
     def __len__(self) -> int:
         return len(self._left)
 
-    def leaves(self, row: Waiting, device: str, now: int) -> None:
+    def leaves(self, row: QueuedRow, device: str, now: int) -> None:
         """A row is through here. It is due back if nobody but the scheduler has it meanwhile: here its path ends, and begins again."""
         path = row.guest.path
         if self.limit and row.hop + 1 == len(path) and path[0].device == device and not row.turn:

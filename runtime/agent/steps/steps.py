@@ -8,22 +8,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.agent.sequences.page_tables import Tables
-from runtime.agent.sequences.sequence import Waiting
-from runtime.agent.speculation.hop import Ahead
-from runtime.agent.steps.expected_returns import Returns
-from runtime.agent.steps.prefetch import Foreseen
-from runtime.agent.steps.queue import Lane, Queue
-from runtime.agent.steps.round_trips import Due
+from runtime.agent.sequences.page_tables import SequencePageTables
+from runtime.agent.sequences.sequence import QueuedRow
+from runtime.agent.speculation.hop import SpeculativeHop
+from runtime.agent.steps.expected_returns import ExpectedReturns
+from runtime.agent.steps.prefetch import StepPrefetcher
+from runtime.agent.steps.queue import Lane, RowQueue
+from runtime.agent.steps.round_trips import RoundTrips
 from runtime.chains import stacked
 from runtime.control.agent_io import StageStep
 from runtime.types import Opened, Row, StepPlan
 
 
-class Steps:
+class StepPlanner:
     """`number`: of the latest step. `under_way`: by lane, the plan and the rows that it was made of."""
 
-    def __init__(self, tables: Tables, queue: Queue, foreseen: Foreseen, ahead: Ahead, returns: Returns, due: Due) -> None:
+    def __init__(
+        self,
+        tables: SequencePageTables,
+        queue: RowQueue,
+        foreseen: StepPrefetcher,
+        ahead: SpeculativeHop,
+        returns: ExpectedReturns,
+        due: RoundTrips,
+    ) -> None:
         self._tables = tables
         self._queue = queue
         self._foreseen = foreseen
@@ -31,13 +39,13 @@ class Steps:
         self._returns = returns
         self._due = due
         self.number = 0
-        self.under_way: dict[Lane, tuple[StepPlan, list[Waiting]]] = {}
+        self.under_way: dict[Lane, tuple[StepPlan, list[QueuedRow]]] = {}
 
-    def running(self) -> list[Waiting]:
+    def running(self) -> list[QueuedRow]:
         """Rows that run now, in their order."""
         return [each for _, rows in self.under_way.values() for each in rows if not each.shadow]
 
-    def of(self, lane: Lane) -> tuple[StepPlan, list[Waiting]]:
+    def of(self, lane: Lane) -> tuple[StepPlan, list[QueuedRow]]:
         """The step that is under way in a lane. Raises RuntimeError if there is none."""
         if lane not in self.under_way:
             raise RuntimeError("no step is under way")
@@ -66,7 +74,7 @@ class Steps:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, now: int, lane: Lane, rows: tuple[Row, ...], opened: tuple[Opened, ...], chosen: list[Waiting]) -> StepPlan:
+    def _begin(self, now: int, lane: Lane, rows: tuple[Row, ...], opened: tuple[Opened, ...], chosen: list[QueuedRow]) -> StepPlan:
         self.number += 1
         plan = StepPlan(self.number, rows, opened, self._tables.take_released())
         self.under_way[lane] = plan, chosen
@@ -84,7 +92,7 @@ class Steps:
         rows, inputs = taken
         return StageStep(self._begin(now, "all", rows, (), self._queue.take_all()), inputs, {})
 
-    def _row(self, each: Waiting, opened: list[Opened]) -> Row:
+    def _row(self, each: QueuedRow, opened: list[Opened]) -> Row:
         name, start, count, ids, tables = each.name, each.start, each.tokens, each.ids, self._tables
         end = start + count + each.steps - 1
         groups: tuple[tuple[int, ...], ...] = ()

@@ -15,35 +15,35 @@ import msgspec
 from runtime.chains import Array, StageEngine
 from runtime.cluster.errors import public
 from runtime.control.agent_io import (
-    CheckInputs,
+    ActivationsVerified,
+    AgentCommand,
+    AgentEvent,
     DropStage,
-    InputsChecked,
     LoadStage,
     PagesWritten,
     ReadPages,
-    RelayCommand,
-    RelayEvent,
     Send,
-    SendInputs,
+    SendActivations,
     StageFailed,
     StageLoaded,
+    VerifyActivations,
     WritePages,
 )
 from runtime.messages import Message
-from runtime.transport.checksums import Seals
+from runtime.transport.checksums import ArrayChecksums
 from runtime.transport.link import Link
 from runtime.types import EngineLost
 
 _log = logging.getLogger(__name__)
 
 
-class Hands:
+class CommandExecutor:
     """See the top of the file. `seals`: of what goes over this link."""
 
-    def __init__(self, engine: StageEngine, post: Link, seals: Seals | None = None) -> None:
-        self._engine, self._post, self._seals = engine, post, seals or Seals()
+    def __init__(self, engine: StageEngine, post: Link, seals: ArrayChecksums | None = None) -> None:
+        self._engine, self._post, self._seals = engine, post, seals or ArrayChecksums()
 
-    def do(self, command: RelayCommand) -> RelayEvent | None:
+    def do(self, command: AgentCommand) -> AgentEvent | None:
         match command:
             case Send():
                 self._post.send(command.to, command.message, command.arrays)
@@ -55,15 +55,15 @@ class Hands:
                 self._read_pages(command)
             case WritePages():
                 return PagesWritten(command.move, command.lo, command.hi, self._write_pages(command))
-            case SendInputs():
+            case SendActivations():
                 self._send_sealed(command.to, command.message, command.pieces)
-            case CheckInputs():
+            case VerifyActivations():
                 verified = self._seals.verified(command.data, command.digest)
                 error = "" if verified else "the hidden states do not verify: their digest is another"
-                return InputsChecked(command.move, command.lo, command.hi, error)
+                return ActivationsVerified(command.move, command.lo, command.hi, error)
         return None
 
-    def _load(self, command: LoadStage) -> RelayEvent:
+    def _load(self, command: LoadStage) -> AgentEvent:
         try:
             spec = self._engine.load(command.stage)
         except EngineLost:

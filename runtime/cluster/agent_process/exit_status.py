@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 
-class Exit(IntEnum):
+class AgentExit(IntEnum):
     """Codes that agents' processes end with."""
 
     STOPPED = 0
@@ -18,8 +18,8 @@ class Exit(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class AgentEnded:
     """How an agent's loop ended. `reason` may be shown to clients."""
 
-    code: Exit
+    code: AgentExit
     reason: str

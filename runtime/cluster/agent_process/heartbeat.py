@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.messages import SCHEDULER, Beat
-from runtime.transport.messenger import Post
+from runtime.messages import SCHEDULER, Heartbeat
+from runtime.transport.messenger import Messenger
 
 
-def beat(post: Post, stalled_ns: Callable[[], int], seconds: float, wait: Callable[[float], bool]) -> None:
+def beat(post: Messenger, stalled_ns: Callable[[], int], seconds: float, wait: Callable[[float], bool]) -> None:
     """Tell the scheduler every so often that the process lives, and how its loop does, until `wait(seconds)` says to end.
 
     For a thread of its own, with a post of its own.
     """
     while not wait(seconds):
-        post.send(SCHEDULER, Beat(stalled_ns() // 1_000_000))
+        post.send(SCHEDULER, Heartbeat(stalled_ns() // 1_000_000))
         post.receive(0.0)

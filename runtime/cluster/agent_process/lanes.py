@@ -20,7 +20,7 @@ from typing import Protocol
 from runtime.agent.steps.queue import Lane
 from runtime.chains import StageResult, StepRunner
 from runtime.cluster.errors import MAX_FAILURES, public
-from runtime.control.agent_io import RelayCommand, Send, StageStep
+from runtime.control.agent_io import AgentCommand, Send, StageStep
 from runtime.types import EngineLost
 
 _log = logging.getLogger(__name__)
@@ -29,20 +29,20 @@ _log = logging.getLogger(__name__)
 _PATIENCE = 30.0
 
 
-class Steps(Protocol):
-    """What lanes need of `runtime.agent.agent.Relay`."""
+class StepMachine(Protocol):
+    """What lanes need of `runtime.agent.agent.Agent`."""
 
     def next_step(self, now: int, lane: Lane = "all") -> StageStep | None: ...
 
-    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
+    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]: ...
 
-    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
+    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[AgentCommand]: ...
 
     def first(self, result: StageResult) -> Send | None: ...
 
 
 class Lanes(Protocol):
-    def turn(self) -> list[RelayCommand] | None:
+    def turn(self) -> list[AgentCommand] | None:
         """Do what there is to do now: commands that came of it, None if there was nothing. Raises EngineLost."""
         ...
 
@@ -58,16 +58,16 @@ class Lanes(Protocol):
 class _Outcomes:
     """What became of the steps of one lane, told to the relay."""
 
-    def __init__(self, relay: Steps, clock: Callable[[], int], lane: Lane) -> None:
+    def __init__(self, relay: StepMachine, clock: Callable[[], int], lane: Lane) -> None:
         self._relay, self._clock, self._lane = relay, clock, lane
         self._failures = 0
 
-    def finished(self, result: StageResult) -> list[RelayCommand]:
+    def finished(self, result: StageResult) -> list[AgentCommand]:
         commands = self._relay.finish_step(result, self._clock(), self._lane)
         self._failures = 0
         return commands
 
-    def failed(self, error: Exception) -> list[RelayCommand]:
+    def failed(self, error: Exception) -> list[AgentCommand]:
         """If the step had been taken already the defect is the relay's: it raises, and that is the end."""
         commands = self._relay.fail_step(f"the engine failed: {public(error)}", self._clock(), self._lane)
         self._failures += 1
@@ -79,11 +79,11 @@ class _Outcomes:
 class OneLane:
     """See the top of the file."""
 
-    def __init__(self, runner: StepRunner, relay: Steps, clock: Callable[[], int], send: Callable[[Send], object]) -> None:
+    def __init__(self, runner: StepRunner, relay: StepMachine, clock: Callable[[], int], send: Callable[[Send], object]) -> None:
         self._runner, self._relay, self._clock, self._send = runner, relay, clock, send
         self._outcomes = _Outcomes(relay, clock, "all")
 
-    def turn(self) -> list[RelayCommand] | None:
+    def turn(self) -> list[AgentCommand] | None:
         step = self._relay.next_step(self._clock())
         if step is None:
             return None
@@ -153,13 +153,13 @@ class TwoLanes:
         wake: ends the loop's wait for messages; called from the lanes' threads.
     """
 
-    def __init__(self, runners: Mapping[Lane, StepRunner], relay: Steps, clock: Callable[[], int], wake: Callable[[], None]) -> None:
+    def __init__(self, runners: Mapping[Lane, StepRunner], relay: StepMachine, clock: Callable[[], int], wake: Callable[[], None]) -> None:
         self._relay, self._clock, self._wake = relay, clock, wake
         self._back: queue.SimpleQueue[_Over] = queue.SimpleQueue()
         self._outcomes = {lane: _Outcomes(relay, clock, lane) for lane in runners}
         self._threads = {lane: _Thread(lane, runner, self._over) for lane, runner in runners.items()}
 
-    def turn(self) -> list[RelayCommand] | None:
+    def turn(self) -> list[AgentCommand] | None:
         """What has come back comes first: its commands are to be carried out before any lane goes on."""
         back: list[_Over] = []
         while not self._back.empty():
@@ -189,7 +189,7 @@ class TwoLanes:
             thread.begin(step, now)
         return step is not None
 
-    def _take(self, over: _Over) -> list[RelayCommand]:
+    def _take(self, over: _Over) -> list[AgentCommand]:
         self._threads[over.lane].since = None
         if isinstance(over.outcome, EngineLost):
             raise over.outcome
@@ -206,7 +206,7 @@ class TwoLanes:
 def lanes_for(
     engine: StepRunner,
     beside: StepRunner | None,
-    relay: Steps,
+    relay: StepMachine,
     clock: Callable[[], int],
     wake: Callable[[], None],
     send: Callable[[Send], object],

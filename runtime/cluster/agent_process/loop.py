@@ -27,39 +27,39 @@ from msgspec.structs import replace
 
 from runtime.agent.steps.queue import Lane
 from runtime.chains import Array, StageEngine, StageResult
-from runtime.cluster.agent_process.commands import Hands
-from runtime.cluster.agent_process.exit_status import Ended, Exit
+from runtime.cluster.agent_process.commands import CommandExecutor
+from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.lanes import lanes_for
 from runtime.cluster.errors import public
 from runtime.config import DirectConfig
-from runtime.control.agent_io import RelayCommand, RelayEvent, Send, StageStep
+from runtime.control.agent_io import AgentCommand, AgentEvent, Send, StageStep
 from runtime.messages import (
     PROTOCOL,
     SCHEDULER,
+    AgentHello,
+    AgentStats,
     Bid,
-    Gone,
-    Halt,
+    ForwardRows,
     Message,
     Offer,
-    Pages,
-    Pass,
-    Peers,
-    Ready,
-    Report,
+    PageData,
+    PageRequest,
+    PeerDisconnected,
+    PeerDown,
+    PeerList,
     Retract,
-    Severed,
+    Shutdown,
     ToAgent,
-    Want,
 )
 from runtime.transport.link import Link
-from runtime.transport.messenger import Cut, Mail
-from runtime.transport.tensor_link import Directed
+from runtime.transport.messenger import Envelope, PeerCut
+from runtime.transport.tensor_link import TensorLink
 from runtime.types import EngineLost
 
 _log = logging.getLogger(__name__)
 
 #: What agents may say to each other.
-_OF_AGENTS = (Pass, Want, Pages, Offer, Bid, Retract)
+_OF_AGENTS = (ForwardRows, PageRequest, PageData, Offer, Bid, Retract)
 #: How long the loop waits for messages while rows wait for something else than them (pages, mostly), in seconds.
 _PAUSE = 0.005
 #: Below this a wait would be none, and the loop would take the processor from whoever is to answer.
@@ -83,8 +83,8 @@ class AgentSettings:
     direct: DirectConfig | None = None
 
 
-class Relay(Protocol):
-    """What the loop needs of `runtime.agent.agent.Relay`."""
+class AgentMachine(Protocol):
+    """What the loop needs of `runtime.agent.agent.Agent`."""
 
     @property
     def device(self) -> str: ...
@@ -98,21 +98,21 @@ class Relay(Protocol):
     @property
     def lingers(self) -> int | None: ...
 
-    def handle(self, event: Message | RelayEvent, arrays: Sequence[Array], now: int) -> list[RelayCommand]: ...
+    def handle(self, event: Message | AgentEvent, arrays: Sequence[Array], now: int) -> list[AgentCommand]: ...
 
     def next_step(self, now: int, lane: Lane = "all") -> StageStep | None: ...
 
-    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
+    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]: ...
 
-    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]: ...
+    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[AgentCommand]: ...
 
     def prepare(self) -> None: ...
 
     def first(self, result: StageResult) -> Send | None: ...
 
-    def starved(self, now: int) -> list[RelayCommand]: ...
+    def starved(self, now: int) -> list[AgentCommand]: ...
 
-    def report(self) -> Report: ...
+    def report(self) -> AgentStats: ...
 
 
 class _Severed(Exception):
@@ -133,16 +133,16 @@ class AgentLoop:
     def __init__(
         self,
         engine: StageEngine,
-        relay: Relay,
+        relay: AgentMachine,
         post: Link,
         settings: AgentSettings,
         version: str,
         clock: Callable[[], int] = time.monotonic_ns,
-        directed: Directed | None = None,
+        directed: TensorLink | None = None,
     ) -> None:
         self._engine, self._relay, self._clock, self._directed = engine, relay, clock, directed
         self._post: Link = directed or post
-        self._settings, self._version, self._hands = settings, version, Hands(engine, self._post, directed)
+        self._settings, self._version, self._hands = settings, version, CommandExecutor(engine, self._post, directed)
         beside = engine.beside() if settings.own_lane else None
         self._lanes = lanes_for(engine, beside, relay, clock, self._post.wake, self._hands.do)
         self._agents: dict[str, int] = {}
@@ -162,7 +162,7 @@ class AgentLoop:
         since = min((each for each in (self._busy_since, self._lanes.since()) if each is not None), default=None)
         return 0 if since is None else self._clock() - since
 
-    def run(self) -> Ended:
+    def run(self) -> AgentEnded:
         """Work until told to stop, or something ends it."""
         try:
             while (ended := self.turn()) is None:
@@ -171,24 +171,24 @@ class AgentLoop:
         finally:
             self._lanes.close()
 
-    def turn(self, limit: float = math.inf) -> Ended | None:
+    def turn(self, limit: float = math.inf) -> AgentEnded | None:
         """Take what came and run a step, if there is one; where there is none, wait for something, up to `limit` seconds. How it ended, if
         it did."""
         try:
             if self._stopping:
-                return Ended(Exit.STOPPED, "it was told to stop")
+                return AgentEnded(AgentExit.STOPPED, "it was told to stop")
             self._turn(limit)
             return None
         except EngineLost as error:
             _log.error("the engine is lost", exc_info=True)
-            return Ended(Exit.LOST, f"the engine is lost: {public(error)}")
+            return AgentEnded(AgentExit.LOST, f"the engine is lost: {public(error)}")
         except _Severed as error:
-            return Ended(Exit.DENIED, str(error))
+            return AgentEnded(AgentExit.DENIED, str(error))
         except _Unanswered as error:
-            return Ended(Exit.UNANSWERED, str(error))
+            return AgentEnded(AgentExit.UNANSWERED, str(error))
         except Exception as error:
             _log.critical("the agent's loop has died", exc_info=True)
-            return Ended(Exit.DEFECT, f"the agent's loop has died: {public(error)}")
+            return AgentEnded(AgentExit.DEFECT, f"the agent's loop has died: {public(error)}")
 
     # -- the loop --------------------------------------------------------------------------------------------------------
 
@@ -208,7 +208,7 @@ class AgentLoop:
         self._began = self._clock()
         self._post.send(
             SCHEDULER,
-            Ready(
+            AgentHello(
                 self._relay.device,
                 PROTOCOL,
                 self._version,
@@ -240,7 +240,7 @@ class AgentLoop:
         items = self._post.receive(timeout)
         self._busy_since = self._clock()
         for item in items:
-            if isinstance(item, Cut):
+            if isinstance(item, PeerCut):
                 self._cut(item)
             else:
                 self._take(item)
@@ -253,7 +253,7 @@ class AgentLoop:
             self._post.send(SCHEDULER, self._report())
             self._carry_out(self._relay.starved(now))
 
-    def _report(self) -> Report:
+    def _report(self) -> AgentStats:
         report = self._relay.report()
         return report if self._directed is None else replace(report, links=self._directed.links())
 
@@ -268,23 +268,23 @@ class AgentLoop:
 
     # -- messages --------------------------------------------------------------------------------------------------------
 
-    def _take(self, mail: Mail) -> None:
+    def _take(self, mail: Envelope) -> None:
         message = mail.message
         if mail.sender != SCHEDULER:
             if isinstance(message, _OF_AGENTS):
                 self._tell(message, mail.arrays)
             else:
                 self._post.deny(mail.sender, f"a {type(message).__name__} is the scheduler's to send")
-        elif isinstance(message, Peers):
+        elif isinstance(message, PeerList):
             self._peers(message)
-        elif isinstance(message, Halt):
+        elif isinstance(message, Shutdown):
             self._stopping = True
         elif isinstance(message, ToAgent):
             self._tell(message, mail.arrays)
         else:
             raise _Severed(f"the scheduler sent a {type(message).__name__}")
 
-    def _peers(self, peers: Peers) -> None:
+    def _peers(self, peers: PeerList) -> None:
         self._welcome = True
         now = {name: incarnation for name, incarnation, _ in peers.agents}
         for name, incarnation in self._agents.items():
@@ -297,18 +297,18 @@ class AgentLoop:
                     self._directed.reach(name, rail)
         self._agents = {name: incarnation for name, incarnation in now.items() if name != self._relay.device}
 
-    def _cut(self, cut: Cut) -> None:
+    def _cut(self, cut: PeerCut) -> None:
         if cut.peer == SCHEDULER or cut.denied:
             raise _Severed(f"{cut.peer}: {cut.reason}")
-        self._post.send(SCHEDULER, Severed(cut.peer, cut.incarnation, cut.reason))
-        self._tell(Gone(cut.peer))
+        self._post.send(SCHEDULER, PeerDisconnected(cut.peer, cut.incarnation, cut.reason))
+        self._tell(PeerDown(cut.peer))
 
-    def _tell(self, event: Message | RelayEvent, arrays: Sequence[Array] = ()) -> None:
+    def _tell(self, event: Message | AgentEvent, arrays: Sequence[Array] = ()) -> None:
         self._carry_out(self._relay.handle(event, arrays, self._clock()))
 
     # -- commands --------------------------------------------------------------------------------------------------------
 
-    def _carry_out(self, commands: Iterable[RelayCommand]) -> None:
+    def _carry_out(self, commands: Iterable[AgentCommand]) -> None:
         """In order; what a command's outcome makes the relay say comes right behind it."""
         todo = deque(commands)
         while todo:

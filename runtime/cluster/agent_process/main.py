@@ -22,19 +22,19 @@ from typing import Any, BinaryIO
 import msgspec
 import zmq
 
-from runtime.agent.agent import Relay
+from runtime.agent.agent import Agent
 from runtime.chains import StageEngine
-from runtime.cluster.agent_process.exit_status import Ended, Exit
+from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.heartbeat import beat
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
 from runtime.cluster.errors import public
 from runtime.cluster.version import own_version
-from runtime.config import DirectConfig, RelayConfig
+from runtime.config import AgentConfig, DirectConfig
 from runtime.messages import SCHEDULER
-from runtime.transport.interfaces import Connectable, Direct
+from runtime.transport.interfaces import Connectable, TensorTransport
 from runtime.transport.keys import Keys
-from runtime.transport.messenger import Post
-from runtime.transport.tensor_link import Directed
+from runtime.transport.messenger import Messenger
+from runtime.transport.tensor_link import TensorLink
 from zoo.errors import NotServable
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scheduler: str
     bind: str
     settings: AgentSettings
-    relay: RelayConfig
+    relay: AgentConfig
     keys: tuple[str, str] | None = None
     beat_seconds: float = 0.5
 
@@ -86,20 +86,20 @@ def main(engines: Engines) -> int:
     return int(ended.code)
 
 
-def _main(engines: Engines, lines: BinaryIO, words: BinaryIO) -> Ended:
+def _main(engines: Engines, lines: BinaryIO, words: BinaryIO) -> AgentEnded:
     try:
         preparation = msgspec.json.decode(lines.readline(_MAX_LINE), type=Preparation)
         make = engines[preparation.engine](preparation.settings)
         _say(words, Word(warm=True))
         line = lines.readline(_MAX_LINE)
         if not line:
-            return Ended(Exit.STOPPED, "it was not needed")
+            return AgentEnded(AgentExit.STOPPED, "it was not needed")
         identity = msgspec.json.decode(line, type=Identity)
     except (msgspec.MsgspecError, KeyError) as error:
-        return Ended(Exit.DEFECT, f"what it was told cannot be read: {type(error).__name__}")
+        return AgentEnded(AgentExit.DEFECT, f"what it was told cannot be read: {type(error).__name__}")
     except Exception as error:
         _log.critical("what the engine needs is not there", exc_info=True)
-        return Ended(Exit.LOST, f"what its engine needs is not there: {public(error)}")
+        return AgentEnded(AgentExit.LOST, f"what its engine needs is not there: {public(error)}")
     threading.Thread(target=_watch, args=(lines.fileno(),), name="zoo-parent", daemon=True).start()
     return be(identity, make, begun=_obey_signals)
 
@@ -109,7 +109,7 @@ def be(
     make: MakeEngine,
     context: zmq.Context[zmq.Socket[bytes]] | None = None,
     begun: Callable[[AgentLoop], None] = lambda loop: None,
-) -> Ended:
+) -> AgentEnded:
     """An agent on this thread, until it ends. `context`: where the scheduler is in this process. `begun`: is given what can be stopped."""
     keys = None if identity.keys is None else Keys(*identity.keys)
     try:
@@ -117,16 +117,16 @@ def be(
         direct = _direct(engine, identity.settings.direct, identity.bind)
     except Exception as error:
         _log.critical("the engine cannot be made", exc_info=True)
-        return Ended(Exit.LOST, f"the engine cannot be made: {public(error)}")
-    relay = Relay(identity.device, engine.page_capacity, identity.relay, engine.alike)
+        return AgentEnded(AgentExit.LOST, f"the engine cannot be made: {public(error)}")
+    relay = Agent(identity.device, engine.page_capacity, identity.relay, engine.alike)
     try:
-        post = Post(identity.device, identity.incarnation, identity.bind, keys, context=context)
-        heart = Post(identity.device, identity.incarnation, keys=keys, context=context, purpose="beat")
+        post = Messenger(identity.device, identity.incarnation, identity.bind, keys, context=context)
+        heart = Messenger(identity.device, identity.incarnation, keys=keys, context=context, purpose="beat")
         for each in (post, heart):
             each.learn(SCHEDULER, 0, identity.scheduler, calls=False)
     except (ValueError, zmq.ZMQError) as error:
-        return Ended(Exit.LOST, f"it cannot listen: {error}")
-    directed = None if direct is None else Directed(identity.device, post, direct)
+        return AgentEnded(AgentExit.LOST, f"it cannot listen: {error}")
+    directed = None if direct is None else TensorLink(identity.device, post, direct)
     loop, over = AgentLoop(engine, relay, post, identity.settings, own_version(), directed=directed), threading.Event()
     pulse = threading.Thread(target=beat, args=(heart, loop.stalled_ns, identity.beat_seconds, over.wait), name="zoo-beat", daemon=True)
     begun(loop)
@@ -142,7 +142,7 @@ def be(
         post.close()
 
 
-def _direct(engine: StageEngine, config: DirectConfig | None, bind: str) -> Direct | None:
+def _direct(engine: StageEngine, config: DirectConfig | None, bind: str) -> TensorTransport | None:
     """What tensors go directly by, if they do. Raises NotServable where tensors are to go directly, and cannot."""
     if config is None:
         return None
@@ -169,7 +169,7 @@ def _watch(line: int) -> None:
     """Until the parent has gone, however it went: then nobody needs this process, and what it holds is others' memory."""
     while os.read(line, 4096):  # not through the buffer, whose lock would be held while the interpreter ends
         pass
-    os._exit(int(Exit.ORPHANED))
+    os._exit(int(AgentExit.ORPHANED))
 
 
 def _die_with_parent() -> None:

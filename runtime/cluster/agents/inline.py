@@ -1,9 +1,9 @@
 """A cluster of one device without processes, threads or bytes on the way: its agent's loop takes turns with the scheduler on one thread.
 
-    send -> Inside -> AgentLoop.turn: Relay.handle, a step of the engine -> Inside -> what the scheduler is told
+    send -> InlineLink -> AgentLoop.turn: Relay.handle, a step of the engine -> InlineLink -> what the scheduler is told
 
 Contract: to the conductor it is what `Company` is. Loading and steps happen in `receive`, where no lock is held. An engine that is lost, or
-cannot be made, is not made again by itself: another one would hardly fare better in this process, so that is the end (`Lives`: failed).
+cannot be made, is not made again by itself: another one would hardly fare better in this process, so that is the end (`AgentLifecycles`: failed).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from runtime.agent.agent import Relay
+from runtime.agent.agent import Agent
 from runtime.chains import StageEngine
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
-from runtime.cluster.agents.lifecycle import Lives
-from runtime.cluster.agents.pool import Told, Work
+from runtime.cluster.agents.lifecycle import AgentLifecycles
+from runtime.cluster.agents.pool import AgentWork, Told
 from runtime.cluster.errors import public
 from runtime.cluster.version import own_version
-from runtime.config import RelayConfig
-from runtime.control.counters import Tally
-from runtime.control.scheduler_io import Down
-from runtime.control.trace_events import Narrator
-from runtime.messages import Loaded, Message, Peers, Ready, Report
+from runtime.config import AgentConfig
+from runtime.control.counters import Counters
+from runtime.control.scheduler_io import AgentDown
+from runtime.control.trace_events import TraceEvents
+from runtime.messages import AgentHello, AgentStats, Message, PeerList, StageReady
 from runtime.tracing.sink import TraceSink
-from runtime.transport.link import Inside
+from runtime.transport.link import InlineLink
 from runtime.types import SegmentRun, StepPlan, StepResult
 
 _log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 _STAGE = re.compile(r"(#[0-9a-f]{16})?\[[0-9]+:[0-9]+\]$")
 
 
-class Alone:
+class InlineAgent:
     """See the top of the file. One thread, but for `wake`.
 
     Args:
@@ -48,7 +48,7 @@ class Alone:
     def __init__(
         self,
         make: Callable[[], StageEngine],
-        relay: RelayConfig | None = None,
+        relay: AgentConfig | None = None,
         settings: AgentSettings | None = None,
         device: str = "agent-0",
         clock: Callable[[], int] = time.monotonic_ns,
@@ -56,13 +56,13 @@ class Alone:
     ) -> None:
         """(Its steps never linger: whatever is due back from the scheduler has come before the next one.)"""
         self._make, self._settings, self._clock = make, settings or AgentSettings(), clock
-        self._relay = replace(relay or RelayConfig(), linger_us=0)
-        self._tally, self._narrator = Tally(), Narrator(trace, device)
+        self._relay = replace(relay or AgentConfig(), linger_us=0)
+        self._tally, self._narrator = Counters(), TraceEvents(trace, device)
         self.device = device
-        self.lives = Lives([device])
-        self.reports: dict[str, Report] = {}
+        self.lives = AgentLifecycles([device])
+        self.reports: dict[str, AgentStats] = {}
         self.page_bytes = 0
-        self._link = Inside()
+        self._link = InlineLink()
         self._loop: AgentLoop | None = None
         self._incarnation = 0
         self._again = False
@@ -96,9 +96,9 @@ class Alone:
         """Have another engine made in the place of this one, behind the step under way."""
         self._again = True
 
-    def work(self) -> Work:
+    def work(self) -> AgentWork:
         tally = self._tally
-        return Work(tally.steps, tally.busy, tally.segments, tally.idle_tokens)
+        return AgentWork(tally.steps, tally.busy, tally.segments, tally.idle_tokens)
 
     def close(self, patience: float) -> None:
         """Let the engine go."""
@@ -113,9 +113,9 @@ class Alone:
         except Exception as error:
             _log.error("the engine cannot be made", exc_info=True)
             return self._end(f"the engine cannot be made: {public(error)}")
-        relay = Relay(self.device, engine.page_capacity, self._relay, engine.alike, self._ran)
+        relay = Agent(self.device, engine.page_capacity, self._relay, engine.alike, self._ran)
         self._loop = AgentLoop(engine, relay, self._link, self._settings, own_version(), self._clock)
-        self._link.tell(Peers(((self.device, incarnation, self._link.address),)))
+        self._link.tell(PeerList(((self.device, incarnation, self._link.address),)))
         return self.receive(0.0)
 
     def _ran(self, plan: StepPlan, result: StepResult, now: int) -> None:
@@ -124,12 +124,12 @@ class Alone:
             self._narrator.segments(now, plan.step, tuple(map(_told, result.segments)))
 
     def _heard(self, message: Message) -> Message:
-        if isinstance(message, Ready):
+        if isinstance(message, AgentHello):
             self.page_bytes = message.page_bytes
             self.lives.ready(self.device, self._incarnation, self._clock())
-        elif isinstance(message, Loaded):
+        elif isinstance(message, StageReady):
             self._narrator.model(self._clock(), "model.load", message.spec)
-        elif isinstance(message, Report):
+        elif isinstance(message, AgentStats):
             self.reports[self.device] = message
         return message
 
@@ -139,7 +139,7 @@ class Alone:
         self._loop, self._again = None, False
         self._link.receive(0.0)
         self.reports.clear()
-        return [Down(self.device, reason, planned=planned)] if was_up else []
+        return [AgentDown(self.device, reason, planned=planned)] if was_up else []
 
 
 def _told(run: SegmentRun) -> SegmentRun:

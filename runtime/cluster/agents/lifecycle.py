@@ -61,7 +61,7 @@ class AgentFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Overdue:
+class LateAgent:
     """An agent that is to be killed, and why."""
 
     device: str
@@ -85,7 +85,7 @@ class _Life:
 
 
 @dataclass(slots=True)
-class Lives:
+class AgentLifecycles:
     """See the top of the file. All devices are due for their first start at once."""
 
     devices: Iterable[str]
@@ -151,17 +151,17 @@ class Lives:
                 out.append((life.device, life.incarnation))
         return out
 
-    def overdue(self, now: int) -> list[Overdue]:
+    def overdue(self, now: int) -> list[LateAgent]:
         """Agents that are hung, or do not come up."""
-        out: list[Overdue] = []
+        out: list[LateAgent] = []
         config = self.config
         for life in self._lives.values():
             if life.phase == "starting" and now - life.since > config.ready_seconds * 1e9:
-                out.append(Overdue(life.device, life.incarnation, f"it was not ready within {config.ready_seconds:g} s"))
+                out.append(LateAgent(life.device, life.incarnation, f"it was not ready within {config.ready_seconds:g} s"))
             elif life.phase == "up" and now - life.heard > config.silent_seconds * 1e9:
-                out.append(Overdue(life.device, life.incarnation, f"it has not been heard of for {config.silent_seconds:g} s"))
+                out.append(LateAgent(life.device, life.incarnation, f"it has not been heard of for {config.silent_seconds:g} s"))
             elif life.phase == "up" and life.stalled_ms > config.stalled_seconds * 1e3:
-                out.append(Overdue(life.device, life.incarnation, f"it has been at one step for {config.stalled_seconds:g} s"))
+                out.append(LateAgent(life.device, life.incarnation, f"it has been at one step for {config.stalled_seconds:g} s"))
         return out
 
     # -- looking in ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """A cluster's agents, as its scheduler's thread speaks with them: `company.Company` of any number, or `alone.Alone` of one, on this thread.
 
 Contract: one thread, but for `wake`. What `receive` and `look` give is what the scheduler is to be told, in order; where a device is gone a
-Down is among it. `receive` may work and wait, `look` and `send` may not: a lock is held.
+AgentDown is among it. `receive` may work and wait, `look` and `send` may not: a lock is held.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from runtime.cluster.agents.lifecycle import Lives
-from runtime.control.scheduler_io import Down
-from runtime.messages import Message, Report
+from runtime.cluster.agents.lifecycle import AgentLifecycles
+from runtime.control.scheduler_io import AgentDown
+from runtime.messages import AgentStats, Message
 
 #: What the scheduler hears.
-Told = Message | Down
+Told = Message | AgentDown
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class AgentWork:
     """What agents have done since the driver began, as far as they have told: steps, nanoseconds in them (`busy`), segments that ran, and
     tokens computed for nobody."""
 
@@ -29,14 +29,14 @@ class Work:
     idle: int = 0
 
 
-class Crew(Protocol):
+class AgentPool(Protocol):
     """`reports`: the last of each agent that is up. `page_bytes`: of every agent's pages, 0 before the first is there."""
 
     @property
-    def lives(self) -> Lives: ...
+    def lives(self) -> AgentLifecycles: ...
 
     @property
-    def reports(self) -> Mapping[str, Report]: ...
+    def reports(self) -> Mapping[str, AgentStats]: ...
 
     @property
     def page_bytes(self) -> int: ...
@@ -61,7 +61,7 @@ class Crew(Protocol):
         """Have another agent take a device's place, behind the step under way."""
         ...
 
-    def work(self) -> Work:
+    def work(self) -> AgentWork:
         """Of all agents that there were. From any thread that holds the lock."""
         ...
 

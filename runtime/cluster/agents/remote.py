@@ -1,7 +1,7 @@
 """All agents of a cluster as its driver sees them: who is up, who is started, killed, refused; messages of theirs that may be believed.
 
 Contract: one thread, but for `died`, which any may call. What comes out of `receive` and `look` is what the scheduler is to be told, in
-order: messages of agents that are up, about themselves, and a Down for each that went. An agent that is of another version, has pages of
+order: messages of agents that are up, about themselves, and a AgentDown for each that went. An agent that is of another version, has pages of
 another size, speaks for another, or says what only a scheduler says is cut off and killed; why is kept for whoever asks.
 Decides nothing about sequences.
 """
@@ -12,13 +12,13 @@ import logging
 import queue
 from collections.abc import Callable, Iterable
 
-from runtime.cluster.agents.lifecycle import LifeConfig, Lives
-from runtime.cluster.agents.pool import Told, Work
-from runtime.cluster.launch.launcher import Died, Fleet
-from runtime.control.scheduler_io import Down
-from runtime.messages import PROTOCOL, Beat, Halt, Message, Peers, Ready, Report, Severed, ToScheduler
+from runtime.cluster.agents.lifecycle import AgentLifecycles, LifeConfig
+from runtime.cluster.agents.pool import AgentWork, Told
+from runtime.cluster.launch.launcher import AgentDied, AgentLauncher
+from runtime.control.scheduler_io import AgentDown
+from runtime.messages import PROTOCOL, AgentHello, AgentStats, Heartbeat, Message, PeerDisconnected, PeerList, Shutdown, ToScheduler
 from runtime.transport.channels.sockets import ADDRESS
-from runtime.transport.messenger import Cut, Mail, Post
+from runtime.transport.messenger import Envelope, Messenger, PeerCut
 
 _log = logging.getLogger(__name__)
 
@@ -26,20 +26,22 @@ _log = logging.getLogger(__name__)
 _GRACE_NS = 5_000_000_000
 
 
-class Company:
+class RemoteAgents:
     """See the top of the file. `names`: of the devices that there are to be."""
 
-    def __init__(self, names: Iterable[str], fleet: Fleet, post: Post, config: LifeConfig, version: str, clock: Callable[[], int]) -> None:
+    def __init__(
+        self, names: Iterable[str], fleet: AgentLauncher, post: Messenger, config: LifeConfig, version: str, clock: Callable[[], int]
+    ) -> None:
         self._fleet, self._post, self._version, self._clock = fleet, post, version, clock
-        self.lives = Lives(names, config)
+        self.lives = AgentLifecycles(names, config)
         self._addresses: dict[str, tuple[int, str]] = {}
         self._rails: dict[str, str] = {}
-        self.reports: dict[str, Report] = {}
+        self.reports: dict[str, AgentStats] = {}
         self._page_bytes: int | None = None
-        self._deaths: queue.SimpleQueue[Died] = queue.SimpleQueue()
+        self._deaths: queue.SimpleQueue[AgentDied] = queue.SimpleQueue()
         self._planned: set[tuple[str, int]] = set()
         self._leaving: list[tuple[int, str, int]] = []
-        self._past = Work()
+        self._past = AgentWork()
         post.admit(self.lives.begun)
         fleet.attach(self.died, post.address)
 
@@ -50,7 +52,7 @@ class Company:
 
     # -- from anywhere ---------------------------------------------------------------------------------------------------
 
-    def died(self, died: Died) -> None:
+    def died(self, died: AgentDied) -> None:
         """A fleet's word."""
         self._deaths.put(died)
         self._post.wake()
@@ -66,7 +68,7 @@ class Company:
         items = self._post.receive(timeout)
         told: list[Told] = []
         for item in items:
-            if isinstance(item, Cut):
+            if isinstance(item, PeerCut):
                 told += self._lose(item.peer, item.incarnation, item.reason, kill=True)
             else:
                 told += self._hear(item)
@@ -98,12 +100,12 @@ class Company:
     def restart(self, device: str) -> None:
         """Have an agent end after its step and another take its place."""
         self._planned.add((device, self.lives.incarnation(device)))
-        self.send(device, Halt())
+        self.send(device, Shutdown())
 
-    def work(self) -> Work:
+    def work(self) -> AgentWork:
         """(Agents tell of steps and their time only, once per period.)"""
         reports, past = self.reports.values(), self._past
-        return Work(past.steps + sum(each.steps for each in reports), past.busy + sum(each.busy for each in reports))
+        return AgentWork(past.steps + sum(each.steps for each in reports), past.busy + sum(each.busy for each in reports))
 
     def close(self, patience: float) -> None:
         """End all agents, those that take longer than so many seconds by force, and let everything go."""
@@ -113,28 +115,28 @@ class Company:
 
     def halt(self) -> None:
         for device in self._addresses:
-            self.send(device, Halt())
+            self.send(device, Shutdown())
 
     # -- inside ----------------------------------------------------------------------------------------------------------
 
-    def _hear(self, mail: Mail) -> list[Told]:
+    def _hear(self, mail: Envelope) -> list[Told]:
         message, device, incarnation = mail.message, mail.sender, mail.incarnation
-        if isinstance(message, Ready):
+        if isinstance(message, AgentHello):
             return self._welcome(device, incarnation, message)
         if not self.lives.up(device, incarnation):
             return []
-        if isinstance(message, Beat):
+        if isinstance(message, Heartbeat):
             self.lives.beat(device, incarnation, message.stalled_ms, self._clock())
             return []
-        if isinstance(message, Severed):
+        if isinstance(message, PeerDisconnected):
             return self._lose(message.peer, message.incarnation, f"{device} has cut it off: {message.reason}", kill=True)
         if isinstance(message, ToScheduler) and message.device == device:
-            if isinstance(message, Report):
+            if isinstance(message, AgentStats):
                 self.reports[device] = message
             return [message]
         return self._refuse(device, incarnation, f"a {type(message).__name__} is not its to send", kill=True)
 
-    def _welcome(self, device: str, incarnation: int, ready: Ready) -> list[Told]:
+    def _welcome(self, device: str, incarnation: int, ready: AgentHello) -> list[Told]:
         why = self._why_not(device, ready)
         if why is not None:
             return self._refuse(device, incarnation, why, final=True)
@@ -146,7 +148,7 @@ class Company:
         self._introduce()
         return [ready]
 
-    def _why_not(self, device: str, ready: Ready) -> str | None:
+    def _why_not(self, device: str, ready: AgentHello) -> str | None:
         """Why an agent cannot be one of this cluster."""
         if ready.device != device:
             return "it calls itself by two names"
@@ -179,15 +181,15 @@ class Company:
         self._addresses.pop(device, None)
         last = self.reports.pop(device, None)
         if last is not None:
-            self._past = Work(self._past.steps + last.steps, self._past.busy + last.busy)
+            self._past = AgentWork(self._past.steps + last.steps, self._past.busy + last.busy)
         self._post.forget(device)
         self._introduce()
-        return [Down(device, reason, planned=planned)] if was_up else []
+        return [AgentDown(device, reason, planned=planned)] if was_up else []
 
     def _introduce(self) -> None:
         """Tell all agents who there is."""
         rails = tuple(self._rails.get(device, "") for device in self._addresses)
-        peers = Peers(
+        peers = PeerList(
             tuple((device, incarnation, address) for device, (incarnation, address) in self._addresses.items()), rails if any(rails) else ()
         )
         for device in self._addresses:

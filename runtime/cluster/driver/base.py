@@ -13,19 +13,19 @@ from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
 from typing import Self
 
-from runtime.cluster.streams.router import Routes
+from runtime.cluster.streams.router import StreamRouter
 from runtime.cluster.streams.streams import Inbox, Sink, Stream
 from runtime.types import SequenceRequest, TokenEvent
 from zoo.errors import Unavailable
 
 
-class Reception(ABC):
+class BaseDriver(ABC):
     """See the top of the file. `what`: runs sequences, as clients read it. Every method may be called from any thread."""
 
     def __init__(self, what: str) -> None:
         self._what = what
         self._changed = threading.Condition()
-        self._routes = Routes()
+        self._routes = StreamRouter()
         self._draining = False
         self._death: str | None = None
 

@@ -21,25 +21,25 @@ from typing import Any, TypeVar
 import zmq
 
 from runtime.chains import Block, Chain, Surrogate
-from runtime.cluster.agents.inline import Alone
+from runtime.cluster.agents.inline import InlineAgent
 from runtime.cluster.agents.lifecycle import AgentFacts, LifeConfig
-from runtime.cluster.agents.pool import Crew
-from runtime.cluster.agents.remote import Company
-from runtime.cluster.driver.base import Reception
-from runtime.cluster.driver.scheduler_loop import TICK, Conductor
-from runtime.cluster.driver.view import Sight
-from runtime.cluster.launch.launcher import Fleet, Seat
+from runtime.cluster.agents.pool import AgentPool
+from runtime.cluster.agents.remote import RemoteAgents
+from runtime.cluster.driver.base import BaseDriver
+from runtime.cluster.driver.scheduler_loop import TICK, SchedulerLoop
+from runtime.cluster.driver.view import ClusterView
+from runtime.cluster.launch.launcher import AgentLauncher, AgentSlot
 from runtime.cluster.streams.streams import Sink
 from runtime.cluster.version import own_version
 from runtime.config import ClusterConfig
 from runtime.control.counters import AgentState
-from runtime.control.scheduler_io import Serve, Updated, Withdraw
+from runtime.control.scheduler_io import ModelUpdated, ServeModel, WithdrawModel
 from runtime.messages import SCHEDULER
-from runtime.scheduler.admission.variant_choice import Adaptation
-from runtime.scheduler.observe.replay_log import Recorder, head_of
+from runtime.scheduler.admission.variant_choice import VariantChoice
+from runtime.scheduler.observe.replay_log import ReplayRecorder, head_of
 from runtime.scheduler.scheduler import Scheduler
 from runtime.tracing.sink import TraceSink
-from runtime.transport.messenger import Post
+from runtime.transport.messenger import Messenger
 from runtime.types import EngineMemory, ModelSpec, SequenceRequest, TokenEvent
 from zoo.errors import InUse, NotFound, NotServable, Unavailable, ZooError
 
@@ -51,7 +51,7 @@ _PATIENCE = 10.0
 T = TypeVar("T")
 
 
-class ClusterDriver(Reception):
+class ClusterDriver(BaseDriver):
     """Runs a cluster until `shutdown`. Every method may be called from any thread; those that wait say so.
 
     Args:
@@ -69,14 +69,14 @@ class ClusterDriver(Reception):
         chains: Sequence[Chain],
         blocks: Sequence[Block],
         devices: Sequence[str],
-        fleet: Fleet | Alone,
+        fleet: AgentLauncher | InlineAgent,
         config: ClusterConfig | None = None,
         lives: LifeConfig | None = None,
         trace: TraceSink | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
         version: str | None = None,
-        adaptation: Adaptation | None = None,
-        describe: Callable[[str], Serve] | None = None,
+        adaptation: VariantChoice | None = None,
+        describe: Callable[[str], ServeModel] | None = None,
         surrogates: Mapping[str, Sequence[Surrogate]] | None = None,
         log: Callable[[bytes], object] | None = None,
     ) -> None:
@@ -88,11 +88,13 @@ class ClusterDriver(Reception):
         with ExitStack() as undo:
             undo.callback(_let_go, fleet)
             self._scheduler = Scheduler(chains, blocks, config, trace, surrogates or {}, adaptation)
-            self._company: Crew = fleet if isinstance(fleet, Alone) else _company(devices, fleet, lives or LifeConfig(), version, clock)
+            self._company: AgentPool = (
+                fleet if isinstance(fleet, InlineAgent) else _company(devices, fleet, lives or LifeConfig(), version, clock)
+            )
             head = head_of(chains, blocks, config, surrogates or {}, adaptation)
-            handler = None if log is None else Recorder(self._scheduler, head, log)
-            self._conductor = Conductor(self._scheduler, self._company, self._changed, self._routes, clock, self._die, handler)
-            self.sight = Sight(self._scheduler, self._company, self._conductor.strandings, self._changed)
+            handler = None if log is None else ReplayRecorder(self._scheduler, head, log)
+            self._conductor = SchedulerLoop(self._scheduler, self._company, self._changed, self._routes, clock, self._die, handler)
+            self.sight = ClusterView(self._scheduler, self._company, self._conductor.strandings, self._changed)
             undo.pop_all()
             undo.callback(self.shutdown)
             self._conductor.start()
@@ -150,7 +152,7 @@ class ClusterDriver(Reception):
         for why in self.sight.refused().values():
             raise NotServable(why)
 
-    def serve(self, event: Serve, timeout: float = 600.0) -> ModelSpec:
+    def serve(self, event: ServeModel, timeout: float = 600.0) -> ModelSpec:
         """A new model, or another version of one: whoever is there finishes on the one it began with. Waits until newcomers get it.
 
         Raises NotServable with the reason why they never will; Unavailable once the driver is dead, or after that many seconds.
@@ -170,7 +172,7 @@ class ClusterDriver(Reception):
             raise NotFound(f"no model named {name!r} is served")
         if self._describe is None:
             raise NotServable(f"{name} stays: a cluster serves the models that it was started with")
-        self._change(Withdraw(name), timeout)
+        self._change(WithdrawModel(name), timeout)
         with self._changed:
             gone = self._changed.wait_for(lambda: self._death is not None or not self.sight.leaving(name), timeout)
         if not gone:
@@ -185,7 +187,7 @@ class ClusterDriver(Reception):
 
     @property
     def device(self) -> str:
-        return self._company.device if isinstance(self._company, Alone) else "cluster"
+        return self._company.device if isinstance(self._company, InlineAgent) else "cluster"
 
     def state(self) -> AgentState:
         return self.sight.state()
@@ -240,7 +242,7 @@ class ClusterDriver(Reception):
         """(A request that was taken is not told to the scheduler at the same moment.)"""
         return len(self._routes) > 0 or not self._conductor.idle
 
-    def _change(self, event: Serve | Withdraw, timeout: float) -> Updated:
+    def _change(self, event: ServeModel | WithdrawModel, timeout: float) -> ModelUpdated:
         return self._answer(self._conductor.change(event), timeout)
 
     def _answer(self, answer: Future[T], timeout: float = float("inf")) -> T:
@@ -284,21 +286,23 @@ class ClusterDriver(Reception):
             _log.critical("the cluster's agents could not be ended well", exc_info=True)
 
 
-def _let_go(fleet: Fleet | Alone) -> None:
-    if isinstance(fleet, Alone):
+def _let_go(fleet: AgentLauncher | InlineAgent) -> None:
+    if isinstance(fleet, InlineAgent):
         fleet.close(_PATIENCE)
     else:
         fleet.shutdown(_PATIENCE)
 
 
-def _company(devices: Sequence[str], fleet: Fleet, lives: LifeConfig, version: str | None, clock: Callable[[], int]) -> Company:
+def _company(
+    devices: Sequence[str], fleet: AgentLauncher, lives: LifeConfig, version: str | None, clock: Callable[[], int]
+) -> RemoteAgents:
     """Raises Unavailable."""
-    return Company(devices, fleet, _listening(fleet.seat), lives, version or own_version(), clock)
+    return RemoteAgents(devices, fleet, _listening(fleet.seat), lives, version or own_version(), clock)
 
 
-def _listening(seat: Seat) -> Post:
+def _listening(seat: AgentSlot) -> Messenger:
     """The scheduler's post. Raises Unavailable."""
     try:
-        return Post(SCHEDULER, 0, seat.bind, seat.keys, context=seat.context)
+        return Messenger(SCHEDULER, 0, seat.bind, seat.keys, context=seat.context)
     except (ValueError, zmq.ZMQError) as error:
         raise Unavailable(f"the cluster cannot be brought up: its scheduler cannot listen: {error}") from None

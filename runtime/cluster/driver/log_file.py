@@ -16,7 +16,7 @@ from zoo.errors import InputError
 _log = logging.getLogger(__name__)
 
 
-class Journal:
+class LogFile:
     """One thread writes, then one closes. Raises InputError for a path that cannot be written."""
 
     def __init__(self, path: Path) -> None:

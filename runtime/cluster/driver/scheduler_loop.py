@@ -1,6 +1,6 @@
 """The scheduler's thread: what agents say and what was asked goes in, in order; what the scheduler wants done is carried out.
 
-    company.receive, company.look -> Scheduler.handle <- ask            Send -> company    Emit -> routes    Updated -> changes
+    company.receive, company.look -> Scheduler.handle <- ask            Send -> company    EmitTokens -> routes    ModelUpdated -> changes
 
 Contract: the scheduler is called on this one thread, behind a lock that is never held while anything waits, and that whoever looks at the
 scheduler from elsewhere holds. It ends when it is told to, when nothing is left that could run, or by a defect: `died` is called once, with
@@ -15,28 +15,28 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
-from runtime.cluster.agents.pool import Crew
-from runtime.cluster.driver.pending_updates import Changes
-from runtime.cluster.driver.unavailable_models import Hopeless, Strandings, ending, whys
+from runtime.cluster.agents.pool import AgentPool
+from runtime.cluster.driver.pending_updates import PendingUpdates
+from runtime.cluster.driver.unavailable_models import UnavailableModel, UnavailableModels, ending, whys
 from runtime.cluster.errors import public
-from runtime.cluster.streams.router import Routes
+from runtime.cluster.streams.router import StreamRouter
 from runtime.control.agent_io import Send
 from runtime.control.scheduler_io import (
-    Abort,
-    Arrive,
-    ArriveTogether,
-    Down,
-    Emit,
-    Move,
-    Moving,
-    Pause,
-    Resume,
+    AbortSequence,
+    AddRequest,
+    AddRequests,
+    AgentDown,
+    EmitTokens,
+    ModelUpdated,
+    MoveAnswered,
+    MoveSequence,
+    PauseSequence,
+    ResumeSequence,
     SchedulerCommand,
     SchedulerEvent,
-    Serve,
+    ServeModel,
     Tick,
-    Updated,
-    Withdraw,
+    WithdrawModel,
 )
 from runtime.control.token_events import refusal_event
 from runtime.messages import Message
@@ -53,7 +53,7 @@ TICK = 0.05
 _LOT = 1 << 20
 
 
-class Conductor:
+class SchedulerLoop:
     """See the top of the file. Methods that say so are for any thread, all others for its own.
 
     Args:
@@ -65,9 +65,9 @@ class Conductor:
     def __init__(
         self,
         scheduler: Scheduler,
-        company: Crew,
+        company: AgentPool,
         changed: threading.Condition,
-        routes: Routes,
+        routes: StreamRouter,
         clock: Callable[[], int],
         died: Callable[[str], None],
         handler: Handler | None = None,
@@ -75,7 +75,7 @@ class Conductor:
         self._handle = (handler or scheduler).handle
         self._scheduler, self._company, self._clock, self._died = scheduler, company, clock, died
         self._changed, self._routes = changed, routes
-        self._changes, self.strandings = Changes(), Strandings()
+        self._changes, self.strandings = PendingUpdates(), UnavailableModels()
         self._asked: deque[Callable[[int], None]] = deque()
         self._arrivals: deque[SequenceRequest] = deque()
         self._stopping = False
@@ -113,11 +113,11 @@ class Conductor:
         self.ask(self._arrive)
 
     def abort(self, seqs: Sequence[str]) -> None:
-        self.ask(lambda now: self._tell([Abort(seq) for seq in seqs], now))
+        self.ask(lambda now: self._tell([AbortSequence(seq) for seq in seqs], now))
 
-    def change(self, event: Serve | Withdraw) -> Future[Updated]:
+    def change(self, event: ServeModel | WithdrawModel) -> Future[ModelUpdated]:
         """Of the models that are served. What comes of it."""
-        answer: Future[Updated] = Future()
+        answer: Future[ModelUpdated] = Future()
         self.ask(lambda now: self._begin(event, answer, now))
         return answer
 
@@ -129,10 +129,10 @@ class Conductor:
 
     def pause(self, request: str, expected: int | None) -> Future[int]:
         """A request's sequences get no rows until they go on. How many those are."""
-        return self._of(request, lambda seq: Pause(seq, expected))
+        return self._of(request, lambda seq: PauseSequence(seq, expected))
 
     def resume(self, request: str) -> Future[int]:
-        return self._of(request, Resume)
+        return self._of(request, ResumeSequence)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class Conductor:
         try:
             while not self._stopping:
                 self._turn()
-        except Hopeless as error:
+        except UnavailableModel as error:
             reason = str(error)
         except BaseException as error:
             _log.critical("the scheduler's loop has died", exc_info=True)
@@ -172,9 +172,9 @@ class Conductor:
         for command in commands:
             if isinstance(command, Send):
                 self._company.send(command.to, command.message)
-            elif isinstance(command, Emit):
-                self._tell([Abort(seq) for seq in self._routes.deliver(command.events)], now)
-            elif isinstance(command, Updated):
+            elif isinstance(command, EmitTokens):
+                self._tell([AbortSequence(seq) for seq in self._routes.deliver(command.events)], now)
+            elif isinstance(command, ModelUpdated):
                 self._changes.answered(command)
 
     # -- what was asked ------------------------------------------------------------------------------------------------
@@ -196,18 +196,18 @@ class Conductor:
             self._take_in(taken, now)
 
     def _take_in(self, taken: Sequence[SequenceRequest], now: int) -> None:
-        self._tell([Arrive(taken[0]) if len(taken) == 1 else ArriveTogether(tuple(taken))], now)
+        self._tell([AddRequest(taken[0]) if len(taken) == 1 else AddRequests(tuple(taken))], now)
 
-    def _begin(self, event: Serve | Withdraw, answer: Future[Updated], now: int) -> None:
+    def _begin(self, event: ServeModel | WithdrawModel, answer: Future[ModelUpdated], now: int) -> None:
         self._changes.asked(event, answer)
         self._tell([event], now)
 
     def _move(self, seq: str, blocks: range, target: str, answer: Future[str | None], now: int) -> None:
-        commands = self._handle(Move(seq, blocks.start, blocks.stop, target), now)
+        commands = self._handle(MoveSequence(seq, blocks.start, blocks.stop, target), now)
         self._carry_out(commands, now)
-        answer.set_result(next((each.error for each in commands if isinstance(each, Moving)), "") or None)
+        answer.set_result(next((each.error for each in commands if isinstance(each, MoveAnswered)), "") or None)
 
-    def _of(self, request: str, event: Callable[[str], Pause | Resume]) -> Future[int]:
+    def _of(self, request: str, event: Callable[[str], PauseSequence | ResumeSequence]) -> Future[int]:
         answer: Future[int] = Future()
 
         def tell(now: int) -> None:
@@ -221,12 +221,12 @@ class Conductor:
     # -- what cannot go on ---------------------------------------------------------------------------------------------
 
     def _strand(self, now: int) -> None:
-        """End what waits for devices that will not come back. Raises Hopeless where that is everything that is served, or every device."""
+        """End what waits for devices that will not come back. Raises UnavailableModel where that is everything that is served, or every device."""
         failed = self._company.lives.failed()
         if not failed:
             return
         reasons = {each.device: each.reason for each in self._company.lives.facts()}
-        self._tell([Down(name, reasons[name], final=True) for name in failed if not self._known_final(name)], now)
+        self._tell([AgentDown(name, reasons[name], final=True) for name in failed if not self._known_final(name)], now)
         chains, instances = self._scheduler.chains(), self._scheduler.provision.instances
         self.strandings.look(chains, instances, failed, reasons)
         # Each by the chain that it keeps to, which newcomers may not get any more. Whoever runs, runs elsewhere.
@@ -234,10 +234,10 @@ class Conductor:
         ends = {chain.version: whys([chain], instances, failed, reasons) for chain in {each.version: each for _, each in waiting}.values()}
         for seq, chain in waiting:
             for why in ends[chain.version].values():
-                self._carry_out(ending(self._handle(Abort(seq), now), seq, why), now)
+                self._carry_out(ending(self._handle(AbortSequence(seq), now), seq, why), now)
         self.strandings.require_hope(chains)
         if len(failed) == len(reasons):
-            raise Hopeless(f"no agent comes back, that of {failed[0]} because: {reasons[failed[0]]}")
+            raise UnavailableModel(f"no agent comes back, that of {failed[0]} because: {reasons[failed[0]]}")
 
     def _known_final(self, name: str) -> bool:
         device = self._scheduler.devices.get(name)

@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from msgspec import structs
 
 from runtime.chains import Chain
-from runtime.control.scheduler_io import Emit, SchedulerCommand
+from runtime.control.scheduler_io import EmitTokens, SchedulerCommand
 
 
-class Hopeless(Exception):
+class UnavailableModel(Exception):
     """No model can run any more."""
 
 
-class Strandings:
+class UnavailableModels:
     """Models that newcomers cannot be run on, and why: as of the last look."""
 
     def __init__(self) -> None:
@@ -33,10 +33,10 @@ class Strandings:
         self._reasons = whys(chains, instances, failed, reasons)
 
     def require_hope(self, chains: Iterable[Chain]) -> None:
-        """Raises Hopeless if there are models, and all are stranded."""
+        """Raises UnavailableModel if there are models, and all are stranded."""
         models = {chain.model for chain in chains}
         if models and self._reasons.keys() >= models:
-            raise Hopeless(next(iter(self._reasons.values())))
+            raise UnavailableModel(next(iter(self._reasons.values())))
 
 
 def whys(
@@ -61,8 +61,8 @@ def stranded(chains: Iterable[Chain], instances: Mapping[str, Sequence[str]], fa
 
 def ending(commands: Iterable[SchedulerCommand], seq: str, why: str) -> list[SchedulerCommand]:
     """What a scheduler says to the end of a sequence that nobody asked to end: its last event is an error, with the reason."""
-    return [_told(command, seq, why) if isinstance(command, Emit) else command for command in commands]
+    return [_told(command, seq, why) if isinstance(command, EmitTokens) else command for command in commands]
 
 
-def _told(emit: Emit, seq: str, why: str) -> Emit:
-    return Emit(tuple(structs.replace(event, finish="error", error=why) if event.seq == seq else event for event in emit.events))
+def _told(emit: EmitTokens, seq: str, why: str) -> EmitTokens:
+    return EmitTokens(tuple(structs.replace(event, finish="error", error=why) if event.seq == seq else event for event in emit.events))

@@ -9,22 +9,22 @@ from typing import Any
 
 from runtime.chains import Chain
 from runtime.cluster.agents.lifecycle import AgentFacts
-from runtime.cluster.agents.pool import Crew
-from runtime.cluster.driver.unavailable_models import Strandings
+from runtime.cluster.agents.pool import AgentPool
+from runtime.cluster.driver.unavailable_models import UnavailableModels
 from runtime.control.counters import AgentState
-from runtime.messages import Report
+from runtime.messages import AgentStats
 from runtime.scheduler.devices.devices import Device
-from runtime.scheduler.migration.migration import HandoverCounts
+from runtime.scheduler.migration.migration import MigrationCounts
 from runtime.scheduler.observe.snapshot import picture_of
 from runtime.scheduler.scheduler import Scheduler
 from runtime.scheduler.speculation.speculation import SpeculationCounts
 from runtime.types import EngineMemory, ModelSpec
 
 
-class Sight:
+class ClusterView:
     """See the top of the file. Every method may be called from any thread."""
 
-    def __init__(self, scheduler: Scheduler, company: Crew, strandings: Strandings, changed: threading.Condition) -> None:
+    def __init__(self, scheduler: Scheduler, company: AgentPool, strandings: UnavailableModels, changed: threading.Condition) -> None:
         self._scheduler, self._company, self._strandings, self._changed = scheduler, company, strandings, changed
 
     def models(self) -> tuple[ModelSpec, ...]:
@@ -64,7 +64,7 @@ class Sight:
         with self._changed:
             return self._company.lives.facts()
 
-    def reports(self) -> Mapping[str, Report]:
+    def reports(self) -> Mapping[str, AgentStats]:
         """The last that each agent that is up has told of itself."""
         with self._changed:
             return dict(self._company.reports)
@@ -74,7 +74,7 @@ class Sight:
         with self._changed:
             return len(self._scheduler.handovers)
 
-    def moves(self) -> HandoverCounts:
+    def moves(self) -> MigrationCounts:
         """Migrations so far."""
         with self._changed:
             return self._scheduler.handovers.counts()

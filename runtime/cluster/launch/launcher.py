@@ -1,6 +1,6 @@
 """How agents come up and end: what a driver needs of subprocesses, threads or Ray's actors. Which ones, when, how often: see `lives`.
 
-Contract of a Fleet: `start` and `kill` return at once. Whatever starts ends in exactly one call of the listener, from any thread, however
+Contract of a AgentLauncher: `start` and `kill` return at once. Whatever starts ends in exactly one call of the listener, from any thread, however
 it ends. A fleet knows where the scheduler is to listen, because it is what tells its agents.
 """
 
@@ -12,12 +12,12 @@ from typing import Protocol
 
 import zmq
 
-from runtime.cluster.agent_process.exit_status import Exit
+from runtime.cluster.agent_process.exit_status import AgentExit
 from runtime.transport.keys import Keys
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
+class AgentDied:
     """An agent has ended. `code`: of its process, negative for a signal, None without one. `reason`: its own word, or the code's."""
 
     device: str
@@ -28,11 +28,11 @@ class Died:
     @property
     def final(self) -> bool:
         """Whether another one would end the same way: it was refused, as one of another version is."""
-        return self.code == Exit.DENIED
+        return self.code == AgentExit.DENIED
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
+class AgentSlot:
     """Where the scheduler listens. `context`: shared with agents that are threads of this process."""
 
     bind: str
@@ -40,11 +40,11 @@ class Seat:
     context: zmq.Context[zmq.Socket[bytes]] | None = None
 
 
-class Fleet(Protocol):
+class AgentLauncher(Protocol):
     @property
-    def seat(self) -> Seat: ...
+    def seat(self) -> AgentSlot: ...
 
-    def attach(self, listener: Callable[[Died], None], scheduler: str) -> None:
+    def attach(self, listener: Callable[[AgentDied], None], scheduler: str) -> None:
         """Before anything starts: who hears of ends, and the address that the scheduler has got."""
         ...
 

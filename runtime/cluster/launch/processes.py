@@ -25,8 +25,8 @@ import msgspec
 
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agent_process.main import Identity, Preparation, Word
-from runtime.cluster.launch.launcher import Died, Seat
-from runtime.config import RelayConfig
+from runtime.cluster.launch.launcher import AgentDied, AgentSlot
+from runtime.config import AgentConfig
 from runtime.transport.keys import Keys
 from runtime.transport.socket_dir import SocketFolder
 
@@ -44,7 +44,7 @@ class ProcessConfig:
     stands by. `sockets`: the kind of those in a folder (`transport.channels.sockets`)."""
 
     preparation: Preparation
-    relay: RelayConfig = field(default_factory=RelayConfig)
+    relay: AgentConfig = field(default_factory=AgentConfig)
     settings: AgentSettings = field(default_factory=AgentSettings)
     beat_seconds: float = 0.5
     host: str | None = None
@@ -100,7 +100,7 @@ class _Child:
         self._ended(self, code, reason or _meaning(code))
 
 
-class Processes:
+class ProcessLauncher:
     """See the top of the file."""
 
     def __init__(self, config: ProcessConfig) -> None:
@@ -108,8 +108,8 @@ class Processes:
         self._config = config
         self._folder = SocketFolder()
         keys = Keys.make() if config.host is not None else None
-        self.seat = Seat(self._bind("scheduler"), keys)
-        self._listener: Callable[[Died], None] = lambda died: None
+        self.seat = AgentSlot(self._bind("scheduler"), keys)
+        self._listener: Callable[[AgentDied], None] = lambda died: None
         self._scheduler = ""
         self._lock = threading.Condition()
         self._children: dict[tuple[str, int], _Child] = {}
@@ -121,7 +121,7 @@ class Processes:
         self._thread = threading.Thread(target=self._run, name="zoo-fleet", daemon=True)
         self._thread.start()
 
-    def attach(self, listener: Callable[[Died], None], scheduler: str) -> None:
+    def attach(self, listener: Callable[[AgentDied], None], scheduler: str) -> None:
         self._listener, self._scheduler = listener, scheduler
 
     def start(self, device: str, incarnation: int) -> None:
@@ -175,7 +175,7 @@ class Processes:
         try:
             child = child or self._spawn()
         except (OSError, RuntimeError) as error:
-            self._listener(Died(device, incarnation, None, f"its process cannot be started: {_strerror(error)}"))
+            self._listener(AgentDied(device, incarnation, None, f"its process cannot be started: {_strerror(error)}"))
             return
         with self._lock:
             self._spoiled = 0
@@ -184,7 +184,7 @@ class Processes:
             if not ended:
                 self._children[child.who] = child
         if ended:
-            self._listener(Died(device, incarnation, child.process.returncode, "it ended while it stood by"))
+            self._listener(AgentDied(device, incarnation, child.process.returncode, "it ended while it stood by"))
             return
         child.tell(self._identity(device, incarnation))
 
@@ -243,7 +243,7 @@ class Processes:
                 self._spoiled += 1
             self._lock.notify_all()
         if who is not None:
-            self._listener(Died(*who, code, reason))
+            self._listener(AgentDied(*who, code, reason))
             self._warmed()
         elif spoiled and not self._closing:
             _log.warning("an agent that stood by has ended: %s", reason)

@@ -25,8 +25,8 @@ import msgspec
 
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agent_process.main import Engines, Identity, Preparation, be
-from runtime.cluster.launch.launcher import Died, Seat
-from runtime.config import RelayConfig
+from runtime.cluster.launch.launcher import AgentDied, AgentSlot
+from runtime.config import AgentConfig
 from runtime.transport.keys import Keys
 from zoo.errors import InputError
 
@@ -48,7 +48,7 @@ class RayConfig:
     preparation: Preparation
     engines: Engines
     address: str | None = None
-    relay: RelayConfig = field(default_factory=RelayConfig)
+    relay: AgentConfig = field(default_factory=AgentConfig)
     settings: AgentSettings = field(default_factory=AgentSettings)
     beat_seconds: float = 0.5
     cpus: float = 0.0
@@ -76,7 +76,7 @@ class _Agent:
         return int(ended.code), ended.reason
 
 
-class Rays:
+class RayLauncher:
     """See the top of the file."""
 
     def __init__(self, config: RayConfig) -> None:
@@ -86,8 +86,8 @@ class Rays:
         self._started_ray = not self._ray.is_initialized()
         if self._started_ray:
             self._join(config.address)
-        self.seat = Seat(f"tcp://{self._ray.util.get_node_ip_address()}:*", Keys.make())
-        self._listener: Callable[[Died], None] = lambda died: None
+        self.seat = AgentSlot(f"tcp://{self._ray.util.get_node_ip_address()}:*", Keys.make())
+        self._listener: Callable[[AgentDied], None] = lambda died: None
         self._scheduler = ""
         self._lock = threading.Condition()
         self._actors: dict[tuple[str, int], Any] = {}
@@ -98,7 +98,7 @@ class Rays:
         self._thread = threading.Thread(target=self._watch, name="zoo-rays", daemon=True)
         self._thread.start()
 
-    def attach(self, listener: Callable[[Died], None], scheduler: str) -> None:
+    def attach(self, listener: Callable[[AgentDied], None], scheduler: str) -> None:
         self._listener, self._scheduler = listener, scheduler
 
     def start(self, device: str, incarnation: int) -> None:
@@ -116,7 +116,7 @@ class Rays:
             except Exception as error:
                 _log.warning("Ray does not start an agent of %s", device, exc_info=True)
                 self._spare = None
-                self._listener(Died(device, incarnation, None, f"Ray does not start it: {type(error).__name__}"))
+                self._listener(AgentDied(device, incarnation, None, f"Ray does not start it: {type(error).__name__}"))
                 return
             self._actors[who], self._pids[who], self._runs[run] = actor, pid, who
             self._lock.notify_all()
@@ -216,7 +216,7 @@ class Rays:
             actor = self._actors.pop(who)
             self._lock.notify_all()
         self._end(actor)
-        self._listener(Died(*who, code, reason))
+        self._listener(AgentDied(*who, code, reason))
 
 
 def _ray() -> Any:

@@ -12,36 +12,36 @@ from collections.abc import Callable
 
 import zmq
 
-from runtime.cluster.agent_process.exit_status import Ended, Exit
+from runtime.cluster.agent_process.exit_status import AgentEnded, AgentExit
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
 from runtime.cluster.agent_process.main import Identity, MakeEngine, be
-from runtime.cluster.launch.launcher import Died, Seat
-from runtime.config import RelayConfig
+from runtime.cluster.launch.launcher import AgentDied, AgentSlot
+from runtime.config import AgentConfig
 
 
-class Threads:
+class ThreadLauncher:
     """See the top of the file. `make`: an engine for a device, on the thread that will run it."""
 
     def __init__(
         self,
         make: Callable[[str], MakeEngine],
-        relay: RelayConfig | None = None,
+        relay: AgentConfig | None = None,
         settings: AgentSettings | None = None,
         beat_seconds: float = 0.5,
     ) -> None:
-        self._make, self._relay, self._settings = make, relay or RelayConfig(), settings or AgentSettings()
+        self._make, self._relay, self._settings = make, relay or AgentConfig(), settings or AgentSettings()
         self._beat_seconds = beat_seconds
         self._name = uuid.uuid4().hex
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self.seat = Seat(f"inproc://{self._name}.scheduler", context=self._context)
-        self._listener: Callable[[Died], None] = lambda died: None
+        self.seat = AgentSlot(f"inproc://{self._name}.scheduler", context=self._context)
+        self._listener: Callable[[AgentDied], None] = lambda died: None
         self._scheduler = ""
         self._lock = threading.Lock()
         self._loops: dict[tuple[str, int], AgentLoop] = {}
         self._killed: set[tuple[str, int]] = set()
         self._threads: dict[str, threading.Thread] = {}
 
-    def attach(self, listener: Callable[[Died], None], scheduler: str) -> None:
+    def attach(self, listener: Callable[[AgentDied], None], scheduler: str) -> None:
         self._listener, self._scheduler = listener, scheduler
 
     def start(self, device: str, incarnation: int) -> None:
@@ -84,7 +84,7 @@ class Threads:
         try:
             ended = be(identity, self._make(device), self._context, begun)
         except Exception as error:
-            ended = Ended(Exit.DEFECT, type(error).__name__)
+            ended = AgentEnded(AgentExit.DEFECT, type(error).__name__)
         with self._lock:
             self._loops.pop(who, None)
-        self._listener(Died(device, incarnation, int(ended.code), ended.reason))
+        self._listener(AgentDied(device, incarnation, int(ended.code), ended.reason))

@@ -23,7 +23,7 @@ class _Route:
 _Part = tuple[Sink, list[TokenEvent]]
 
 
-class Routes:
+class StreamRouter:
     """From `add` until a sequence's last event has been delivered."""
 
     def __init__(self) -> None:

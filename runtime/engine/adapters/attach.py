@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from runtime.engine.layers.linear import PlainLowRank, SharedEmbedding, SharedLinear
-from runtime.engine.models.components import Unit
-from surgery.adapters.bottleneck_module import Bottleneck
+from runtime.engine.models.components import SharedComponent
+from surgery.adapters.bottleneck_module import BottleneckModule
 from surgery.tensors.pool import TensorPool
 from zoo.errors import NotServable
 from zoo.manifest import Adapter
 
 
-def attach(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
+def attach(unit: SharedComponent, adapter: Adapter, key: str, pool: TensorPool) -> None:
     """Put an adapter's part on a unit under `key`.
 
     Raises:
@@ -35,7 +35,7 @@ def attach(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
         added.attach(key)
 
 
-def detach(unit: Unit, key: str) -> None:
+def detach(unit: SharedComponent, key: str) -> None:
     """Take an adapter off a unit."""
     for target in unit.targets.values():
         target.detach(key)
@@ -46,7 +46,7 @@ def detach(unit: Unit, key: str) -> None:
         unit.side.detach(key)
 
 
-def _target(unit: Unit, path: str, key: str) -> SharedLinear | SharedEmbedding:
+def _target(unit: SharedComponent, path: str, key: str) -> SharedLinear | SharedEmbedding:
     target = unit.targets.get(path)
     if target is None:
         raise NotServable(f"{key}: {path} is no linear layer or embedding that rows can share")
@@ -78,7 +78,7 @@ def _check_finite(tensors: Iterable[Tensor | None], key: str) -> None:
         raise NotServable(f"{key}: its adapter holds values that are not finite")
 
 
-def _attach_lora(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
+def _attach_lora(unit: SharedComponent, adapter: Adapter, key: str, pool: TensorPool) -> None:
     tensors = dict(adapter.tensors)
     for path, how in _modules(adapter).items():
         target = _target(unit, path, key)
@@ -115,7 +115,7 @@ def _rescaled(target: SharedLinear | SharedEmbedding, part: PlainLowRank, magnit
     return PlainLowRank(part.a, part.b * vector[:, None], None if bias is None else bias.float() * (1 - vector))
 
 
-def _attach_ia3(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
+def _attach_ia3(unit: SharedComponent, adapter: Adapter, key: str, pool: TensorPool) -> None:
     tensors = dict(adapter.tensors)
     for path, how in _modules(adapter).items():
         target = _target(unit, path, key)
@@ -125,7 +125,7 @@ def _attach_ia3(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> Non
             target.scale(key, vector.float().flatten().clone(), bool(how["input"]))
 
 
-def _attach_prompt(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
+def _attach_prompt(unit: SharedComponent, adapter: Adapter, key: str, pool: TensorPool) -> None:
     table = next((target for target in unit.targets.values() if isinstance(target, SharedEmbedding)), None)
     if table is None:
         raise NotServable(f"{key}: the base has no embedding table that rows can share")
@@ -133,7 +133,7 @@ def _attach_prompt(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> 
         table.prompts[key] = prompt.clone()
 
 
-def _attach_prefix(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
+def _attach_prefix(unit: SharedComponent, adapter: Adapter, key: str, pool: TensorPool) -> None:
     """Layer i's K is part 2 i of the tensor's width, its V part 2 i + 1."""
     how = json.loads(adapter.config)
     layer = int(how["layer"])
@@ -142,7 +142,7 @@ def _attach_prefix(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> 
         unit.prefixes[key] = (parts[2 * layer].clone(), parts[2 * layer + 1].clone())
 
 
-def _attach_bottleneck(unit: Unit, adapter: Adapter, key: str, pool: TensorPool) -> None:
+def _attach_bottleneck(unit: SharedComponent, adapter: Adapter, key: str, pool: TensorPool) -> None:
     """In the dtype in which the base runs, as a model that is loaded in it has them."""
     if unit.side is None:
         raise NotServable(f"{key}: its base has no sub-layer that a bottleneck adapter can stand behind")
@@ -151,10 +151,10 @@ def _attach_bottleneck(unit: Unit, adapter: Adapter, key: str, pool: TensorPool)
     with _borrowed(pool, digests) as tensors:
         copies = [tensor.to(dtype, copy=True) for tensor in tensors]
     _check_finite(copies, key)
-    unit.side.attach(key, Bottleneck(adapter, dict(zip(names, copies, strict=True))))
+    unit.side.attach(key, BottleneckModule(adapter, dict(zip(names, copies, strict=True))))
 
 
-_KINDS: Mapping[str, Callable[[Unit, Adapter, str, TensorPool], None]] = {
+_KINDS: Mapping[str, Callable[[SharedComponent, Adapter, str, TensorPool], None]] = {
     "lora": _attach_lora,
     "ia3": _attach_ia3,
     "prompt": _attach_prompt,

@@ -1,4 +1,4 @@
-"""Bottleneck adapters of one half, each on its own rows; the half's own products are the base's, over all rows.
+"""BottleneckModule adapters of one half, each on its own rows; the half's own products are the base's, over all rows.
 
 Adapters that compute alike are joined as LoRAs are (`runtime.engine.layers.linear`): two products and a mask for all of them together. Those with
 norms of their own, or that skip more than the sub-layer's output, run one by one. What an adapter computes is the affair of
@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.engine.adapters.stack_cache import Joined
-from runtime.engine.step.context import Frame, current
-from surgery.adapters.bottleneck_module import Bottleneck
+from runtime.engine.adapters.stack_cache import StackCache
+from runtime.engine.step.context import ForwardContext, current
+from surgery.adapters.bottleneck_module import BottleneckModule
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class _Group:
     The last row of the two is zero: it is for everybody else.
     """
 
-    form: Bottleneck
+    form: BottleneckModule
     ranks: tuple[tuple[str, int], ...]
     down: Tensor
     down_bias: Tensor
@@ -33,7 +33,7 @@ class _Group:
     up_bias: Tensor
     scaling: Tensor
 
-    def of(self, output: Tensor, residual: Tensor, frame: Frame) -> Tensor:
+    def of(self, output: Tensor, residual: Tensor, frame: ForwardContext) -> Tensor:
         """What is added to the sub-layer's output: zero for rows of none of these adapters."""
         low = self.form.activation(F.linear(self.form.read(output, residual), self.down, self.down_bias))
         low = low.masked_fill(frame.foreign(self.ranks), 0)
@@ -49,21 +49,21 @@ class _Active:
     alone: frozenset[str]
 
 
-class Bottlenecks:
+class BottleneckRows:
     """Stands between a half's sub-layer and its residual.
 
     No module: one that is called for every half of every step costs as much as a small product.
     """
 
     def __init__(self) -> None:
-        self._parts: dict[str, Bottleneck] = {}
-        self._active: Joined[_Active] = Joined()
+        self._parts: dict[str, BottleneckModule] = {}
+        self._active: StackCache[_Active] = StackCache()
 
     @property
     def nbytes(self) -> int:
         return sum(part.nbytes for part in self._parts.values())
 
-    def attach(self, adapter: str, part: Bottleneck) -> None:
+    def attach(self, adapter: str, part: BottleneckModule) -> None:
         self._parts[adapter] = part
         self._active.forget()
 
@@ -104,7 +104,7 @@ class Bottlenecks:
 
     def _joined(self, names: list[str]) -> _Group:
         parts = [self._parts[name] for name in names]
-        down, down_bias, up, up_bias = ([part.tensors[name].data for part in parts] for name in Bottleneck.MATRICES)
+        down, down_bias, up, up_bias = ([part.tensors[name].data for part in parts] for name in BottleneckModule.MATRICES)
         scaling = [part.scaling_vector for part in parts]
         nothing = torch.zeros_like(up_bias[0])
         return _Group(

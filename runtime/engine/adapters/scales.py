@@ -8,8 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.engine.adapters.stack_cache import Joined
-from runtime.engine.step.context import Frame
+from runtime.engine.adapters.stack_cache import StackCache
+from runtime.engine.step.context import ForwardContext
 
 
 class Scales:
@@ -17,7 +17,7 @@ class Scales:
 
     def __init__(self) -> None:
         self._vectors: dict[str, Tensor] = {}
-        self._tables: Joined[Tensor] = Joined()
+        self._tables: StackCache[Tensor] = StackCache()
 
     def __bool__(self) -> bool:
         return bool(self._vectors)
@@ -35,7 +35,7 @@ class Scales:
         self._vectors.pop(adapter, None)
         self._tables.forget()
 
-    def of(self, x: Tensor, frame: Frame) -> Tensor:
+    def of(self, x: Tensor, frame: ForwardContext) -> Tensor:
         """x [1, tokens, width], each token scaled by its adapter's vector, if it has one here; in float32, to be rounded once."""
         active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self._vectors))
         if not active:

@@ -9,19 +9,19 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from runtime.engine.step.context import Frame
+from runtime.engine.step.context import ForwardContext
 
 T = TypeVar("T")
 
 
-class Joined(Generic[T]):
+class StackCache(Generic[T]):
     """The last of what was made of adapters, by their names. A thread's own: another one's may not be there yet (a stream each), or be of
     others by the time that it is read."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[tuple[str, ...], T]] = {}
 
-    def of(self, names: tuple[str, ...], frame: Frame, make: Callable[[tuple[str, ...]], T]) -> T:
+    def of(self, names: tuple[str, ...], frame: ForwardContext, make: Callable[[tuple[str, ...]], T]) -> T:
         """What `make` makes of these adapters, for a frame."""
         if frame.kept is not None:
             if (self, names) not in frame.kept:

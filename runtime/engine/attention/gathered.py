@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from runtime.engine.attention.interface import Tokens, softmax_attention
-from runtime.engine.step.context import Paging, RowSpan
+from runtime.engine.step.context import PagedMetadata, RowSpan
 from runtime.kv.transfers import put
 
 #: Decode rows are attended in at most this many groups of similar length.
@@ -51,7 +51,7 @@ class DecodeGroup:
 class GatheredAttention:
     """`engine.step.context.Paged`."""
 
-    def __init__(self, paging: Paging) -> None:
+    def __init__(self, paging: PagedMetadata) -> None:
         self.paging = paging
         self._groups = tuple(_groups(paging))
 
@@ -84,7 +84,7 @@ class GatheredAttention:
         return out.reshape(group.rows, heads, head_dim)
 
 
-def _chunk(paging: Paging, table: Tensor, span: RowSpan, now: Tokens) -> Tensor:
+def _chunk(paging: PagedMetadata, table: Tensor, span: RowSpan, now: Tokens) -> Tensor:
     """A chunk of one prompt, whose pages are `table`. Returns [tokens of the chunk, heads, head_dim]."""
     how = now.how
     q = now.query[span.lo : span.hi].transpose(0, 1)[None]
@@ -112,7 +112,7 @@ def _chunk_mask(span: RowSpan, window: int | None, like: Tensor) -> Tensor:
     return torch.zeros(hidden.shape, dtype=like.dtype, device=like.device).masked_fill_(hidden, float("-inf"))
 
 
-def _groups(paging: Paging) -> Iterator[DecodeGroup]:
+def _groups(paging: PagedMetadata) -> Iterator[DecodeGroup]:
     """Decode rows by similar length, so that padding to the longest wastes little."""
     spans, tables = paging.spans, paging.tables
     decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]

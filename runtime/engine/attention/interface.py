@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from runtime.engine.step.context import Frame, current
+from runtime.engine.step.context import ForwardContext, current
 
 NAME = "blockzoo_paged"
 
@@ -28,7 +28,7 @@ def register() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class How:
+class AttentionSettings:
     """A layer's way of attending: factor on the logits (None: 1 / sqrt(head_dim)), window in tokens, soft cap."""
 
     scaling: float | None = None
@@ -46,7 +46,7 @@ class Tokens(NamedTuple):
     query: Tensor
     key: Tensor
     value: Tensor
-    how: How
+    how: AttentionSettings
 
 
 def paged_attention(
@@ -70,10 +70,10 @@ def paged_attention(
         [1, tokens, heads, head_dim] and None for the weights.
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    return attend(current(), q, k, v, How(scaling, sliding_window, softcap))[None], None
+    return attend(current(), q, k, v, AttentionSettings(scaling, sliding_window, softcap))[None], None
 
 
-def attend(frame: Frame, query: Tensor, key: Tensor, value: Tensor, how: How) -> Tensor:
+def attend(frame: ForwardContext, query: Tensor, key: Tensor, value: Tensor, how: AttentionSettings) -> Tensor:
     """Keep this step's K and V, then attend. query [tokens, heads, head_dim], key and value [tokens, kv_heads, head_dim] -> as query.
 
     K and V of a prefix's virtual tokens are the prefix's, as they are: they were never meant to be rotated.
@@ -98,7 +98,7 @@ def attend(frame: Frame, query: Tensor, key: Tensor, value: Tensor, how: How) ->
     return out
 
 
-def _prefixed(frame: Frame, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def _prefixed(frame: ForwardContext, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """K and V with the prefixes' own at their virtual tokens."""
     key, value = key.clone(), value.clone()
     for span in frame.virtual:
@@ -109,7 +109,7 @@ def _prefixed(frame: Frame, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]
     return key, value
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: How) -> Tensor:
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: AttentionSettings) -> Tensor:
     """Softmax attention; with a soft cap as Gemma 2's eager code does it, which fused kernels ignore."""
     if how.softcap is None:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=how.scaling)

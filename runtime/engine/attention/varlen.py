@@ -22,7 +22,7 @@ from torch import Tensor
 
 from runtime.engine.attention.gathered import GatheredAttention
 from runtime.engine.attention.interface import Tokens
-from runtime.engine.step.context import Paged, PagedMaker, Paging
+from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata
 from runtime.kv.transfers import put
 
 _HEAD_STEP, _HEAD_MOST = 8, 256
@@ -81,7 +81,7 @@ class Kernel:
 class VarlenAttention:
     """`engine.step.context.Paged`: where the kernel attends, chunks do so beside the decodes, and nothing is left for a call of their own."""
 
-    def __init__(self, kernel: Kernel, paging: Paging) -> None:
+    def __init__(self, kernel: Kernel, paging: PagedMetadata) -> None:
         self.paging = paging
         self._kernel = kernel
         counts = [span.hi - span.lo for span in paging.spans]
@@ -135,7 +135,7 @@ class VarlenAttention:
 def varlen_attention(kernel: Kernel) -> PagedMaker:
     """How a device with such a kernel attends."""
 
-    def made(paging: Paging) -> Paged:
+    def made(paging: PagedMetadata) -> AttentionBackend:
         return VarlenAttention(kernel, paging)
 
     return made

@@ -20,7 +20,7 @@ from runtime.engine.catalog.describe import describe_chain
 from runtime.policy.routing.variants import DispatchLimits
 from zoo.catalog import Reader
 from zoo.errors import NotServable
-from zoo.records import Equivalence, Run
+from zoo.records import Equivalence, ScoredRun
 from zoo.store import Store
 
 _STITCH = "stitch"
@@ -97,7 +97,7 @@ def _scored(reader: Reader, name: str, limits: DispatchLimits) -> list[tuple[str
 
 def swaps_of(name: str, pairs: Sequence[Equivalence], digests: Mapping[str, Sequence[str]], least: float) -> list[Swap]:
     """What pairs allow instead of a model's own components, each with the least score that it was given."""
-    scores: dict[tuple[Run, Run], float] = {}
+    scores: dict[tuple[ScoredRun, ScoredRun], float] = {}
     for pair in pairs:
         key = (pair.a, pair.b) if pair.a.model == name else (pair.b, pair.a)
         scores[key] = min(scores.get(key, 1.0), pair.similarity)

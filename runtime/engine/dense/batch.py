@@ -11,11 +11,11 @@ from dataclasses import replace
 import torch
 
 from runtime.config import DenseConfig
-from runtime.engine.dense.context import Batch
-from runtime.engine.dense.kv_store import Kept, Slab
+from runtime.engine.dense.context import PaddedBatch
+from runtime.engine.dense.kv_store import DenseKV, SavedKV
 from runtime.engine.dense.padding_stats import IdleCounts, RanRow, counted
 from runtime.engine.models.loaded import LoadedModel
-from runtime.engine.step.batch import Rows
+from runtime.engine.step.batch import ModelBatch
 from runtime.engine.step.context import RowSpan
 from runtime.policy.batching.dense import LaneView, RowView
 from runtime.types import Row
@@ -26,17 +26,17 @@ _GROWTH = 4
 _WASTE = 4
 
 
-class Lane:
+class DenseBatch:
     """See the top of the file. `seats[row]`: the sequence in a row of the slab, None where it has ended and is computed on."""
 
     def __init__(self, model: LoadedModel, device: torch.device, config: DenseConfig) -> None:
         self.model = model
         # Layers that attend by themselves want their rows as a rectangle.
         self._skips = config.padding == "skipped" and not any(unit.masked for unit in model.units)
-        self.slab = Slab(model.spec.kv_layers, device)
+        self.slab = DenseKV(model.spec.kv_layers, device)
         self.seats: list[str | None] = []
-        self._kept: dict[str, Kept] = {}
-        self._prompts: Slab | None = None
+        self._kept: dict[str, SavedKV] = {}
+        self._prompts: DenseKV | None = None
         self._device = device
         self._slots = config.slots
 
@@ -108,7 +108,7 @@ class Lane:
 
     # -- running -------------------------------------------------------------------------------------------------------
 
-    def window(self, rows: Iterable[Row], pages: int) -> Batch:
+    def window(self, rows: Iterable[Row], pages: int) -> PaddedBatch:
         """Open a window for these rows of the plan; those that sit apart take a seat first (BA-09, BA-10).
 
         `pages`: that the device has to spare beyond what this needs.
@@ -124,9 +124,9 @@ class Lane:
         ordered = [None if seq is None else named.get(seq) for seq in self.seats]
         return self._opened(self.slab, ordered)
 
-    def apart(self, rows: Sequence[Row]) -> Batch:
+    def apart(self, rows: Sequence[Row]) -> PaddedBatch:
         """Open a window for (chunks of) prompts in a slab of their own (BA-08)."""
-        self._prompts = slab = Slab(self.model.spec.kv_layers, self._device)
+        self._prompts = slab = DenseKV(self.model.spec.kv_layers, self._device)
         kept = [self._kept.pop(row.seq, None) for row in rows]
         width = self.model.spec.page_tokens
         columns = max(0 if one is None else one.tokens for one in kept) + max(len(row.tokens) for row in rows)
@@ -135,7 +135,7 @@ class Lane:
             slab.enter(one)
         return self._opened(slab, rows)
 
-    def keep(self, batch: Batch) -> None:
+    def keep(self, batch: PaddedBatch) -> None:
         """A batch of prompts has run: what its sequences have is kept until they take a seat."""
         for row, kept in zip(batch.rows.rows, batch.slab.drain(), strict=True):
             self._kept[row.seq] = kept
@@ -144,7 +144,7 @@ class Lane:
         """The batch of prompts is over, well or not."""
         self._prompts = None
 
-    def counts(self, batch: Batch) -> IdleCounts:
+    def counts(self, batch: PaddedBatch) -> IdleCounts:
         """What a batch computed."""
         window = batch.slab.window
         alive = [True] * len(window.counts) if batch.slab is not self.slab else [seq is not None for seq in self.seats]
@@ -163,7 +163,7 @@ class Lane:
         prompt = len(row.tokens) > 1 or row.start == 0 or not row.sample
         return RowView(seq, row.start, len(row.tokens), span, priority, prompt)
 
-    def _opened(self, slab: Slab, rows: Sequence[Row | None]) -> Batch:
+    def _opened(self, slab: DenseKV, rows: Sequence[Row | None]) -> PaddedBatch:
         """Open a window for the rows of a slab, in its order; None has nothing to run. Rows of the lane whose sequence has ended are
         computed on, that is what their modes are.
         """
@@ -177,7 +177,7 @@ class Lane:
                 spans.append(RowSpan(place.at, place.at + place.count, row.start))
             own = () if row is None else row.tokens
             ids.extend([*own, *[0] * place.empty] if place.at <= place.empty_at else [*[0] * place.empty, *own])
-        return Batch(Rows(self.model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids)), slab)
+        return PaddedBatch(ModelBatch(self.model, tuple(row for row in rows if row is not None), tuple(spans), tuple(ids)), slab)
 
     def _leave(self, at: int) -> None:
         last = self.slab.leave(at)

@@ -14,29 +14,29 @@ import torch
 from torch import Tensor
 
 from runtime.engine.attention.interface import Tokens
-from runtime.engine.dense.kv_store import Slab
+from runtime.engine.dense.kv_store import DenseKV
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.dense_attention import NativeOnes
 from runtime.engine.kernels.program import Program as CellProgram
-from runtime.engine.models.components import Unit, UnitStore
-from runtime.engine.step.batch import Piece, Program, Rows, adapter_spans, virtual_spans
-from runtime.engine.step.context import Frame, Paging, RowSpan
+from runtime.engine.models.components import ComponentPool, SharedComponent
+from runtime.engine.step.batch import ModelBatch, RowChunk, StepProgram, adapter_spans, virtual_spans
+from runtime.engine.step.context import ForwardContext, PagedMetadata, RowSpan
 from surgery.modules.components import Where
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PaddedBatch:
     """One model's rows and the slab whose window they are, in what is computed of it."""
 
-    rows: Rows
-    slab: Slab
+    rows: ModelBatch
+    slab: DenseKV
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
     """A slab's part of a frame: tokens [lo, hi), attending in its layer number `layer`."""
 
-    slab: Slab
+    slab: DenseKV
     lo: int
     hi: int
     layer: int
@@ -62,7 +62,7 @@ class _Slabs:
 class _Cache:
     """A slab's layer as layers that attend by themselves call a cache. They number it as in their own model, which says nothing here."""
 
-    slab: Slab
+    slab: DenseKV
     layer: int
 
     def update(self, key: Tensor, value: Tensor, layer: int) -> tuple[Tensor, Tensor]:
@@ -75,33 +75,38 @@ class _Ones:
 
     made: CellProgram
 
-    def takes(self, hidden: Tensor, frame: Frame, paging: Paging | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+    def takes(self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
         return self.made.takes_cells(hidden, frame, _cells(frame), rotary)
 
     def run(
-        self, hidden: Tensor, frame: Frame, paging: Paging | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
+        self,
+        hidden: Tensor,
+        frame: ForwardContext,
+        paging: PagedMetadata | None,
+        layers: Sequence[int | None],
+        rotary: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         return self.made.run_cells(hidden, frame, _cells(frame), layers, rotary)
 
 
-def _cells(frame: Frame) -> NativeOnes | None:
+def _cells(frame: ForwardContext) -> NativeOnes | None:
     parts = frame.dense.parts if isinstance(frame.dense, _Slabs) else ()
     return parts[0].slab.ones() if len(parts) == 1 else None
 
 
-class DenseFrames:
+class DenseContexts:
     """`engine.step.batch.Frames` over the slabs of these models, whose windows are open."""
 
-    def __init__(self, batches: Mapping[str, Batch], units: UnitStore) -> None:
+    def __init__(self, batches: Mapping[str, PaddedBatch], units: ComponentPool) -> None:
         self._batches = batches
         self._units = units
-        self._frames: dict[tuple[tuple[str, ...], tuple[str | None, ...]], Frame] = {}
+        self._frames: dict[tuple[tuple[str, ...], tuple[str | None, ...]], ForwardContext] = {}
         self._rotaries: dict[tuple[str, str, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def ids(self, models: tuple[str, ...]) -> Tensor:
         return torch.tensor([[token for name in models for token in self._batches[name].rows.ids]], device=self._units.device)
 
-    def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> Frame:
+    def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> ForwardContext:
         made = self._frames.get((models, adapters))
         if made is None:
             rows = [self._batches[name].rows for name in models]
@@ -112,15 +117,17 @@ class DenseFrames:
                 spans.extend(span.moved(base) for span in each.spans)
                 base += each.tokens
             marked = adapter_spans(adapters, [each.tokens for each in rows])
-            made = self._frames[models, adapters] = Frame(positions, tuple(spans), marked, virtual_spans(rows, adapters))
+            made = self._frames[models, adapters] = ForwardContext(positions, tuple(spans), marked, virtual_spans(rows, adapters))
         return made
 
-    def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> Frame:
+    def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> ForwardContext:
         frame = self.frame(models, adapters)
         frame.dense = _Slabs(tuple(self._parts(models, layers)), self._units.kernels)
         return frame
 
-    def program(self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+    def program(
+        self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[SharedComponent], at: int
+    ) -> tuple[StepProgram, int] | None:
         if len(models) > 1 or self._batches[models[0]].slab.window.width > 1:
             return None
         found = self._units.programs.of(key, units, at)
@@ -134,11 +141,11 @@ class DenseFrames:
 
     def pieces(
         self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...], rotary: str | None, like: Tensor
-    ) -> Iterator[Piece]:
+    ) -> Iterator[RowChunk]:
         for name, adapter, part in zip(models, adapters, self._parts(models, layers), strict=True):
             slab, tables = part.slab, None if rotary is None else self._tables(name, rotary, like)
             where = Where(self._positions(name), tables, slab.mask(None, like.dtype), _Cache(slab, part.layer), slab.keys)
-            yield Piece(part.lo, part.hi, slab.columns.rows, self.frame((name,), (adapter,)), where)
+            yield RowChunk(part.lo, part.hi, slab.columns.rows, self.frame((name,), (adapter,)), where)
 
     # -- inside --------------------------------------------------------------------------------------------------------
 

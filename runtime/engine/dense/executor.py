@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from runtime.config import EngineConfig
-from runtime.engine.dense.batch import Lane, rows_by_model
-from runtime.engine.dense.context import Batch, DenseFrames
+from runtime.engine.dense.batch import DenseBatch, rows_by_model
+from runtime.engine.dense.context import DenseContexts, PaddedBatch
 from runtime.engine.dense.padding_stats import IdleCounts
-from runtime.engine.models.registry import Residents
+from runtime.engine.models.registry import ModelRegistry
 from runtime.engine.sampling.output import Outcome
 from runtime.engine.sampling.sampler import Largest
 from runtime.engine.step.runner import StepRun
@@ -41,9 +41,9 @@ class DenseEngine:
 
     def __init__(self, store: Store, config: EngineConfig, names: Sequence[str]) -> None:
         self._config = config
-        self._residents = Residents(store, config, "dense")
+        self._residents = ModelRegistry(store, config, "dense")
         self._sizes = PageSizes(config.kv_bytes, self._residents.half_page(names))
-        self._lanes: dict[str, Lane] = {}
+        self._lanes: dict[str, DenseBatch] = {}
         self.idle = IdleCounts()
         self.peak_pages = 0
         for name in names:
@@ -74,7 +74,7 @@ class DenseEngine:
         """Make a model ready; one that is loaded already costs nothing. Raises as the constructor."""
         model = self._residents.load(name, self._sizes)
         if model.spec.name not in self._lanes:
-            self._lanes[model.spec.name] = Lane(model, self._residents.units.device, self._config.dense)
+            self._lanes[model.spec.name] = DenseBatch(model, self._residents.units.device, self._config.dense)
         return model.spec
 
     def unload(self, name: str) -> None:
@@ -107,7 +107,7 @@ class DenseEngine:
     def launch(self, plan: StepPlan) -> Launched:
         return Finished(self.execute(plan))
 
-    def decide(self, lane: Lane, rows: Sequence[Row], others: int, must: bool) -> LaneDecision:
+    def decide(self, lane: DenseBatch, rows: Sequence[Row], others: int, must: bool) -> LaneDecision:
         """What a lane does with these rows of the plan."""
         return decide_lane(lane.view(rows, others, self._sizes.count, must), self._config.dense)
 
@@ -115,11 +115,11 @@ class DenseEngine:
         """Pages that a batch may take to grow into, when so many are in use."""
         return max(0, int(self._config.dense.low * self._sizes.count) - pages)
 
-    def run(self, batches: Mapping[str, Batch]) -> StepRun:
+    def run(self, batches: Mapping[str, PaddedBatch]) -> StepRun:
         """A run over open windows."""
         units = self._residents.units
         rows = {name: batch.rows for name, batch in batches.items()}
-        return StepRun(rows, DenseFrames(batches, units), units.device, self._config.trace_segments)
+        return StepRun(rows, DenseContexts(batches, units), units.device, self._config.trace_segments)
 
     def _forget(self, released: Sequence[str]) -> None:
         """Finished rows stay in their slots until their batch is done in the modes that run batches to completion."""
@@ -134,12 +134,12 @@ class DenseEngine:
 class _Step:
     """One step over all lanes while it runs."""
 
-    def __init__(self, engine: DenseEngine, lanes: Mapping[str, Lane], rows: Mapping[str, list[Row]]) -> None:
+    def __init__(self, engine: DenseEngine, lanes: Mapping[str, DenseBatch], rows: Mapping[str, list[Row]]) -> None:
         self._engine = engine
         self._lanes = lanes
         self._rows = rows
         self._outcomes: list[Outcome] = []
-        self._windows: dict[str, Batch] = {}
+        self._windows: dict[str, PaddedBatch] = {}
         self.segments: list[SegmentRun] = []
         self.ran: set[str] = set()
         self.idle = IdleCounts()
@@ -159,7 +159,7 @@ class _Step:
             if not lane.seats and lane.slab.stored_rows:
                 lane.fit(0, 0, 0)
 
-    def _turn(self, lane: Lane, rows: Sequence[Row]) -> None:
+    def _turn(self, lane: DenseBatch, rows: Sequence[Row]) -> None:
         decision = self._decision(lane, rows)
         named = {row.seq: row for row in rows}
         if decision.clear:
@@ -180,7 +180,7 @@ class _Step:
             self._windows[lane.model.spec.name] = lane.window([named[seq] for seq in decision.window], spare)
         self.ran |= decision.runs
 
-    def _decision(self, lane: Lane, rows: Sequence[Row]) -> LaneDecision:
+    def _decision(self, lane: DenseBatch, rows: Sequence[Row]) -> LaneDecision:
         """The policy's; where even the least that must run is more than there is, the other lanes' rows go out and make room."""
         others = [each for each in self._lanes.values() if each is not lane]
         must = not self.ran
@@ -191,7 +191,7 @@ class _Step:
             decision = self._engine.decide(lane, rows, sum(each.pages for each in others), must)
         return decision
 
-    def _execute(self, batches: Mapping[str, Batch]) -> None:
+    def _execute(self, batches: Mapping[str, PaddedBatch]) -> None:
         self._engine.peak_pages = max(self._engine.peak_pages, self._engine.pages_used)
         run = self._engine.run(batches)
         self._outcomes.append(run.execute(self._engine.largest))

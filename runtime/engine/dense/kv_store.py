@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from runtime.engine.attention.interface import How, Tokens, softmax_attention
+from runtime.engine.attention.interface import AttentionSettings, Tokens, softmax_attention
 from runtime.engine.dense.window import Window
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.dense_attention import NativeOnes, NativeWindow, takes
@@ -23,7 +23,7 @@ from runtime.kv.columns import Columns
 
 
 @dataclass(slots=True)
-class Kept:
+class SavedKV:
     """K and V of one sequence outside of any batch: per layer [tokens, kv_heads, head_dim]."""
 
     tokens: int
@@ -31,7 +31,7 @@ class Kept:
     v: list[Tensor]
 
 
-class Slab:
+class DenseKV:
     """See the top of the file. One window runs at a time: `begin`, then every layer `write`s and attends."""
 
     def __init__(self, layers: int, device: torch.device) -> None:
@@ -85,7 +85,7 @@ class Slab:
         self._places = places
         self.columns.move(columns)
 
-    def enter(self, kept: Kept | None) -> int:
+    def enter(self, kept: SavedKV | None) -> int:
         """A row joins: with what it has, aligned to the end (BA-09), or empty. What it had is taken from `kept` layer by layer."""
         row = self.columns.enter(0 if kept is None else kept.tokens)
         if kept is not None and kept.tokens:
@@ -97,20 +97,20 @@ class Slab:
             self._places[row, at] = torch.arange(kept.tokens, device=self._device)
         return row
 
-    def take(self, row: int) -> Kept:
+    def take(self, row: int) -> SavedKV:
         """A copy of what a row has, without holes."""
         at = torch.tensor(self.columns.physical(self.columns.span(row)), dtype=torch.int64, device=self._device)
         at = at[self._places[row, at] >= 0]
         k, v = ([_given(x)[row].index_select(0, at) for x in store] if at.numel() else [] for store in (self._k, self._v))
-        return Kept(int(at.numel()), k, v)
+        return SavedKV(int(at.numel()), k, v)
 
-    def drain(self) -> list[Kept]:
+    def drain(self) -> list[SavedKV]:
         """What every row has, without holes; the slab is of no use then. One layer at a time is there twice."""
         found = []
         for row in range(self.columns.rows):
             at = torch.tensor(self.columns.physical(self.columns.span(row)), dtype=torch.int64, device=self._device)
             found.append(at[self._places[row, at] >= 0])
-        kept = [Kept(int(at.numel()), [], []) for at in found]
+        kept = [SavedKV(int(at.numel()), [], []) for at in found]
         for layer in range(len(self._k)):
             for row, at in enumerate(found):
                 kept[row].k.append(_given(self._k[layer])[row].index_select(0, at))
@@ -233,7 +233,7 @@ class Slab:
         return torch.tensor(columns, dtype=torch.int64, device=self._device)
 
 
-def _grouped(query: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: How) -> Tensor:
+def _grouped(query: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: AttentionSettings) -> Tensor:
     """Attention with the query heads that share a KV head standing as that head's queries: nothing is repeated."""
     rows, kv_heads, columns, head_dim = k.shape
     width = mask.shape[2]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WindowPlace:
     """Of a row of a window, among what is computed: its `count` tokens, from number `at` on and from position `start`, and `empty` places
     beside them, from number `empty_at` on.
     """
@@ -50,13 +50,13 @@ class Window:
         return int(self.positions.shape[1])
 
     @cached_property
-    def places(self) -> tuple[Place, ...]:
+    def places(self) -> tuple[WindowPlace, ...]:
         """What is computed, row by row."""
         found, at = [], 0
         for row, (count, start) in enumerate(zip(self.counts, self.starts, strict=True)):
             empty = self.width - count if self.filled is None else int(row in self.filled)
             front = empty if row in self.fresh else 0
-            found.append(Place(row, at + front, count, start, at if front else at + count, empty))
+            found.append(WindowPlace(row, at + front, count, start, at if front else at + count, empty))
             at += count + empty
         return tuple(found)
 

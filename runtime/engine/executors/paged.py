@@ -13,14 +13,14 @@ import torch
 
 from runtime.config import AheadChoice, EngineConfig
 from runtime.engine.executors.background import Background
-from runtime.engine.models.components import UnitStore
+from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.loaded import LoadedModel
-from runtime.engine.models.registry import Residents
+from runtime.engine.models.registry import ModelRegistry
 from runtime.engine.recording.graphs import graphs_for
 from runtime.engine.sampling.output import Sampling, sampling_of, wanted_of
-from runtime.engine.step.batch import Awaited, Rows
+from runtime.engine.step.batch import Awaited, ModelBatch
 from runtime.engine.step.context import RowSpan
-from runtime.engine.step.layout import FrameMaker, lay_out
+from runtime.engine.step.layout import ContextBuilder, lay_out
 from runtime.engine.step.runner import StepRun
 from runtime.kv.pool import PagePool
 from runtime.types import EngineMemory, Launched, ModelSpec, Row, SegmentRun, StepPlan, StepResult
@@ -41,7 +41,7 @@ class PagedEngine:
 
     def __init__(self, store: Store, config: EngineConfig, names: Sequence[str]) -> None:
         self._config = config
-        self._residents = Residents(store, config, "paged")
+        self._residents = ModelRegistry(store, config, "paged")
         self._pool = PagePool(config.kv_bytes, self._residents.half_page(names), config.device)
         # A trace tells which modules ran, and behind a recording none does.
         self._graphs = None if config.trace_segments else graphs_for(config.graphs, self._residents.units, self._pool)
@@ -137,14 +137,14 @@ def looks_ahead(choice: AheadChoice, device: torch.device) -> bool:
     return choice == "on" or (choice == "auto" and device.type != "cpu")
 
 
-def paged_run(models: Mapping[str, LoadedModel], units: UnitStore, pool: PagePool, plan: StepPlan, trace: bool) -> StepRun:
+def paged_run(models: Mapping[str, LoadedModel], units: ComponentPool, pool: PagePool, plan: StepPlan, trace: bool) -> StepRun:
     """A step over pages, ready to run. `trace`: record what runs."""
     return eager(rows_of(models, pool, plan), units, pool, trace)
 
 
-def eager(batches: Mapping[str, Rows], units: UnitStore, pool: PagePool, trace: bool) -> StepRun:
+def eager(batches: Mapping[str, ModelBatch], units: ComponentPool, pool: PagePool, trace: bool) -> StepRun:
     """A step that runs its modules one by one."""
-    return StepRun(batches, FrameMaker(batches, lay_out(batches, units.device), units, pool), units.device, trace)
+    return StepRun(batches, ContextBuilder(batches, lay_out(batches, units.device), units, pool), units.device, trace)
 
 
 def learn(models: Mapping[str, LoadedModel], plan: StepPlan) -> None:
@@ -157,7 +157,7 @@ def learn(models: Mapping[str, LoadedModel], plan: StepPlan) -> None:
         models[opened.request.model].open(opened.request, opened.output)
 
 
-def rows_of(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan, before: Sampling | None = None) -> dict[str, Rows]:
+def rows_of(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan, before: Sampling | None = None) -> dict[str, ModelBatch]:
     """A plan's rows by model, back to back, their new pages in their tables. `before`: what the step before has sampled.
 
     Raises ValueError for a row that awaits a token where no step was before.
@@ -166,7 +166,7 @@ def rows_of(models: Mapping[str, LoadedModel], pool: PagePool, plan: StepPlan, b
     return laid(models, plan, before)
 
 
-def laid(models: Mapping[str, LoadedModel], plan: StepPlan, before: Sampling | None = None) -> dict[str, Rows]:
+def laid(models: Mapping[str, LoadedModel], plan: StepPlan, before: Sampling | None = None) -> dict[str, ModelBatch]:
     """As `rows_of`, where the new pages are in the tables already."""
     by_model: dict[str, list[Row]] = {}
     for row in plan.rows:
@@ -174,7 +174,7 @@ def laid(models: Mapping[str, LoadedModel], plan: StepPlan, before: Sampling | N
     return {name: _rows(model, by_model[name], before) for name, model in models.items() if name in by_model}
 
 
-def _rows(model: LoadedModel, rows: Sequence[Row], before: Sampling | None) -> Rows:
+def _rows(model: LoadedModel, rows: Sequence[Row], before: Sampling | None) -> ModelBatch:
     """Lay a model's rows out back to back."""
     spans: list[RowSpan] = []
     at = 0
@@ -183,7 +183,7 @@ def _rows(model: LoadedModel, rows: Sequence[Row], before: Sampling | None) -> R
         spans.append(RowSpan(at, end, row.start))
         at = end
     ids = tuple(token for row in rows for token in row.tokens)
-    return Rows(model, tuple(rows), tuple(spans), ids, awaited=_awaited(model, rows, spans, before))
+    return ModelBatch(model, tuple(rows), tuple(spans), ids, awaited=_awaited(model, rows, spans, before))
 
 
 def _awaited(model: LoadedModel, rows: Sequence[Row], spans: Sequence[RowSpan], before: Sampling | None) -> Awaited | None:

@@ -21,13 +21,13 @@ import torch
 from runtime.chains import Array, StageResult
 from runtime.engine.executors.stage_step import stepped
 from runtime.engine.kernels.program_cache import Programs
-from runtime.engine.models.components import UnitStore
+from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.loaded import LoadedModel, PageTables
 from runtime.kv.pool import PagePool
 from runtime.types import StepPlan
 
 
-class Released:
+class ReleasedTables:
     """Sequences that a lane is to forget in its next step, as far as it knows them. Told from any thread."""
 
     def __init__(self, models: Mapping[str, LoadedModel]) -> None:
@@ -42,7 +42,7 @@ class Released:
         return tuple(self._gone.popleft() for _ in range(len(self._gone)))
 
 
-class Beside:
+class SecondLane:
     """See the top of the file.
 
     Args:
@@ -51,7 +51,13 @@ class Beside:
     """
 
     def __init__(
-        self, units: UnitStore, models: Mapping[str, LoadedModel], pool: PagePool, released: Released, trace: bool, stays: bool = False
+        self,
+        units: ComponentPool,
+        models: Mapping[str, LoadedModel],
+        pool: PagePool,
+        released: ReleasedTables,
+        trace: bool,
+        stays: bool = False,
     ) -> None:
         self.turn = threading.Lock()
         self._shared, self._theirs, self._trace, self._stays = models, released, trace, stays
@@ -59,11 +65,11 @@ class Beside:
         self._units.rotaries = {}
         self._pool = pool.beside()
         self._models: dict[str, LoadedModel] = {}
-        self.released = Released(self._models)
+        self.released = ReleasedTables(self._models)
         self._stream = torch.cuda.Stream(units.device) if units.device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self.follow(units)
 
-    def follow(self, units: UnitStore) -> None:
+    def follow(self, units: ComponentPool) -> None:
         """Stages have come or gone. While `turn` is held."""
         self._units.programs = Programs(units.kernels is not None)
         # Some kinds of scaling change their module with the length of what is run.

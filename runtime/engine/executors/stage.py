@@ -18,11 +18,11 @@ import torch
 
 from runtime.chains import Array, Likeness, Stage, StageResult, StepRunner
 from runtime.config import DirectConfig, EngineConfig
-from runtime.engine.executors.second_lane import Beside, Released
+from runtime.engine.executors.second_lane import ReleasedTables, SecondLane
 from runtime.engine.executors.stage_step import stepped
-from runtime.engine.models.registry import Residents
+from runtime.engine.models.registry import ModelRegistry
 from runtime.engine.recording.graphs import graphs_for
-from runtime.engine.step.decode_reuse import Again
+from runtime.engine.step.decode_reuse import DecodeReuse
 from runtime.engine.tensors.convert import array_of, joined, likeness, staying
 from runtime.kv.pool import PagePool
 from runtime.types import EngineMemory, ModelSpec, StepPlan
@@ -46,12 +46,12 @@ class StagedEngine:
     def __init__(self, store: Store, config: EngineConfig, half_page: int, device: str = "") -> None:
         self._trace = config.trace_segments
         self._device = device or config.device
-        self._residents = Residents(store, config, "paged")
+        self._residents = ModelRegistry(store, config, "paged")
         self._pool = PagePool(config.kv_bytes, half_page, config.device)
         self._graphs = None if self._trace else graphs_for(config.graphs, self._residents.units, self._pool)
-        self._again = Again(self._residents.units) if self._residents.units.kernels is not None and not self._trace else None
-        self._turn, self._released = threading.Lock(), Released(self._residents.models)
-        self._beside: Beside | None = None
+        self._again = DecodeReuse(self._residents.units) if self._residents.units.kernels is not None and not self._trace else None
+        self._turn, self._released = threading.Lock(), ReleasedTables(self._residents.models)
+        self._beside: SecondLane | None = None
         self._stays = False
 
     @property
@@ -103,7 +103,7 @@ class StagedEngine:
         units, models = self._residents.units, self._residents.models
         if units.device.type == "cuda":
             self._graphs = None  # while one thread records, another's work would break the recording
-        self._beside = Beside(units, models, self._pool, self._released, self._trace, self._stays)
+        self._beside = SecondLane(units, models, self._pool, self._released, self._trace, self._stays)
         return self._beside
 
     def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from runtime.chains import Array, Stacked, StageResult
 from runtime.engine.executors.paged import eager, laid, learn, open_pages
-from runtime.engine.models.components import UnitStore
+from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.recording.graphs import Graphs
 from runtime.engine.sampling.output import sampling_of, wanted_of
-from runtime.engine.step.batch import Rows
-from runtime.engine.step.decode_reuse import Again, Made
+from runtime.engine.step.batch import ModelBatch
+from runtime.engine.step.decode_reuse import DecodeReuse, ReusedStep
 from runtime.engine.tensors.convert import gather, gathered, whole_of
 from runtime.kv.pool import PagePool
 from runtime.types import StepPlan, StepResult
@@ -24,13 +24,13 @@ from runtime.types import StepPlan, StepResult
 
 def stepped(
     models: Mapping[str, LoadedModel],
-    units: UnitStore,
+    units: ComponentPool,
     pool: PagePool,
     trace: bool,
     plan: StepPlan,
     inputs: Mapping[str, Array],
     graphs: Graphs | None = None,
-    again: Again | None = None,
+    again: DecodeReuse | None = None,
     stays: bool = False,
 ) -> StageResult:
     """Run one step; `graphs`: what decodes are recorded with; `again`: what goes on from the step before. `stays`: what goes on to other
@@ -48,7 +48,7 @@ def stepped(
     return StageResult(StepResult(plan.step, made.outcome.sampled, made.outcome.prompts, made.segments, busy), made.outputs)
 
 
-def _outputs(batches: Mapping[str, Rows], behind: Mapping[str, Tensor], stays: bool) -> Mapping[str, Array]:
+def _outputs(batches: Mapping[str, ModelBatch], behind: Mapping[str, Tensor], stays: bool) -> Mapping[str, Array]:
     """By row's name: of one stage, mostly, and then all in one."""
     parts = [(batches[name].rows, hidden) for name, hidden in behind.items()]
     arrays = [Stacked([row.seq for row in rows], whole_of(hidden, stays), [len(row.tokens) for row in rows]) for rows, hidden in parts]
@@ -57,15 +57,15 @@ def _outputs(batches: Mapping[str, Rows], behind: Mapping[str, Tensor], stays: b
 
 def _ran(
     models: Mapping[str, LoadedModel],
-    units: UnitStore,
+    units: ComponentPool,
     pool: PagePool,
     trace: bool,
     plan: StepPlan,
     inputs: Mapping[str, Array],
     graphs: Graphs | None,
-    again: Again | None,
+    again: DecodeReuse | None,
     stays: bool,
-) -> Made:
+) -> ReusedStep:
     batches = {name: _begun(batch, inputs, units.device) for name, batch in laid(models, plan).items()}
     logits = None if graphs is None else graphs.forward(batches)
     if logits is not None:
@@ -74,18 +74,18 @@ def _ran(
     outcome = run.execute(units.operations.largest)
     if again is not None:
         again.ran(plan, batches, run)
-    return Made(outcome, _outputs(batches, run.behind, stays), tuple(run.segments))
+    return ReusedStep(outcome, _outputs(batches, run.behind, stays), tuple(run.segments))
 
 
-def _replayed(batches: Mapping[str, Rows], units: UnitStore, made: Mapping[str, Tensor], stays: bool) -> Made:
+def _replayed(batches: Mapping[str, ModelBatch], units: ComponentPool, made: Mapping[str, Tensor], stays: bool) -> ReusedStep:
     wanted = {name: wanted_of(batch) for name, batch in batches.items()}
     outcome = sampling_of(batches, wanted, made, units.operations.largest).read()
     # The next replay writes over them, and whoever they go to may read them later.
     behind = {name: made[name].clone() for name, batch in batches.items() if not batch.model.has_head}
-    return Made(outcome, _outputs(batches, behind, stays))
+    return ReusedStep(outcome, _outputs(batches, behind, stays))
 
 
-def _begun(batch: Rows, inputs: Mapping[str, Array], device: torch.device) -> Rows:
+def _begun(batch: ModelBatch, inputs: Mapping[str, Array], device: torch.device) -> ModelBatch:
     """A stage's rows with the hidden states that they start from. Raises ValueError where they are missing or do not fit."""
     if batch.model.has_embedding:
         return batch

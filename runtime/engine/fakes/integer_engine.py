@@ -19,11 +19,11 @@ from operator import mul
 
 from runtime.chains import Array, Likeness, Stacked, Stage, StageResult, StepRunner
 from runtime.engine.fakes.fake import FakeFault, require
-from runtime.engine.fakes.integer_lanes import CountingLanes
+from runtime.engine.fakes.integer_lanes import IntegerLanes
 from runtime.engine.fakes.integer_model import (
     PRIME,
-    CountingModel,
-    Part,
+    IntegerModel,
+    IntegerPart,
     kept,
     prompt_logprobs_of,
     sampled_of,
@@ -37,7 +37,7 @@ _WORD = 8
 
 
 @dataclass(slots=True)
-class _Held:
+class _HeldTable:
     """A sequence on a stage. `known`: its first tokens, as far as it was opened with them; `computed`: how many have run."""
 
     opened: Opened
@@ -48,7 +48,7 @@ class _Held:
     computed: int = 0
 
 
-class CountingEngine:
+class IntegerEngine:
     """See the top of the file.
 
     Args:
@@ -59,7 +59,7 @@ class CountingEngine:
 
     def __init__(
         self,
-        models: Iterable[CountingModel],
+        models: Iterable[IntegerModel],
         page_capacity: int,
         *,
         page_bytes: int = 64,
@@ -77,9 +77,9 @@ class CountingEngine:
         self._pool = bytearray(page_capacity * page_bytes)
         self._words = memoryview(self._pool).cast("q")
         self._stages: dict[str, Stage] = {}
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, _HeldTable] = {}
         self._tables: dict[int, set[str]] = {}  # page -> sequences in whose tables it is
-        self._lanes = CountingLanes(self, pace)
+        self._lanes = IntegerLanes(self, pace)
         self._brought: set[int] = set()  # pages as `write_pages` left them
         self._failed: set[str] = set()  # sequences of steps that failed, which are released in any case
 
@@ -195,7 +195,7 @@ class CountingEngine:
                 request.seq.rpartition("@")[2].partition("#")[0] == str(stage.lo), f"sequence {request.seq} is not named for {stage.id}"
             )
             spec = self._spec(stage)
-            self._held[request.seq] = _Held(one, stage, spec, (*[0] * spec.virtual_tokens, *request.prompt, *one.output))
+            self._held[request.seq] = _HeldTable(one, stage, spec, (*[0] * spec.virtual_tokens, *request.prompt, *one.output))
 
     def _verify(self, rows: tuple[Row, ...], inputs: Mapping[str, Array]) -> None:
         require(len({row.seq for row in rows}) == len(rows), "a sequence has two rows")
@@ -215,7 +215,7 @@ class CountingEngine:
                 others = (self._tables.get(page, set()) | new.get(page, set())) - {row.seq}
                 require(not others, f"{row.seq}: writes page {page}, which is {', '.join(sorted(others))}'s, too")
 
-    def _verify_row(self, row: Row, held: _Held) -> None:
+    def _verify_row(self, row: Row, held: _HeldTable) -> None:
         spec, end = held.spec, row.start + len(row.tokens)
         groups = len(held.groups) + len(row.new_pages)
         prompt = spec.virtual_tokens + len(held.opened.request.prompt)
@@ -228,7 +228,7 @@ class CountingEngine:
         require(not row.sample or self._is_last(held.stage), f"{row.seq}: samples without a head")
         require(not row.sample or end == prompt + row.generated, f"{row.seq}: {end} tokens are not its prompt and {row.generated}")
 
-    def _follows(self, row: Row, held: _Held) -> bool:
+    def _follows(self, row: Row, held: _HeldTable) -> bool:
         """Whether a row goes on where its sequence is: behind what has run, or behind what others have put into its pages since."""
         if self._rewrites and row.start < held.computed:
             return True
@@ -236,7 +236,7 @@ class CountingEngine:
             return row.start == held.computed or not held.spec.kv_layers
         return all(page in self._brought for group in held.groups[held.computed // held.spec.page_tokens :] for page in group)
 
-    def _verify_input(self, row: Row, held: _Held, given: Array | None) -> None:
+    def _verify_input(self, row: Row, held: _HeldTable, given: Array | None) -> None:
         if held.stage.lo:
             require(given is not None, f"{row.seq}: no hidden states to start from")
             require(not any(row.tokens), f"{row.seq}: tokens where hidden states are to come from")
@@ -271,7 +271,7 @@ class CountingEngine:
             values = [part.maps(x, row.start + at, total) for at, (x, total) in enumerate(zip(values, attended, strict=True))]
         return values
 
-    def _attend(self, held: _Held, layer: int, start: int, values: Sequence[int]) -> Sequence[int]:
+    def _attend(self, held: _HeldTable, layer: int, start: int, values: Sequence[int]) -> Sequence[int]:
         """Put values at positions `start, start + 1, …` into their pages; what each of them is given of all up to it."""
         for position, x in enumerate(values, start):
             index, offset = divmod(position, held.spec.page_tokens)
@@ -280,7 +280,7 @@ class CountingEngine:
         before = self._past(held, layer, start)
         return list(accumulate(((at + 1) * kept(x) for at, x in enumerate(values, start)), initial=before))[1:]
 
-    def _past(self, held: _Held, layer: int, upto: int) -> int:
+    def _past(self, held: _HeldTable, layer: int, upto: int) -> int:
         """The sum over positions below `upto`, as the pages have them."""
         total, width = 0, held.spec.page_tokens
         for first in range(0, upto, width):
@@ -299,7 +299,7 @@ class CountingEngine:
             require(0 <= page < self._capacity, f"page {page} is out of range")
         return pages
 
-    def _parts(self, stage: Stage) -> tuple[Part, ...]:
+    def _parts(self, stage: Stage) -> tuple[IntegerPart, ...]:
         return self._models[stage.model].parts[stage.lo : stage.hi]
 
     def _is_last(self, stage: Stage) -> bool:
@@ -310,7 +310,7 @@ class CountingEngine:
         return replace(self._models[stage.model].spec, name=stage.id, kv_layers=layers)
 
 
-def _written(row: Row, held: _Held) -> set[int]:
+def _written(row: Row, held: _HeldTable) -> set[int]:
     """Pages that a row writes."""
     groups, width = (*held.groups, *row.new_pages), held.spec.page_tokens
     return {page for group in groups[row.start // width : -(-(row.start + len(row.tokens)) // width)] for page in group}

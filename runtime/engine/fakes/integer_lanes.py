@@ -17,7 +17,7 @@ from runtime.types import StepPlan
 _PATIENCE = 10.0
 
 
-class Counting(Protocol):
+class IntegerLane(Protocol):
     """What a lane needs of the engine."""
 
     def begin(self, plan: StepPlan, inputs: Mapping[str, Array]) -> int: ...
@@ -25,10 +25,10 @@ class Counting(Protocol):
     def end(self, plan: StepPlan, inputs: Mapping[str, Array], busy: int) -> StageResult: ...
 
 
-class CountingLanes:
+class IntegerLanes:
     """All lanes of one engine. Args: `pace`: spends a step's nanoseconds."""
 
-    def __init__(self, engine: Counting, pace: Callable[[int], None] | None) -> None:
+    def __init__(self, engine: IntegerLane, pace: Callable[[int], None] | None) -> None:
         self._engine, self._pace = engine, pace
         self._turn = threading.Condition()
         self._last = 0

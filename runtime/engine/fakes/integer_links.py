@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from runtime.config import DirectConfig
-from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_engine import IntegerEngine
 
 if TYPE_CHECKING:
     from runtime.engine.tensors.links import DirectLinks
 
 
-class ConnectedCounting(CountingEngine):
+class LinkedIntegerEngine(IntegerEngine):
     """`runtime.transport.interfaces.Connectable`. It needs torch from when it is asked for its links."""
 
     def direct(self, config: DirectConfig, host: str = "") -> DirectLinks:

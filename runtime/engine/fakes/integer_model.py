@@ -23,7 +23,7 @@ PRIME = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class IntegerPart:
     """A component. Equal ones are shared, whichever models they are in. `misses`: it is a cheaper stand-in, wrong by one wherever its
     value is a multiple of this; 0 for the others."""
 
@@ -40,11 +40,11 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class CountingModel:
+class IntegerModel:
     """A model as data. `spec`: of all of it, `kv_layers` the number of parts that attend."""
 
     spec: ModelSpec
-    parts: tuple[Part, ...]
+    parts: tuple[IntegerPart, ...]
 
     def chain(self, *cuts: int) -> Chain:
         """It as blocks, cut before the parts with these numbers. Equal blocks have equal ids."""
@@ -63,22 +63,22 @@ class CountingModel:
         return BlockUse(_name(self.parts[lo:hi]), lo, hi, layers, f"{_name(self.parts[:lo])}|{_name(self.parts[lo:hi])}", 0, 8 if lo else 0)
 
 
-def counting_model(name: str, parts: str, *, page_tokens: int = 4, vocab_size: int = 97, **others: object) -> CountingModel:
+def counting_model(name: str, parts: str, *, page_tokens: int = 4, vocab_size: int = 97, **others: object) -> IntegerModel:
     """A model from words: `parts` are seeds, a star behind one that attends, as in "1 2* 3* 4"; `others` are fields of its ModelSpec."""
-    made = tuple(Part(int(word.rstrip("*")), word.endswith("*")) for word in parts.split())
+    made = tuple(IntegerPart(int(word.rstrip("*")), word.endswith("*")) for word in parts.split())
     values: dict[str, object] = dict(max_model_len=64, page_tokens=page_tokens, vocab_size=vocab_size)
     spec = ModelSpec(name, kv_layers=sum(part.attends for part in made), **(values | others))  # type: ignore[arg-type]
-    return CountingModel(spec, made)
+    return IntegerModel(spec, made)
 
 
-def surrogate_of(model: CountingModel, name: str, part: int, misses: int) -> CountingModel:
+def surrogate_of(model: IntegerModel, name: str, part: int, misses: int) -> IntegerModel:
     """The model with a cheaper stand-in in place of one part."""
     parts = list(model.parts)
     parts[part] = replace(parts[part], misses=misses)
-    return CountingModel(replace(model.spec, name=name), tuple(parts))
+    return IntegerModel(replace(model.spec, name=name), tuple(parts))
 
 
-def expected(model: CountingModel, prompt: Iterable[int], sampling: SamplingParams) -> list[int]:
+def expected(model: IntegerModel, prompt: Iterable[int], sampling: SamplingParams) -> list[int]:
     """All tokens a sequence gets, its end included: the oracle for tests of whatever schedules these engines."""
     spec = model.spec
     sums = [0] * len(model.parts)
@@ -105,7 +105,7 @@ def kept(x: int) -> int:
     return x + x * x % PRIME
 
 
-def _name(parts: Sequence[Part]) -> str:
+def _name(parts: Sequence[IntegerPart]) -> str:
     return ".".join(f"{part.seed}{'*' * part.attends}" for part in parts)
 
 

@@ -145,7 +145,7 @@ class OnwardRows:
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class PromptChunk:
     """`count` tokens of a row from the frame's token `token` on, the first at position `start`; `row`: in the tables."""
 
     token: int
@@ -154,10 +154,10 @@ class Chunk:
     row: int
 
 
-class Chunks:
+class PromptChunks:
     """Chunks as the kernels read them."""
 
-    def __init__(self, chunks: Sequence[Chunk]) -> None:
+    def __init__(self, chunks: Sequence[PromptChunk]) -> None:
         flat = [value for one in chunks for value in (one.token, one.count, one.start, one.row)]
         self._array = (c_int64 * len(flat))(*flat)
         self.address = ctypes.addressof(self._array)
@@ -422,7 +422,7 @@ class Kernels:
             raise MemoryError("no memory for attention's parts")
 
     def chunks(
-        self, query: Tensor, pool: Pool, chunks: Chunks, out: Tensor, scale: float, window: int = 0, cap: float = 0.0
+        self, query: Tensor, pool: Pool, chunks: PromptChunks, out: Tensor, scale: float, window: int = 0, cap: float = 0.0
     ) -> None:  # fmt: skip
         """Chunks of prompts against their pages, which have their own K and V by now, into their places of `out`; else as `decode`."""
         heads, kv_heads, width = _heads_of(query, pool, out)

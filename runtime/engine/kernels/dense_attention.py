@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from runtime.engine.attention.interface import Tokens
-from runtime.engine.dense.window import Place, Window
+from runtime.engine.dense.window import Window, WindowPlace
 from runtime.engine.kernels.bindings import (
     MOST_HEADS,
     MOST_WIDTH,
-    Chunk,
-    Chunks,
     Kernels,
     Pool,
+    PromptChunk,
+    PromptChunks,
     StepData,
     back_to_back,
 )
@@ -34,20 +34,20 @@ class NativeWindow:
         places: [rows, columns], the position of the token in each cell, -1 for placeholders; the window included.
     """
 
-    def __init__(self, kernels: Kernels, rows: Sequence[Place], tokens: Tensor | None, cells: Tensor, places: Tensor) -> None:
+    def __init__(self, kernels: Kernels, rows: Sequence[WindowPlace], tokens: Tensor | None, cells: Tensor, places: Tensor) -> None:
         self._kernels = kernels
         self._tables = _tables(places)
         self._kept, self._cells, self._offsets = tokens, cells, torch.zeros_like(cells)
         lengths = [] if tokens is None else (places.amax(1) + 1).tolist()
         decodes: list[tuple[int, int, int]] = []
-        prompts: list[Chunk] = []
+        prompts: list[PromptChunk] = []
         for one in rows:
             if one.count == 1:
                 decodes.append((one.at, one.row, one.start + 1))
             elif one.count:
-                prompts.append(Chunk(one.at, one.count, one.start, one.row))
+                prompts.append(PromptChunk(one.at, one.count, one.start, one.row))
             decodes.extend((one.empty_at + i, one.row, lengths[one.row]) for i in range(one.empty))
-        self._prompts = Chunks(prompts)
+        self._prompts = PromptChunks(prompts)
         self._tokens, self._rows, self._lengths = torch.tensor(decodes, dtype=torch.int64).reshape(-1, 3).t().contiguous()
 
     def attend(self, k: Tensor, v: Tensor, now: Tokens) -> Tensor:

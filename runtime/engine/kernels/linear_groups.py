@@ -20,25 +20,25 @@ from torch import Tensor, nn
 from runtime.engine.kernels.bindings import Kernels, Low, Lows, Parts
 from runtime.engine.layers.linear import SharedLinear
 from runtime.engine.layers.matmul import NativeProduct
-from runtime.engine.step.context import Frame
+from runtime.engine.step.context import ForwardContext
 
 Stock = TypeVar("Stock")
 
 
-class Spans:
+class AdapterSpans:
     """The adapters of a frame's spans, and the first token and the end of each, back to back."""
 
-    def __init__(self, frame: Frame) -> None:
+    def __init__(self, frame: ForwardContext) -> None:
         edges = [edge for span in frame.adapters for edge in (span.lo, span.hi)]
         self.names = tuple(span.adapter for span in frame.adapters)
         self.bounds = (ctypes.c_int64 * len(edges))(*edges)
 
 
-def spans_of(frame: Frame) -> Spans:
+def spans_of(frame: ForwardContext) -> AdapterSpans:
     """A frame's, made once."""
-    found = frame.notes.get(Spans)
+    found = frame.notes.get(AdapterSpans)
     if found is None:
-        found = frame.notes[Spans] = Spans(frame)
+        found = frame.notes[AdapterSpans] = AdapterSpans(frame)
     return found
 
 
@@ -94,7 +94,7 @@ class Added:
         if self._packed.pop(adapter, None) is not None:
             self._last = None
 
-    def lows(self, frame: Frame) -> Lows | None:
+    def lows(self, frame: ForwardContext) -> Lows | None:
         """What the frame's adapters have here, in the order of its spans; None where none of them has anything."""
         if not self._packed or not frame.adapters:
             return None
@@ -120,7 +120,7 @@ class Grouped(Generic[Stock]):
         """Whether adapters add to the outputs and do nothing else."""
         return all(layer.added_only for layer in self._layers)
 
-    def product(self, x: Tensor, frame: Frame, add: Tensor | None = None) -> Tensor:
+    def product(self, x: Tensor, frame: ForwardContext, add: Tensor | None = None) -> Tensor:
         """x [1, tokens, in] -> [1, tokens, sum of outputs], each layer's beside the last one's; plus `add` of that shape."""
         made = self.kernels.linear(x, self.parts, add)
         lows = self.added.lows(frame)
@@ -129,19 +129,19 @@ class Grouped(Generic[Stock]):
         return made
 
 
-class NativeGroup(Grouped[Callable[[Tensor, Frame], Sequence[Tensor]]]):
+class NativeGroup(Grouped[Callable[[Tensor, ForwardContext], Sequence[Tensor]]]):
     """`engine.layers.operations.Group`."""
 
-    def __call__(self, x: Tensor, frame: Frame) -> Sequence[Tensor]:
+    def __call__(self, x: Tensor, frame: ForwardContext) -> Sequence[Tensor]:
         if frame.adapters and not self.added_only:
             return self.stock(x, frame)
         return torch.split(self.product(x, frame), list(self.parts.sizes), dim=-1)
 
 
-class NativeGated(Grouped[Callable[[Tensor, Frame], Tensor]]):
+class NativeGated(Grouped[Callable[[Tensor, ForwardContext], Tensor]]):
     """`engine.layers.operations.Gated`, of a gate and what it lets through."""
 
-    def __call__(self, x: Tensor, frame: Frame) -> Tensor:
+    def __call__(self, x: Tensor, frame: ForwardContext) -> Tensor:
         if frame.adapters and not self.added_only:
             return self.stock(x, frame)
         if self.added.lows(frame) is None:
@@ -149,10 +149,10 @@ class NativeGated(Grouped[Callable[[Tensor, Frame], Tensor]]):
         return self.kernels.gate(self.product(x, frame))
 
 
-class NativeOnto(Grouped[Callable[[Tensor, Tensor, Frame], Tensor]]):
+class NativeOnto(Grouped[Callable[[Tensor, Tensor, ForwardContext], Tensor]]):
     """`engine.layers.operations.Onto`, of one layer."""
 
-    def __call__(self, x: Tensor, hidden: Tensor, frame: Frame) -> Tensor:
+    def __call__(self, x: Tensor, hidden: Tensor, frame: ForwardContext) -> Tensor:
         if frame.adapters and not self.added_only:
             return self.stock(x, hidden, frame)
         return self.product(x, frame, hidden)

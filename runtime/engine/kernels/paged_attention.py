@@ -12,21 +12,21 @@ from torch import Tensor
 
 from runtime.engine.attention.gathered import GatheredAttention
 from runtime.engine.attention.interface import Tokens
-from runtime.engine.kernels.bindings import MOST_HEADS, MOST_WIDTH, Chunk, Chunks, Kernels, Pool, back_to_back
-from runtime.engine.step.context import Paged, PagedMaker, Paging
+from runtime.engine.kernels.bindings import MOST_HEADS, MOST_WIDTH, Kernels, Pool, PromptChunk, PromptChunks, back_to_back
+from runtime.engine.step.context import AttentionBackend, PagedMaker, PagedMetadata
 from runtime.kv.pool import PageView
 
 
 class NativeAttention:
     """`engine.step.context.Paged`."""
 
-    def __init__(self, kernels: Kernels, paging: Paging) -> None:
+    def __init__(self, kernels: Kernels, paging: PagedMetadata) -> None:
         self.paging = paging
         self._kernels = kernels
         spans = paging.spans
         decodes = [row for row, span in enumerate(spans) if span.hi - span.lo == 1]
         everything = len(decodes) == len(spans)
-        self._prompts = Chunks([Chunk(span.lo, span.hi - span.lo, span.start, row) for row, span in paging.chunks])
+        self._prompts = PromptChunks([PromptChunk(span.lo, span.hi - span.lo, span.start, row) for row, span in paging.chunks])
         self._some = len(decodes) > 0
         self._rows = None if everything else torch.tensor(decodes, dtype=torch.int64)
         self._tokens = None if everything and paging.tokens is None else torch.tensor([spans[row].lo for row in decodes], dtype=torch.int64)
@@ -68,7 +68,7 @@ class NativeAttention:
 def native_attention(kernels: Kernels) -> PagedMaker:
     """How a device with kernels attends."""
 
-    def made(paging: Paging) -> Paged:
+    def made(paging: PagedMetadata) -> AttentionBackend:
         return NativeAttention(kernels, paging)
 
     return made

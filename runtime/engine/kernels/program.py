@@ -21,7 +21,7 @@ from runtime.engine.kernels.bindings import MOST_HEADS, MOST_WIDTH, Half, Kernel
 from runtime.engine.kernels.linear_groups import Grouped, spans_of
 from runtime.engine.layers.fused import FusedAttention, FusedFfn
 from runtime.engine.layers.operations import NativeNorm, NativeOperations
-from runtime.engine.step.context import Frame, Paging
+from runtime.engine.step.context import ForwardContext, PagedMetadata
 
 _ATTENTION, _FFN = 0, 1
 
@@ -88,20 +88,25 @@ class Program:
         #: Shaped as K of its attention, None where nothing attends.
         self.like = torch.empty((1, *self._geometries[0])) if self._geometries else None
 
-    def takes(self, hidden: Tensor, frame: Frame, paging: Paging | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+    def takes(self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
         """Whether it can run over this frame, whose attention is over this paging, by these tables (None where no half attends)."""
         if self._geometries and (paging is None or paging.tokens is not None or len(paging.spans) != frame.tokens):
             return False
         return self._plain(hidden, frame, rotary)
 
-    def takes_cells(self, hidden: Tensor, frame: Frame, cells: Cells | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+    def takes_cells(self, hidden: Tensor, frame: ForwardContext, cells: Cells | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
         """As `takes`, with K and V in cells."""
         if self._geometries and (cells is None or cells.lengths.numel() != frame.tokens):
             return False
         return self._plain(hidden, frame, rotary)
 
     def run(
-        self, hidden: Tensor, frame: Frame, paging: Paging | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
+        self,
+        hidden: Tensor,
+        frame: ForwardContext,
+        paging: PagedMetadata | None,
+        layers: Sequence[int | None],
+        rotary: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         """hidden [1, rows, width] -> the same. `layers`: the number of each half's attention layer in `paging`, None for an FFN."""
         work = _Work(self, hidden, rotary)
@@ -121,7 +126,7 @@ class Program:
         return work.out
 
     def run_cells(
-        self, hidden: Tensor, frame: Frame, cells: Cells | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
+        self, hidden: Tensor, frame: ForwardContext, cells: Cells | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
     ) -> Tensor:
         """As `run`, with K and V in cells: a call per layer, for each has a store of its own."""
         work = _Work(self, hidden, rotary)
@@ -139,7 +144,7 @@ class Program:
         del lows
         return work.out
 
-    def bound(self, frame: Frame, layers: Sequence[int | None]) -> tuple[ctypes.Array[Half], StepData, list[object]]:
+    def bound(self, frame: ForwardContext, layers: Sequence[int | None]) -> tuple[ctypes.Array[Half], StepData, list[object]]:
         """Halves of its own for these layers and adapters, a step that has nothing yet but the adapters, and what must live as long."""
         step, halves = StepData(), (Half * len(self._steps))(*self._halves)
         alive = self._adapters(frame, step, halves)
@@ -147,7 +152,7 @@ class Program:
             half.layer = layer or 0
         return halves, step, [self, frame, *alive]
 
-    def _plain(self, hidden: Tensor, frame: Frame, rotary: tuple[Tensor, Tensor] | None) -> bool:
+    def _plain(self, hidden: Tensor, frame: ForwardContext, rotary: tuple[Tensor, Tensor] | None) -> bool:
         """Whether what is not K and V is as the kernels take it."""
         if hidden.dtype != torch.float32 or frame.virtual or not all(step.plain for step in self._steps):
             return False
@@ -158,7 +163,7 @@ class Program:
         shape = (1, frame.tokens, self._geometries[0][1])
         return all(table.dtype == torch.float32 and table.shape == shape for table in rotary)
 
-    def _adapters(self, frame: Frame, data: StepData, halves: ctypes.Array[Half]) -> list[object]:
+    def _adapters(self, frame: ForwardContext, data: StepData, halves: ctypes.Array[Half]) -> list[object]:
         """Point to what the frame's adapters have; returns what must live until the call is over."""
         if frame.adapters:
             bounds = spans_of(frame).bounds

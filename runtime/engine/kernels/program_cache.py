@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from runtime.engine.kernels.program import Program, program_of
 
 if TYPE_CHECKING:
-    from runtime.engine.models.components import Unit
+    from runtime.engine.models.components import SharedComponent
 
 
 class Programs:
@@ -19,7 +19,7 @@ class Programs:
         self._most = most
         self._known: dict[tuple[tuple[str, ...], int], tuple[Program, int] | None] = {}
 
-    def of(self, key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+    def of(self, key: tuple[str, ...], units: Sequence[SharedComponent], at: int) -> tuple[Program, int] | None:
         """A program of units [at, end) of a segment, and end; None where it would be of one unit or none. `key`: the units' digests."""
         if not self._wanted:
             return None
@@ -34,7 +34,7 @@ class Programs:
         self._known.clear()
 
     @staticmethod
-    def _made(units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+    def _made(units: Sequence[SharedComponent], at: int) -> tuple[Program, int] | None:
         end = at
         while end < len(units) and program_of([units[end].module]) is not None and units[end].rotary in (None, _first(units, at)):
             end += 1
@@ -42,6 +42,6 @@ class Programs:
         return None if made is None else (made, end)
 
 
-def _first(units: Sequence[Unit], at: int) -> str | None:
+def _first(units: Sequence[SharedComponent], at: int) -> str | None:
     """The rotary tables of the first unit that has any."""
     return next((unit.rotary for unit in units[at:] if unit.rotary is not None), None)

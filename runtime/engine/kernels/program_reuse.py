@@ -15,14 +15,14 @@ from torch import Tensor
 from runtime.engine.kernels.bindings import OnwardRows
 from runtime.engine.kernels.program import Program
 from runtime.engine.layers.rotary import RotaryTables
-from runtime.engine.step.context import Frame, Paging
+from runtime.engine.step.context import ForwardContext, PagedMetadata
 
 
 @dataclass(frozen=True, slots=True)
 class Attending:
     """How a program's attention finds its rows: their pages in the step before, and where their angles are looked up."""
 
-    paging: Paging
+    paging: PagedMetadata
     rotary: RotaryTables
 
 
@@ -39,7 +39,7 @@ class Room:
         return self._tensor
 
 
-class Onward:
+class ProgramReuse:
     """See the top of the file.
 
     Args:
@@ -48,7 +48,9 @@ class Onward:
         attending: None where no half attends.
     """
 
-    def __init__(self, program: Program, room: Room, frame: Frame, layers: Sequence[int | None], attending: Attending | None) -> None:
+    def __init__(
+        self, program: Program, room: Room, frame: ForwardContext, layers: Sequence[int | None], attending: Attending | None
+    ) -> None:
         self._kernels, self._attending = program.kernels, attending
         self._halves, self._step, self._alive = program.bound(frame, layers)
         self._step.rows = frame.tokens
@@ -56,7 +58,7 @@ class Onward:
         if attending is not None and program.like is not None:
             self._attend(attending.paging, program.like)
 
-    def _attend(self, paging: Paging, like: Tensor) -> None:
+    def _attend(self, paging: PagedMetadata, like: Tensor) -> None:
         """Point to rows of its own, as they were in the step before."""
         step, view = self._step, paging.view(like)
         self._like, self._longest = like, int(paging.lengths.max())

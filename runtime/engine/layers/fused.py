@@ -11,11 +11,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from runtime.engine.attention.interface import How, attend
+from runtime.engine.attention.interface import AttentionSettings, attend
 from runtime.engine.kernels.linear_groups import Added, Grouped
 from runtime.engine.layers.operations import Gated, Group, Onto, Operations
 from runtime.engine.step.context import current
-from surgery.modules.components import AttentionHalf, Head, ResidualHalf, Where
+from surgery.modules.components import AttentionHalf, LmHead, ResidualHalf, Where
 from zoo.manifest import Component
 
 _ATTENTION = frozenset({"llama", "mistral", "qwen2", "qwen3", "mixtral"})
@@ -28,7 +28,7 @@ def fuse(component: Component, module: nn.Module, ops: Operations) -> nn.Module:
         return FusedAttention(component.family, module, ops)
     if component.kind == "ffn" and component.family in _FFN and isinstance(module, ResidualHalf):
         return FusedFfn(module, ops)
-    if component.kind == "lm_head" and component.family in _FFN and isinstance(module, Head) and module.norm is not None:
+    if component.kind == "lm_head" and component.family in _FFN and isinstance(module, LmHead) and module.norm is not None:
         module.norm = ops.norm(module.norm)
     return module
 
@@ -52,7 +52,7 @@ class FusedAttention(nn.Module):
         self.q_norm = ops.norm(stock.q_norm) if family == "qwen3" else None
         self.k_norm = ops.norm(stock.k_norm) if family == "qwen3" else None
         self.head_dim = int(stock.head_dim)
-        self.how = How(float(stock.scaling), _window(family, stock), None)
+        self.how = AttentionSettings(float(stock.scaling), _window(family, stock), None)
         self.side = half.side
         self.layers = nn.ModuleList((stock.q_proj, stock.k_proj, stock.v_proj))  # the module's parameters, wherever it is looked through
 

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from runtime.engine.adapters.scales import Scales
-from runtime.engine.adapters.stack_cache import Joined
+from runtime.engine.adapters.stack_cache import StackCache
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.layers.matmul import Product, StoredProduct, plain_product, takes_stored
 from runtime.engine.layers.packed_weights import Packed
-from runtime.engine.step.context import Frame, current
+from runtime.engine.step.context import ForwardContext, current
 
 
 class LowRank(Protocol):
@@ -82,7 +82,7 @@ class SharedLinear(nn.Module):
         self._plain = True
         #: What its packed weight is known by; None while it is plain.
         self.packed_as: str | None = None
-        self._stacks: Joined[_Stack] = Joined()
+        self._stacks: StackCache[_Stack] = StackCache()
         self._bind(transposed)
 
     @property
@@ -153,7 +153,7 @@ class SharedLinear(nn.Module):
         self._stacks.forget()
         self._plain = not (self.adapters or self.inputs or self.outputs)
 
-    def _add(self, out: Tensor, x: Tensor, frame: Frame) -> Tensor:
+    def _add(self, out: Tensor, x: Tensor, frame: ForwardContext) -> Tensor:
         active = tuple(dict.fromkeys(s.adapter for s in frame.adapters if s.adapter in self.adapters))
         if not active:
             return out

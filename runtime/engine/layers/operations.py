@@ -19,14 +19,14 @@ from runtime.engine.kernels.bindings import Kernels, back_to_back
 from runtime.engine.kernels.linear_groups import NativeGated, NativeGroup, NativeOnto, is_silu, parts_of
 from runtime.engine.layers.linear import SharedLinear
 from runtime.engine.sampling.sampler import stock_largest
-from runtime.engine.step.context import Frame
+from runtime.engine.step.context import ForwardContext
 
 #: x [1, tokens, in] -> each layer's output [1, tokens, out], which is nobody else's and may be written to.
-Group = Callable[[Tensor, Frame], Sequence[Tensor]]
+Group = Callable[[Tensor, ForwardContext], Sequence[Tensor]]
 #: x -> act(gate(x)) * up(x).
-Gated = Callable[[Tensor, Frame], Tensor]
+Gated = Callable[[Tensor, ForwardContext], Tensor]
 #: (x, hidden) -> hidden + layer(x).
-Onto = Callable[[Tensor, Tensor, Frame], Tensor]
+Onto = Callable[[Tensor, Tensor, ForwardContext], Tensor]
 
 
 class Operations(Protocol):

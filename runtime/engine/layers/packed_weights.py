@@ -21,7 +21,7 @@ from torch import Tensor
 
 from runtime.config import Weights
 from runtime.engine.kernels.bindings import Kernels
-from runtime.engine.layers.matmul import Layout, OneDnn, Panels, plain_product
+from runtime.engine.layers.matmul import OneDnn, Panels, WeightLayout, plain_product
 from surgery.tensors.pool import Counted
 
 _log = logging.getLogger(__name__)
@@ -34,12 +34,12 @@ _WIDTH, _MATRICES, _ROWS, _ROUNDS = 1024, 4, (1, 4, 16, 64), 5
 class Packed:
     """A packed weight and what reads it."""
 
-    layout: Layout
+    layout: WeightLayout
     data: Tensor
 
 
 @functools.cache
-def faster(layout: Layout, dtype: torch.dtype, threads: int) -> bool:
+def faster(layout: WeightLayout, dtype: torch.dtype, threads: int) -> bool:
     """Whether this processor multiplies weights in a layout faster than plain ones, with so many threads, over all of `_ROWS`."""
     ratio = _measured(layout, dtype)
     _log.info("%s weights in %s take %.2f times as long as plain ones with %d threads", dtype, layout.name, ratio, threads)
@@ -47,7 +47,7 @@ def faster(layout: Layout, dtype: torch.dtype, threads: int) -> bool:
 
 
 @torch.inference_mode()
-def _measured(layout: Layout, dtype: torch.dtype) -> float:
+def _measured(layout: WeightLayout, dtype: torch.dtype) -> float:
     """Time of packed products over that of the plain ones: geometric mean over rows; infinite where it cannot pack. Both alternate."""
     chance = torch.Generator().manual_seed(0)  # the process's own randomness is its user's
     weights = [torch.randn(_WIDTH, _WIDTH, generator=chance).to(dtype) for _ in range(_MATRICES)]
@@ -73,7 +73,7 @@ def _measured(layout: Layout, dtype: torch.dtype) -> float:
     return ratio
 
 
-class Packs:
+class PackedWeights:
     """The packed weights of a device. `acquire` and `release` go in pairs.
 
     Args:
@@ -86,7 +86,7 @@ class Packs:
         self._ours = None if kernels is None else Panels(kernels)
         self._theirs = OneDnn()
         self._counted = Counted()
-        self._layout_of: dict[str, Layout] = {}
+        self._layout_of: dict[str, WeightLayout] = {}
 
     def acquire(self, digest: str, weight: Tensor) -> Packed | None:
         """The packed form of a weight [out, in], counted once more; None where the plain one is to be used."""
@@ -116,7 +116,7 @@ class Packs:
         except (RuntimeError, AttributeError):
             return None
 
-    def _layout_for(self, weight: Tensor) -> Layout | None:
+    def _layout_for(self, weight: Tensor) -> WeightLayout | None:
         if self._wanted == "plain" or weight.dim() != 2:
             return None
         if self._ours is not None and self._ours.takes(weight.dtype):

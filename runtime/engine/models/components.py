@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from runtime.config import Weights
-from runtime.engine.adapters.bottleneck import Bottlenecks
+from runtime.engine.adapters.bottleneck import BottleneckRows
 from runtime.engine.attention.varlen import device_attention
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.linear_groups import Added
@@ -25,10 +25,10 @@ from runtime.engine.kernels.program_cache import Programs
 from runtime.engine.layers.fused import added_of, fuse
 from runtime.engine.layers.linear import SharedEmbedding, SharedLinear, share_linears_
 from runtime.engine.layers.operations import NativeOperations, Operations, StockOperations
-from runtime.engine.layers.packed_weights import Packs
+from runtime.engine.layers.packed_weights import PackedWeights
 from runtime.engine.layers.rotary import looked_up
 from runtime.engine.step.context import PagedMaker
-from surgery.chains.plan import Link
+from surgery.chains.plan import ChainLink
 from surgery.families.table import FAMILIES
 from surgery.modules.build import build, build_stitch
 from surgery.modules.components import ResidualHalf
@@ -42,7 +42,7 @@ _TURNED = "/turned"
 
 
 @dataclass(slots=True)
-class Unit:
+class SharedComponent:
     """A loaded component. `targets`: adapter module path -> shared layer. `tensors`, `packs`: what it holds of the device's plain and
     packed weights. `private_bytes`: memory beyond the pooled tensors.
 
@@ -62,7 +62,7 @@ class Unit:
     masked: bool = False
     users: int = 0
     prefixes: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    side: Bottlenecks | None = None
+    side: BottleneckRows | None = None
     added: tuple[Added, ...] = ()
 
     @property
@@ -79,7 +79,7 @@ class Unit:
 
 
 @dataclass(slots=True)
-class UnitStore:
+class ComponentPool:
     """All units of a device, by digest, and the rotary modules that they share."""
 
     pool: TensorPool
@@ -87,22 +87,22 @@ class UnitStore:
     fused: bool = True
     weights: Weights = "auto"
     kernels: Kernels | None = None
-    units: dict[str, Unit] = field(default_factory=dict)
+    units: dict[str, SharedComponent] = field(default_factory=dict)
     rotaries: dict[str, nn.Module] = field(default_factory=dict)
-    packs: Packs = field(init=False)
+    packs: PackedWeights = field(init=False)
     operations: Operations = field(init=False)
     attention: PagedMaker = field(init=False)
     programs: Programs = field(init=False)
 
     def __post_init__(self) -> None:
-        self.packs = Packs(self.weights, self.device, self.kernels)
+        self.packs = PackedWeights(self.weights, self.device, self.kernels)
         self.programs = Programs(self.kernels is not None)
         if self.kernels is None:
             self.operations, self.attention = StockOperations(), device_attention(self.device)
         else:
             self.operations, self.attention = NativeOperations(self.kernels), native_attention(self.kernels)
 
-    def acquire(self, component: Component, link: Link, skeletons: Skeletons) -> Unit:
+    def acquire(self, component: Component, link: ChainLink, skeletons: Skeletons) -> SharedComponent:
         """The unit of a component, loaded on first use and counted. `link`: where in `skeletons` its modules are, if it must be built."""
         unit = self.units.get(component.base_digest)
         if unit is None:
@@ -111,7 +111,7 @@ class UnitStore:
         unit.users += 1
         return unit
 
-    def release(self, unit: Unit) -> None:
+    def release(self, unit: SharedComponent) -> None:
         """Count down; a unit without users gives its tensors back."""
         unit.users -= 1
         if unit.users == 0:
@@ -125,7 +125,7 @@ class UnitStore:
         """Resident bytes of all weights, each distinct tensor once, adapters included."""
         return self.pool.nbytes + self.packs.nbytes + sum(unit.private_bytes + unit.adapter_bytes for unit in self.units.values())
 
-    def _load(self, component: Component, link: Link, skeletons: Skeletons) -> Unit:
+    def _load(self, component: Component, link: ChainLink, skeletons: Skeletons) -> SharedComponent:
         held = [digest for _, digest in component.tensors]
         loaded = self.pool.acquire_all(held)
         try:
@@ -152,13 +152,13 @@ class UnitStore:
                 plain.append(digest)
         self._unpack_(plain)
         rotary = None if made.rotary is None else self._rotary(component, made.rotary)
-        side = Bottlenecks() if isinstance(module, ResidualHalf) else None
+        side = BottleneckRows() if isinstance(module, ResidualHalf) else None
         if isinstance(module, ResidualHalf):
             module.side = side
         if self.fused:
             module = fuse(component, module, self.operations)
         module = module.to(self.device)
-        return Unit(
+        return SharedComponent(
             component.base_digest, component.kind, module, rotary, targets, tuple(plain), tuple(packs), private,
             _is_masked(component), side=side, added=added_of(module),
         )  # fmt: skip
@@ -224,7 +224,7 @@ def _stitch(component: Component, tensors: Mapping[str, Tensor]) -> _Made:
     return _Made(build_stitch(component, tensors), {}, None)
 
 
-def _cut(component: Component, link: Link, skeleton: Skeleton, tensors: Mapping[str, Tensor]) -> _Made:
+def _cut(component: Component, link: ChainLink, skeleton: Skeleton, tensors: Mapping[str, Tensor]) -> _Made:
     paths = {id(module): path for path, module in skeleton.owner(component.kind, link.layer).named_modules()}
     paths[id(skeleton.model.lm_head)] = "lm_head"
     module = build(skeleton, component, link.layer, tensors)

@@ -11,7 +11,7 @@ from runtime.chains import Stage
 from runtime.config import EngineConfig
 from runtime.engine.adapters.attach import attach, detach
 from runtime.engine.attention.interface import register
-from runtime.engine.models.components import Unit, UnitStore
+from runtime.engine.models.components import ComponentPool, SharedComponent
 from runtime.engine.models.loaded import LoadedModel, PageTables, adapter_keys, kv_indices, part_of
 from runtime.engine.models.servable import Executor, Servable, servable
 from runtime.kv.pool import Pages
@@ -29,7 +29,7 @@ def load_model(
     store: Store,
     manifest: ModelManifest,
     chain: tuple[ChainBlock, ...],
-    units: UnitStore,
+    units: ComponentPool,
     pool: Pages,
     config: EngineConfig,
     dtype: torch.dtype | None,
@@ -62,10 +62,12 @@ def load_model(
     return LoadedModel(own, replace(spec, name=own.name), tuple(held), indices, keys, tables, width, found.dtype)
 
 
-def _acquire(manifest: ModelManifest, plan: ChainPlan, keys: Sequence[str | None], units: UnitStore, executor: Executor) -> list[Unit]:
+def _acquire(
+    manifest: ModelManifest, plan: ChainPlan, keys: Sequence[str | None], units: ComponentPool, executor: Executor
+) -> list[SharedComponent]:
     """The chain's units with the model's adapter parts on them; none stays when one fails."""
     skeletons = Skeletons(plan.sources, lambda _: register(), masked=executor == "dense", parts=units.fused)
-    held: list[Unit] = []
+    held: list[SharedComponent] = []
     try:
         for placed, link, key in zip(manifest.components, plan.links, keys, strict=True):
             held.append(units.acquire(placed.component, link, skeletons))
@@ -108,7 +110,7 @@ def spec_of(
     )
 
 
-def release_units(units: UnitStore, held: Sequence[Unit], keys: Sequence[str | None]) -> None:
+def release_units(units: ComponentPool, held: Sequence[SharedComponent], keys: Sequence[str | None]) -> None:
     """Take a model's adapter parts, by their keys, off its units and count the units down."""
     for unit, key in zip(held, keys, strict=False):
         if key is not None:

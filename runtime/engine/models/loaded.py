@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from runtime.chains import Stage
-from runtime.engine.models.components import Unit
+from runtime.engine.models.components import SharedComponent
 from runtime.kv.transfers import put
 from runtime.types import ModelSpec, SequenceRequest
 from zoo.errors import NotServable
@@ -77,7 +77,7 @@ class LoadedModel:
 
     manifest: ModelManifest
     spec: ModelSpec
-    units: tuple[Unit, ...]
+    units: tuple[SharedComponent, ...]
     kv_index: tuple[int | None, ...]
     adapters: tuple[str | None, ...]
     tables: PageTables
@@ -141,7 +141,7 @@ def part_of(manifest: ModelManifest, part: Stage) -> ModelManifest:
     return replace(manifest, name=part.id, components=components, tensors=tensors)
 
 
-def kv_indices(units: Sequence[Unit]) -> tuple[int | None, ...]:
+def kv_indices(units: Sequence[SharedComponent]) -> tuple[int | None, ...]:
     """Attention layers numbered from 0 along the chain."""
     out: list[int | None] = []
     count = 0

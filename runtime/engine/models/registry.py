@@ -13,7 +13,7 @@ from runtime.chains import Stage
 from runtime.config import EngineConfig
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import NoKernels
-from runtime.engine.models.components import UnitStore
+from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.load import load_model, release_units
 from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.models.openmp import give_back
@@ -28,7 +28,7 @@ from zoo.store import Store
 _PAGE_ALIGNMENT = 64
 
 
-class Residents:
+class ModelRegistry:
     """See the top of the file.
 
     Args:
@@ -43,7 +43,7 @@ class Residents:
         self._executor = executor
         self._dtype = None if config.dtype is None else dtype_named(config.dtype)
         pool = TensorPool(store, config.device, self._dtype)
-        self.units = UnitStore(pool, torch.device(config.device), config.layers == "fused", config.weights, kernels_for(config))
+        self.units = ComponentPool(pool, torch.device(config.device), config.layers == "fused", config.weights, kernels_for(config))
         self.models: dict[str, LoadedModel] = {}
 
     def specs(self) -> tuple[ModelSpec, ...]:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from runtime.kv.pool import Geometry, Pages
-from surgery.chains.plan import STITCH, ChainPlan, Link, plan_of, stitch_spec
+from surgery.chains.plan import STITCH, ChainLink, ChainPlan, plan_of, stitch_spec
 from surgery.families.plain import plain_settings
 from surgery.families.settings import config_of
 from surgery.families.table import DENSE_ONLY, family_of
@@ -156,7 +156,7 @@ def _check_chain(plan: ChainPlan, manifest: ModelManifest, shapes: list[_Shape])
     return tuple(every)
 
 
-def _widths(link: Link, component: Component, shapes: list[_Shape]) -> tuple[int, int]:
+def _widths(link: ChainLink, component: Component, shapes: list[_Shape]) -> tuple[int, int]:
     """How many values a token a component reads and gives."""
     if link.kind == STITCH or link.source is None:
         spec = stitch_spec(component)

@@ -21,12 +21,12 @@ import torch
 from runtime.config import EngineConfig
 from runtime.engine.models.servable import servable
 from runtime.engine.profiling.links import measure_links
-from runtime.engine.profiling.measure import Extent, Workbench, decode_grid, load_times, pair, prefill_line
+from runtime.engine.profiling.measure import MeasuredExtent, Workbench, decode_grid, load_times, pair, prefill_line
 from runtime.policy.profiles import BlockProfile, chain_of, profile_of
 from surgery.families.settings import context_length
 from zoo.errors import NotServable
 from zoo.manifest import ModelManifest, block_digest
-from zoo.records import Document, Run
+from zoo.records import Document, ScoredRun
 from zoo.store import Store
 
 KIND = "profile"
@@ -38,7 +38,9 @@ _PAIR_ROWS = 4
 Progress = Callable[[int, int], None]
 
 
-def profile_model(store: Store, name: str, config: EngineConfig, extent: Extent, progress: Progress | None = None) -> dict[str, Any]:
+def profile_model(
+    store: Store, name: str, config: EngineConfig, extent: MeasuredExtent, progress: Progress | None = None
+) -> dict[str, Any]:
     """Measure a model and keep the result in place of an older one of the same device.
 
     Returns:
@@ -46,7 +48,7 @@ def profile_model(store: Store, name: str, config: EngineConfig, extent: Extent,
 
     Raises:
         NotServable: no executor runs the model.
-        NotFound, AmbiguousName, DamagedObject, InputError: as loading and `Extent` say.
+        NotFound, AmbiguousName, DamagedObject, InputError: as loading and `MeasuredExtent` say.
     """
     with store.catalog.reading() as reader:
         manifest = reader.model(reader.resolve(name))
@@ -55,7 +57,7 @@ def profile_model(store: Store, name: str, config: EngineConfig, extent: Extent,
     surrogates = {each.b: each.a for each in pairs}
     finished = _counted(progress, len(chain) + len(surrogates))
     with _bench(store, manifest.name, config, extent) as (bench, fitting):
-        blocks = [finished(_block(store, bench, Run(manifest.name, each.lo, each.hi), each.digest, fitting)) for each in chain]
+        blocks = [finished(_block(store, bench, ScoredRun(manifest.name, each.lo, each.hi), each.digest, fitting)) for each in chain]
         together = [_pair(bench, a, b, fitting) for a, b in list(pairwise([*chain, chain[-1]]))[: max(1, min(_PAIRS, len(chain) - 1))]]
     stand_ins, left_out = _surrogates(store, manifest, surrogates, config, extent, finished)
     document = _document(manifest.name, config.device, [*blocks, *stand_ins], together, left_out)
@@ -79,9 +81,9 @@ def _counted(progress: Progress | None, total: int) -> Callable[[dict[str, Any]]
 def _surrogates(
     store: Store,
     manifest: ModelManifest,
-    surrogates: Mapping[Run, Run],
+    surrogates: Mapping[ScoredRun, ScoredRun],
     config: EngineConfig,
-    extent: Extent,
+    extent: MeasuredExtent,
     finished: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The blocks that stand in for the model's own, and why others are left out."""
@@ -130,7 +132,7 @@ def stored_profiles(store: Store, name: str) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def _bench(store: Store, name: str, config: EngineConfig, extent: Extent) -> Iterator[tuple[Workbench, Extent]]:
+def _bench(store: Store, name: str, config: EngineConfig, extent: MeasuredExtent) -> Iterator[tuple[Workbench, MeasuredExtent]]:
     """A model's workbench, and the extent as far as the model's context goes."""
     with store.catalog.reading() as reader:
         longest = context_length(servable(store, reader.model(name), None).settings)
@@ -146,7 +148,7 @@ def _bench(store: Store, name: str, config: EngineConfig, extent: Extent) -> Ite
         bench.close()
 
 
-def _block(store: Store, bench: Workbench, run: Run, digest: str, extent: Extent) -> dict[str, Any]:
+def _block(store: Store, bench: Workbench, run: ScoredRun, digest: str, extent: MeasuredExtent) -> dict[str, Any]:
     decode = decode_grid(bench, run.lo, run.hi, extent)
     load = load_times(store, bench.manifest, run.lo, run.hi, bench.device)
     layers = [placed.layer for placed in bench.manifest.components[run.lo : run.hi] if placed.layer is not None]
@@ -163,13 +165,13 @@ def _block(store: Store, bench: Workbench, run: Run, digest: str, extent: Extent
     }
 
 
-def _pair(bench: Workbench, a: Any, b: Any, extent: Extent) -> dict[str, Any]:
+def _pair(bench: Workbench, a: Any, b: Any, extent: MeasuredExtent) -> dict[str, Any]:
     rows = min(_PAIR_ROWS, max(extent.batches))
     figures = pair(bench, (a.lo, a.hi), (b.lo, b.hi), rows, extent.contexts[0])
     return {"a": a.digest, "b": b.digest, "rows": rows, "context": extent.contexts[0], **figures}
 
 
-def _digest(manifest: ModelManifest, run: Run) -> str:
+def _digest(manifest: ModelManifest, run: ScoredRun) -> str:
     return block_digest([placed.component.digest for placed in manifest.components[run.lo : run.hi]])
 
 

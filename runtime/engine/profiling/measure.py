@@ -22,7 +22,7 @@ from torch import Tensor
 
 from runtime.config import EngineConfig
 from runtime.engine.executors.paged import paged_run
-from runtime.engine.models.components import UnitStore
+from runtime.engine.models.components import ComponentPool
 from runtime.engine.models.load import load_model, release_units
 from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.models.servable import servable
@@ -43,7 +43,7 @@ _TOKEN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Extent:
+class MeasuredExtent:
     """How far to measure: rows of a decode, tokens that each attends to, tokens of a prompt's chunk."""
 
     batches: tuple[int, ...] = (1, 4, 16, 64)
@@ -59,7 +59,7 @@ class Extent:
 class Workbench:
     """One model on a device, with pages enough for the extent. Raises as an engine's loading does, and InputError when pages do not fit."""
 
-    def __init__(self, store: Store, name: str, config: EngineConfig, extent: Extent) -> None:
+    def __init__(self, store: Store, name: str, config: EngineConfig, extent: MeasuredExtent) -> None:
         with store.keeping():
             with store.catalog.reading() as reader:
                 self.manifest: ModelManifest = reader.model(reader.resolve(name))
@@ -73,7 +73,7 @@ class Workbench:
                     f"{config.kv_bytes:,}: measure smaller batches or contexts, or give --kv-bytes"
                 )
             pool, device = TensorPool(store, config.device), torch.device(config.device)
-            self._units = UnitStore(pool, device, config.layers == "fused", config.weights)
+            self._units = ComponentPool(pool, device, config.layers == "fused", config.weights)
             self._pool = PagePool(2 * half * pages, half, config.device)
             self._model: LoadedModel = load_model(store, self.manifest, self.blocks, self._units, self._pool, config, None)
         self.device = config.device
@@ -82,7 +82,7 @@ class Workbench:
         release_units(self._units, self._model.units, self._model.adapters)
 
     @contextmanager
-    def rows(self, count: int, tokens: int, context: int) -> Iterator[Bench]:
+    def rows(self, count: int, tokens: int, context: int) -> Iterator[ProfileBench]:
         """Rows of `tokens` tokens each, at the end of `context` tokens."""
         model = self._model
         groups, layers = groups_for(model.spec, context), model.spec.kv_layers
@@ -93,7 +93,9 @@ class Workbench:
             pages = tuple(tuple(range(first + group * layers, first + (group + 1) * layers)) for group in range(groups))
             rows.append(Row(seq, self.manifest.name, (_TOKEN,) * tokens, context - tokens, pages))
         try:
-            yield Bench(self._run(rows), self._run([structs.replace(row, new_pages=()) for row in rows]), self.manifest.name, self.device)
+            yield ProfileBench(
+                self._run(rows), self._run([structs.replace(row, new_pages=()) for row in rows]), self.manifest.name, self.device
+            )
         finally:
             for row in rows:
                 model.close(row.seq)
@@ -102,7 +104,7 @@ class Workbench:
         return paged_run({self.manifest.name: self._model}, self._units, self._pool, StepPlan(0, tuple(rows)), False)
 
 
-def _groups(extent: Extent, page_tokens: int) -> tuple[int, int]:
+def _groups(extent: MeasuredExtent, page_tokens: int) -> tuple[int, int]:
     """Page groups that the largest decode and the largest prompt take."""
     return (
         max(extent.batches) * -(-max(extent.contexts) // page_tokens),
@@ -110,7 +112,7 @@ def _groups(extent: Extent, page_tokens: int) -> tuple[int, int]:
     )
 
 
-class Bench:
+class ProfileBench:
     """Rows that stand ready; blocks run over them. `other`: a second run of the same rows, for what goes on at the same time."""
 
     def __init__(self, run: StepRun, other: StepRun, name: str, device: str) -> None:
@@ -163,7 +165,7 @@ def together(works: Sequence[Callable[[], object]], device: str) -> float:
 # -- one block ---------------------------------------------------------------------------------------------------------
 
 
-def decode_grid(bench: Workbench, lo: int, hi: int, extent: Extent) -> dict[str, Any]:
+def decode_grid(bench: Workbench, lo: int, hi: int, extent: MeasuredExtent) -> dict[str, Any]:
     """Seconds of one decode step, by batch and context."""
     seconds = []
     for batch in extent.batches:
@@ -175,7 +177,7 @@ def decode_grid(bench: Workbench, lo: int, hi: int, extent: Extent) -> dict[str,
     return {"batches": list(extent.batches), "contexts": list(extent.contexts), "seconds": seconds}
 
 
-def prefill_line(bench: Workbench, lo: int, hi: int, extent: Extent) -> dict[str, float]:
+def prefill_line(bench: Workbench, lo: int, hi: int, extent: MeasuredExtent) -> dict[str, float]:
     """Seconds of one prompt's chunk from its start, by its tokens."""
     found = {}
     for chunk in extent.chunks:

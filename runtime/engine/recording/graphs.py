@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 from runtime.config import GraphChoice
-from runtime.engine.models.components import UnitStore
-from runtime.engine.recording.recorder import CudaRecorder, Recorder, Rerun, Unrecordable, Work
+from runtime.engine.models.components import ComponentPool
+from runtime.engine.recording.recorder import CudaRecorder, Rerun, StepRecorder, Unrecordable, Work
 from runtime.engine.sampling.row_request import asks_prompt
-from runtime.engine.step.batch import Rows
+from runtime.engine.step.batch import ModelBatch
 from runtime.engine.step.context import Kept, RowSpan
-from runtime.engine.step.layout import Filling, FrameMaker, Layout, lay_out
+from runtime.engine.step.layout import ContextBuilder, Filling, StepLayout, lay_out
 from runtime.engine.step.runner import StepRun
 from runtime.kv.pool import PagePool
 
@@ -42,7 +42,7 @@ _Shape = tuple[tuple[tuple[str, int], ...], tuple[int, ...]]
 class _Recorded:
     """`layouts`, `hidden` (by part): what it reads. `kept`, `scratches`: what else it has the addresses of."""
 
-    layouts: Sequence[Layout]
+    layouts: Sequence[StepLayout]
     hidden: Mapping[str, Tensor]
     replay: Work
     kept: Kept
@@ -52,7 +52,7 @@ class _Recorded:
 class Graphs:
     """See the top of the file. `recorded`, `replayed`, `refused`: how often."""
 
-    def __init__(self, recorder: Recorder, units: UnitStore, pool: PagePool, most: int = MOST_RECORDED) -> None:
+    def __init__(self, recorder: StepRecorder, units: ComponentPool, pool: PagePool, most: int = MOST_RECORDED) -> None:
         self._recorder, self._units, self._pool, self._most = recorder, units, pool, most
         self._filling = Filling(pool.spill, table_width)
         self._recordings: OrderedDict[_Shape, _Recorded] = OrderedDict()
@@ -69,7 +69,7 @@ class Graphs:
         self._met.clear()
         self._unfit.clear()
 
-    def forward(self, batches: Mapping[str, Rows]) -> Mapping[str, Tensor] | None:
+    def forward(self, batches: Mapping[str, ModelBatch]) -> Mapping[str, Tensor] | None:
         """Logits [rows, vocabulary] by model, of parts without a head hidden states [1, rows, width], valid until the next step; None for
         a step that is to be run as it is.
         """
@@ -79,7 +79,7 @@ class Graphs:
         made = self._made(filled, lay_out(filled, self._units.device, self._filling))
         return None if made is None else {name: _own(batch, made[name]) for name, batch in batches.items()}
 
-    def _made(self, filled: Mapping[str, Rows], layouts: Sequence[Layout]) -> Mapping[str, Tensor] | None:
+    def _made(self, filled: Mapping[str, ModelBatch], layouts: Sequence[StepLayout]) -> Mapping[str, Tensor] | None:
         shape = _shape(filled, layouts)
         known = self._recordings.get(shape)
         if known is not None:
@@ -102,7 +102,7 @@ class Graphs:
         self.replayed += 1
         return known.replay()
 
-    def _record(self, filled: Mapping[str, Rows], layouts: Sequence[Layout]) -> _Recorded | None:
+    def _record(self, filled: Mapping[str, ModelBatch], layouts: Sequence[StepLayout]) -> _Recorded | None:
         """These layouts become the recording's own. None where it cannot be; then these models' steps run as they are from now on."""
         kept: Kept = {}
         try:
@@ -120,7 +120,7 @@ class Graphs:
         if len(self._recordings) > self._most:
             self._recordings.popitem(last=False)
 
-    def _work(self, filled: Mapping[str, Rows], layouts: Sequence[Layout], kept: Kept | None) -> Work:
+    def _work(self, filled: Mapping[str, ModelBatch], layouts: Sequence[StepLayout], kept: Kept | None) -> Work:
         """A step over what layouts hold: nothing in it depends on the rows but through them."""
         still = {name: _still(filled[name], layout) for layout in layouts for name in layout.members}
         batches = {name: still[name] for name in filled}  # in the step's order
@@ -128,14 +128,14 @@ class Graphs:
 
         def work() -> Mapping[str, Tensor]:
             fresh = [replace(layout, rotaries={}) for layout in layouts]
-            frames = FrameMaker(batches, fresh, self._units, self._pool, kept)
+            frames = ContextBuilder(batches, fresh, self._units, self._pool, kept)
             run = StepRun(batches, frames, self._units.device, False, picks, kept)
             return {**run.forward(), **run.behind}
 
         return work
 
 
-def graphs_for(choice: GraphChoice, units: UnitStore, pool: PagePool) -> Graphs | None:
+def graphs_for(choice: GraphChoice, units: ComponentPool, pool: PagePool) -> Graphs | None:
     """What an engine on this device records with; None where it does not."""
     cuda = units.device.type == "cuda"
     if choice == "off" or (choice == "auto" and not cuda):
@@ -153,7 +153,7 @@ def table_width(groups: int) -> int:
     return 1 << (groups - 1).bit_length()
 
 
-def _decodes(batch: Rows) -> bool:
+def _decodes(batch: ModelBatch) -> bool:
     """Whether every row of a model is one token behind the virtual ones, of which logits, where there are any, are wanted for the next."""
     return len(batch.rows) <= MOST_ROWS and all(
         len(row.tokens) == 1
@@ -163,7 +163,7 @@ def _decodes(batch: Rows) -> bool:
     )
 
 
-def _filled(batch: Rows) -> Rows:
+def _filled(batch: ModelBatch) -> ModelBatch:
     """A model's decodes with rows of nobody behind them: token 0, or zeros, at position 0."""
     more = bucket(len(batch.rows)) - len(batch.rows)
     spans = tuple(RowSpan(batch.tokens + i, batch.tokens + i + 1, 0) for i in range(more))
@@ -171,21 +171,21 @@ def _filled(batch: Rows) -> Rows:
     return replace(batch, spans=(*batch.spans, *spans), ids=(*batch.ids, *(0,) * more), hidden=hidden)
 
 
-def _still(batch: Rows, layout: Layout) -> Rows:
+def _still(batch: ModelBatch, layout: StepLayout) -> ModelBatch:
     """The same for every step of a shape: rows that could each be as long as the tables are wide."""
     last = layout.tables.shape[2] * layout.page_tokens - 1
-    return Rows(batch.model, (), tuple(RowSpan(at, at + 1, last) for at in range(batch.tokens)), batch.ids, batch.hidden)
+    return ModelBatch(batch.model, (), tuple(RowSpan(at, at + 1, last) for at in range(batch.tokens)), batch.ids, batch.hidden)
 
 
-def _hidden(batches: Mapping[str, Rows]) -> dict[str, Tensor]:
+def _hidden(batches: Mapping[str, ModelBatch]) -> dict[str, Tensor]:
     """What parts of chains start from."""
     return {name: batch.hidden for name, batch in batches.items() if batch.hidden is not None}
 
 
-def _own(batch: Rows, made: Tensor) -> Tensor:
+def _own(batch: ModelBatch, made: Tensor) -> Tensor:
     """Without what fills up."""
     return made[: len(batch.rows)] if batch.model.has_head else made[:, : len(batch.rows)]
 
 
-def _shape(filled: Mapping[str, Rows], layouts: Sequence[Layout]) -> _Shape:
+def _shape(filled: Mapping[str, ModelBatch], layouts: Sequence[StepLayout]) -> _Shape:
     return tuple((name, batch.tokens) for name, batch in filled.items()), tuple(layout.tables.shape[2] for layout in layouts)

@@ -20,7 +20,7 @@ class Unrecordable(Exception):
     """The work cannot be recorded: it waits for the device, or needs what a recording must not."""
 
 
-class Recorder(Protocol):
+class StepRecorder(Protocol):
     def record(self, work: Work) -> Work:
         """What does the work again, on what its tensors hold by then. The work itself has been run, more than once perhaps.
 
@@ -31,7 +31,7 @@ class Recorder(Protocol):
 
 
 class Rerun:
-    """`Recorder` without any: the work is run again."""
+    """`StepRecorder` without any: the work is run again."""
 
     def record(self, work: Work) -> Work:
         work()
@@ -39,7 +39,7 @@ class Rerun:
 
 
 class CudaRecorder:
-    """`Recorder` by CUDA graphs. All of one recorder share their memory: one runs at a time, and its results are read before the next.
+    """`StepRecorder` by CUDA graphs. All of one recorder share their memory: one runs at a time, and its results are read before the next.
 
     The work is run twice beside the stream of steps before it is recorded: once for what is made on first use (libraries' handles, joined
     adapters), and once on watch, since what waits for the device cannot be recorded.

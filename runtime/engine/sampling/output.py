@@ -11,12 +11,12 @@ from torch import Tensor
 from runtime.engine.models.loaded import Held
 from runtime.engine.sampling.row_request import PartScores, PromptPart, asks_prompt, draw_of, prompt_part
 from runtime.engine.sampling.sampler import Drawn, Largest, draw, penalises, stock_largest
-from runtime.engine.step.batch import Rows
+from runtime.engine.step.batch import ModelBatch
 from runtime.kv.transfers import put
 from runtime.types import PromptLogprobs, Row, Sampled
 
 
-class Wanted(msgspec.Struct, frozen=True, gc=False):
+class WantedLogits(msgspec.Struct, frozen=True, gc=False):
     """A row's claim on logits of its model's tokens [lo, hi): the last one to sample, or all of a chunk for prompt log-probabilities."""
 
     row: Row
@@ -32,20 +32,20 @@ class Outcome:
     prompts: tuple[PromptLogprobs, ...]
 
 
-def wanted_of(batch: Rows) -> tuple[Wanted, ...]:
+def wanted_of(batch: ModelBatch) -> tuple[WantedLogits, ...]:
     """Which of a model's tokens go through the head; none where there is no head."""
-    wanted: list[Wanted] = []
+    wanted: list[WantedLogits] = []
     if not batch.model.has_head:
         return ()
     for row, span in zip(batch.rows, batch.spans, strict=True):
         if asks_prompt(batch.model, row):
-            wanted.append(Wanted(row, span.lo, span.hi))
+            wanted.append(WantedLogits(row, span.lo, span.hi))
         elif row.sample:
-            wanted.append(Wanted(row, span.hi - 1, span.hi))
+            wanted.append(WantedLogits(row, span.hi - 1, span.hi))
     return tuple(wanted)
 
 
-def picks_of(batch: Rows, wanted: Sequence[Wanted]) -> Sequence[int]:
+def picks_of(batch: ModelBatch, wanted: Sequence[WantedLogits]) -> Sequence[int]:
     """The tokens of a model that somebody reads in the end: those whose logits are wanted, or all where there is no head."""
     if not batch.model.has_head:
         return range(batch.tokens)
@@ -91,8 +91,8 @@ class Sampling:
 
 
 def sampling_of(
-    batches: Mapping[str, Rows],
-    wanted: Mapping[str, Sequence[Wanted]],
+    batches: Mapping[str, ModelBatch],
+    wanted: Mapping[str, Sequence[WantedLogits]],
     logits: Mapping[str, Tensor],
     largest: Largest = stock_largest,
     before: Sampling | None = None,
@@ -111,7 +111,7 @@ def sampling_of(
 
 
 def _finish(
-    name: str, batch: Rows, wanted: Sequence[Wanted], logits: Tensor, largest: Largest, before: Sampling | None, made: Sampling
+    name: str, batch: ModelBatch, wanted: Sequence[WantedLogits], logits: Tensor, largest: Largest, before: Sampling | None, made: Sampling
 ) -> None:
     """Sample a model's rows; prompt log-probabilities come from the same logits."""
     chosen: list[int] = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from runtime.engine.models.loaded import LoadedModel
-from runtime.engine.sampling.sampler import Draw, Scores, prompt_scores
+from runtime.engine.sampling.sampler import Draw, LogitScores, prompt_scores
 from runtime.types import Logprob, PromptLogprobs, Row
 
 
@@ -33,7 +33,7 @@ class PartScores:
     seq: str
     start: int
     targets: tuple[int, ...]
-    scores: Scores
+    scores: LogitScores
 
     def read(self) -> PromptLogprobs:
         rows = self.scores.rows

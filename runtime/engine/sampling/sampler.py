@@ -173,7 +173,7 @@ def _scores(raw: Tensor, tokens: Tensor, draws: Sequence[Draw]) -> Mapping[int, 
     if not wanted:
         return {}
     index = put(list(wanted), raw.device)
-    found = Scores(raw[index], tokens[index], list(wanted.values()))
+    found = LogitScores(raw[index], tokens[index], list(wanted.values()))
     return {row: functools.partial(found.row, at) for at, row in enumerate(wanted)}
 
 
@@ -185,7 +185,7 @@ class RowLogprobs:
     top: tuple[Logprob, ...]
 
 
-class Scores:
+class LogitScores:
     """Log-probabilities of chosen tokens, and of the best ones, on their way to the host.
 
     Args:
@@ -221,6 +221,6 @@ class Scores:
         return self.rows[at]
 
 
-def prompt_scores(logits: Tensor, targets: Sequence[int], count: int) -> Scores:
+def prompt_scores(logits: Tensor, targets: Sequence[int], count: int) -> LogitScores:
     """Log-probabilities of the tokens that followed each position. logits [positions, vocabulary]; targets: one id per position."""
-    return Scores(logits.float(), put(targets, logits.device), [count] * len(targets))
+    return LogitScores(logits.float(), put(targets, logits.device), [count] * len(targets))

@@ -11,9 +11,9 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime.engine.models.components import Unit
+from runtime.engine.models.components import SharedComponent
 from runtime.engine.models.loaded import LoadedModel
-from runtime.engine.step.context import AdapterSpan, Frame, Paging, RowSpan, VirtualSpan
+from runtime.engine.step.context import AdapterSpan, ForwardContext, PagedMetadata, RowSpan, VirtualSpan
 from runtime.types import Row
 from surgery.modules.components import Where
 
@@ -27,7 +27,7 @@ class Awaited:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ModelBatch:
     """One model's rows in this step: where each one's tokens stand among the model's `tokens`, whose ids are `ids`.
 
     Spans beyond those of `rows` fill the batch up: what they compute is nobody's. `hidden`: what the tokens start from, [1, tokens, width],
@@ -47,42 +47,49 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class RowChunk:
     """One model's part of a segment, for a layer that attends by itself: tokens [lo, hi) as `rows` rows."""
 
     lo: int
     hi: int
     rows: int
-    frame: Frame
+    frame: ForwardContext
     where: Where
 
 
-class Program(Protocol):
+class StepProgram(Protocol):
     """Units in one call (`engine.kernels.program`)."""
 
-    def takes(self, hidden: Tensor, frame: Frame, paging: Paging | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
+    def takes(self, hidden: Tensor, frame: ForwardContext, paging: PagedMetadata | None, rotary: tuple[Tensor, Tensor] | None) -> bool:
         """Whether it can run over this frame, whose attention is over this paging, by these tables (None where nothing attends)."""
         ...
 
     def run(
-        self, hidden: Tensor, frame: Frame, paging: Paging | None, layers: Sequence[int | None], rotary: tuple[Tensor, Tensor] | None
+        self,
+        hidden: Tensor,
+        frame: ForwardContext,
+        paging: PagedMetadata | None,
+        layers: Sequence[int | None],
+        rotary: tuple[Tensor, Tensor] | None,
     ) -> Tensor: ...
 
 
-class Frames(Protocol):
+class ContextSource(Protocol):
     """What a step runs on: a frame for each set of models that meet, whichever executor's. `FrameMaker` is the paged one."""
 
     def ids(self, models: tuple[str, ...]) -> Tensor:
         """Token ids [1, tokens] of these models' rows."""
         ...
 
-    def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> Frame: ...
+    def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> ForwardContext: ...
 
-    def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> Frame:
+    def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> ForwardContext:
         """The frame for an attention layer that is number `layers[i]` of `models[i]`, set to run it."""
         ...
 
-    def program(self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+    def program(
+        self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[SharedComponent], at: int
+    ) -> tuple[StepProgram, int] | None:
         """What runs units [at, end) of a segment at once, and end. `models`: whose segment it is; `key`: the units' digests."""
         ...
 
@@ -92,12 +99,12 @@ class Frames(Protocol):
 
     def pieces(
         self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...], rotary: str | None, like: Tensor
-    ) -> Iterator[Piece]:
+    ) -> Iterator[RowChunk]:
         """The models one by one, for a layer that attends by itself. Raises RuntimeError where there are only pages."""
         ...
 
 
-def virtual_spans(batches: Sequence[Rows], adapters: Sequence[str | None]) -> tuple[VirtualSpan, ...]:
+def virtual_spans(batches: Sequence[ModelBatch], adapters: Sequence[str | None]) -> tuple[VirtualSpan, ...]:
     """Which tokens of a frame of these stand at virtual positions; none once prompts have begun."""
     found, base = [], 0
     for batch, adapter in zip(batches, adapters, strict=True):

@@ -67,7 +67,7 @@ class VirtualSpan:
 
 
 @dataclass(frozen=True, slots=True)
-class Paging:
+class PagedMetadata:
     """Where tokens of a frame are kept and found: those of its models that put as many tokens into a page.
 
     `tokens`: which of the frame's they are, None for all. `spans`: its rows, in the order of `tables` and `lengths` [rows], the tokens of
@@ -100,11 +100,11 @@ class Paging:
         self.view(key).write(self.token_pages[layer], self.token_offsets, key, value)
 
 
-class Paged(Protocol):
+class AttentionBackend(Protocol):
     """One way to attend over pages, made for one paging (`engine.attention.gathered` is the one that runs anywhere)."""
 
     @property
-    def paging(self) -> Paging: ...
+    def paging(self) -> PagedMetadata: ...
 
     def keep(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Keep K and V of the paging's tokens [tokens, kv_heads, head_dim] in a layer's pages."""
@@ -120,7 +120,7 @@ class Paged(Protocol):
 
 
 #: How a device attends over pages.
-PagedMaker = Callable[[Paging], Paged]
+PagedMaker = Callable[[PagedMetadata], AttentionBackend]
 
 
 class Dense(Protocol):
@@ -136,7 +136,7 @@ Kept = dict[tuple[object, tuple[str, ...]], Any]
 
 
 @dataclass(slots=True)
-class Frame:
+class ForwardContext:
     """See the top of the file. `layer`: which attention layer of `paging` runs now; no `paging` where nothing attends, or `dense` does.
 
     `prefixes`: K and V [virtual tokens, kv width] by adapter, of the layer that runs now; they stand in for what `virtual` tokens compute.
@@ -147,7 +147,7 @@ class Frame:
     spans: tuple[RowSpan, ...]
     adapters: tuple[AdapterSpan, ...] = ()
     virtual: tuple[VirtualSpan, ...] = ()
-    paging: tuple[Paged, ...] = ()
+    paging: tuple[AttentionBackend, ...] = ()
     layer: int = 0
     dense: Dense | None = None
     prefixes: Mapping[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
@@ -195,10 +195,10 @@ class Frame:
         return mask
 
 
-_CURRENT: ContextVar[Frame | None] = ContextVar("blockzoo_frame", default=None)
+_CURRENT: ContextVar[ForwardContext | None] = ContextVar("blockzoo_frame", default=None)
 
 
-def current() -> Frame:
+def current() -> ForwardContext:
     """The frame of the segment that runs now. Raises RuntimeError outside of one."""
     frame = _CURRENT.get()
     if frame is None:
@@ -207,7 +207,7 @@ def current() -> Frame:
 
 
 @contextmanager
-def running(frame: Frame) -> Iterator[None]:
+def running(frame: ForwardContext) -> Iterator[None]:
     """Make a frame current."""
     token = _CURRENT.set(frame)
     try:

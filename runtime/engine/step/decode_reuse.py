@@ -23,13 +23,13 @@ from torch import Tensor
 
 from runtime.chains import Array, Stacked
 from runtime.engine.kernels.program import Program
-from runtime.engine.kernels.program_reuse import Attending, Onward, Room
+from runtime.engine.kernels.program_reuse import Attending, ProgramReuse, Room
 from runtime.engine.layers.rotary import RotaryTables
-from runtime.engine.models.components import Unit, UnitStore
+from runtime.engine.models.components import ComponentPool, SharedComponent
 from runtime.engine.models.loaded import LoadedModel
 from runtime.engine.sampling.output import Outcome, sampling_of, wanted_of
-from runtime.engine.step.batch import Rows
-from runtime.engine.step.context import Frame, RowSpan, running
+from runtime.engine.step.batch import ModelBatch
+from runtime.engine.step.context import ForwardContext, RowSpan, running
 from runtime.engine.step.runner import Call, StepRun, segments_of
 from runtime.engine.step.segments import Segment
 from runtime.kv.transfers import put
@@ -43,7 +43,7 @@ Start = Callable[[Sequence[str], memoryview], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReusedPart:
     """A model's rows in a step: places in the plan, and among all rows that run together [lo, hi)."""
 
     model: LoadedModel
@@ -53,7 +53,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ReusedStep:
     """What a step gives: tokens, hidden states of stages without a head by row's name, and what ran, where that is traced."""
 
     outcome: Outcome
@@ -66,14 +66,14 @@ class _Kept:
     """A step that may be gone on from: its rows, and what it ran, or how to."""
 
     rows: tuple[Row, ...]
-    ran: tuple[Mapping[str, Rows], Call] | None
+    ran: tuple[Mapping[str, ModelBatch], Call] | None
     course: _Course | None = None
 
 
-class Again:
+class DecodeReuse:
     """See the top of the file. Several sets of rows may take turns: a chain that comes back to a device has hops that do."""
 
-    def __init__(self, units: UnitStore) -> None:
+    def __init__(self, units: ComponentPool) -> None:
         self._units = units
         self._room = Room()
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
@@ -84,13 +84,13 @@ class Again:
         """No step follows any before."""
         self._kept.clear()
 
-    def ran(self, plan: StepPlan, batches: Mapping[str, Rows], run: StepRun) -> None:
+    def ran(self, plan: StepPlan, batches: Mapping[str, ModelBatch], run: StepRun) -> None:
         """A step that was run as ever: perhaps the next one of these rows follows it."""
         segments = segments_of(batches)
         if plan.rows and len(run.calls) == 1 and len(segments) == 1 and _is_plain(run.calls[0], segments[0], batches):
             self._keep(_Kept(plan.rows, (batches, run.calls[0])))
 
-    def follow(self, plan: StepPlan, start: Start) -> Made | None:
+    def follow(self, plan: StepPlan, start: Start) -> ReusedStep | None:
         """Run a step that goes on from one before. Raises what `start` raises."""
         rows = plan.rows
         kept = self._kept.pop(rows[0].seq, None) if rows else None  # whatever fails now, the next step is run as ever
@@ -124,7 +124,7 @@ def _follow(rows: Sequence[Row], before: Sequence[Row]) -> bool:
     )
 
 
-def _is_plain(call: Call, segment: Segment, batches: Mapping[str, Rows]) -> bool:
+def _is_plain(call: Call, segment: Segment, batches: Mapping[str, ModelBatch]) -> bool:
     """Whether a step was one call but for embedding and head, over rows of one token each that all sample where there is a head."""
     first = next(iter(batches.values())).model
     at, end = int(first.has_embedding), len(segment.units) - int(first.has_head)
@@ -138,7 +138,7 @@ def _is_plain(call: Call, segment: Segment, batches: Mapping[str, Rows]) -> bool
     )
 
 
-def _all_sampled(batch: Rows) -> bool:
+def _all_sampled(batch: ModelBatch) -> bool:
     wanted = wanted_of(batch)
     return len(wanted) == len(batch.rows) and all(one.row.sample for one in wanted)
 
@@ -146,10 +146,10 @@ def _all_sampled(batch: Rows) -> bool:
 class _Course:
     """What steps over the same rows run. `parts` in the order in which they run together."""
 
-    def __init__(self, parts: Sequence[Part], onward: Onward, frame: Frame) -> None:
+    def __init__(self, parts: Sequence[ReusedPart], onward: ProgramReuse, frame: ForwardContext) -> None:
         self._parts, self._onward, first = tuple(parts), onward, parts[0].model
-        self._embedding: Unit | None = first.units[0] if first.has_embedding else None
-        self._head: Unit | None = first.units[-1] if first.has_head else None
+        self._embedding: SharedComponent | None = first.units[0] if first.has_embedding else None
+        self._head: SharedComponent | None = first.units[-1] if first.has_head else None
         self._places = [place for part in parts for place in part.places]
         self._ordered = self._places == list(range(len(self._places)))
         self._frame, self._shape = frame, (1, frame.tokens, first.width)
@@ -158,7 +158,7 @@ class _Course:
         self._names: tuple[str, ...] = ()
         # In front of a head hidden states stay here; else whoever they go to may still read them when the next step runs.
         self._hidden = _hidden(self._shape) if self._embedding is None and self._head is not None else None
-        self._last = Frame(nowhere, (), frame.adapters)
+        self._last = ForwardContext(nowhere, (), frame.adapters)
 
     def tables(self, rows: Sequence[Row]) -> Tensor:
         """Page tables of all rows [rows, layers, groups]."""
@@ -168,7 +168,7 @@ class _Course:
         tables = [part.model.pages([row.seq for row in mine[part.lo : part.hi]], groups) for part in self._parts]
         return tables[0] if len(tables) == 1 else torch.cat(tables)
 
-    def run(self, rows: Sequence[Row], start: Start, units: UnitStore) -> Made:
+    def run(self, rows: Sequence[Row], start: Start, units: ComponentPool) -> ReusedStep:
         mine = self._in_order(rows)
         names = self._names = self._names or tuple([row.seq for row in mine])
         if self._versions != self._now():
@@ -179,16 +179,16 @@ class _Course:
         else:
             hidden = self._embedded(self._embedding, mine)
             data = hidden.numpy().data.cast("B")
-        through = Made(Outcome((), ()), Stacked(names, Array("float32", self._shape[1:], data))) if self._head is None else None
+        through = ReusedStep(Outcome((), ()), Stacked(names, Array("float32", self._shape[1:], data))) if self._head is None else None
         self._onward.run(hidden)  # what can be made before it is: behind the layers nothing is in the caches, and the next hop waits
         if through is not None or self._head is None:
-            return through or Made(Outcome((), ()))
+            return through or ReusedStep(Outcome((), ()))
         with running(self._last):
             logits: Tensor = self._head.module(hidden)
         batches = {part.model.spec.name: _batch(part, mine) for part in self._parts}
         wanted = {name: wanted_of(batch) for name, batch in batches.items()}
         apart = {part.model.spec.name: logits[0, part.lo : part.hi] for part in self._parts}
-        return Made(sampling_of(batches, wanted, apart, units.operations.largest).read())
+        return ReusedStep(sampling_of(batches, wanted, apart, units.operations.largest).read())
 
     def _now(self) -> list[int]:
         """Which pages have been given out to whom, as numbers that grow."""
@@ -197,7 +197,7 @@ class _Course:
     def _in_order(self, rows: Sequence[Row]) -> Sequence[Row]:
         return rows if self._ordered else [rows[place] for place in self._places]
 
-    def _embedded(self, embedding: Unit, rows: Sequence[Row]) -> Tensor:
+    def _embedded(self, embedding: SharedComponent, rows: Sequence[Row]) -> Tensor:
         ids = put([row.tokens[0] for row in rows], torch.device("cpu"))[None]
         self._frame.positions = put([row.start for row in rows], torch.device("cpu"))[None]
         with running(self._frame):
@@ -211,14 +211,14 @@ def _hidden(shape: tuple[int, int, int]) -> tuple[Tensor, memoryview]:
     return hidden, hidden.numpy().data.cast("B")
 
 
-def _batch(part: Part, rows: Sequence[Row]) -> Rows:
+def _batch(part: ReusedPart, rows: Sequence[Row]) -> ModelBatch:
     own = rows[part.lo : part.hi]
-    return Rows(
+    return ModelBatch(
         part.model, tuple(own), tuple([RowSpan(at, at + 1, row.start) for at, row in enumerate(own)]), tuple([row.tokens[0] for row in own])
     )
 
 
-def _course(units: UnitStore, room: Room, rows: Sequence[Row], batches: Mapping[str, Rows], call: Call) -> _Course | None:
+def _course(units: ComponentPool, room: Room, rows: Sequence[Row], batches: Mapping[str, ModelBatch], call: Call) -> _Course | None:
     """From the step before; None where the angles of its rows are not looked up."""
     rotary = units.rotaries.get(call.key) if call.key is not None else None
     if not isinstance(rotary, RotaryTables) or call.paging is None or not isinstance(call.program, Program):
@@ -226,12 +226,12 @@ def _course(units: UnitStore, room: Room, rows: Sequence[Row], batches: Mapping[
     places: dict[str, list[int]] = {name: [] for name in batches}
     for place, row in enumerate(rows):
         places[row.model].append(place)
-    parts: list[Part] = []
+    parts: list[ReusedPart] = []
     lo = 0
     for name, batch in batches.items():
-        parts.append(Part(batch.model, tuple(places[name]), lo, lo + len(places[name])))
+        parts.append(ReusedPart(batch.model, tuple(places[name]), lo, lo + len(places[name])))
         lo += len(places[name])
-    onward = Onward(call.program, room, call.frame, call.layers, Attending(call.paging, rotary))
+    onward = ProgramReuse(call.program, room, call.frame, call.layers, Attending(call.paging, rotary))
     course = _Course(parts, onward, call.frame)
     onward.tables(course.tables(rows))  # as wide as they are: those of one step end where its longest row does
     return course

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from runtime.engine.models.components import Unit, UnitStore
-from runtime.engine.step.batch import Piece, Program, Rows, adapter_spans, virtual_spans
-from runtime.engine.step.context import Frame, Kept, Paged, Paging, RowSpan
+from runtime.engine.models.components import ComponentPool, SharedComponent
+from runtime.engine.step.batch import ModelBatch, RowChunk, StepProgram, adapter_spans, virtual_spans
+from runtime.engine.step.context import AttentionBackend, ForwardContext, Kept, PagedMetadata, RowSpan
 from runtime.kv.pool import PagePool
 from runtime.kv.transfers import put
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TokenPlace:
     """Where a model stands in its layout: tokens from `token` on, rows from `row` on."""
 
     token: int
@@ -31,11 +31,11 @@ class Place:
 
 
 @dataclass(slots=True)
-class Layout:
+class StepLayout:
     """See the top of the file. ids, positions [1, tokens]; tables [rows, layers, groups]; token_pages [layers, tokens]."""
 
     members: tuple[str, ...]
-    places: dict[str, Place]
+    places: dict[str, TokenPlace]
     page_tokens: int
     ids: Tensor
     positions: Tensor
@@ -65,13 +65,13 @@ class Filling:
 class _Run:
     """Models that are neighbours both in a layout and in a segment: a slice of the layout, its layers counted from `shift` on."""
 
-    layout: Layout
+    layout: StepLayout
     tokens: slice
     rows: slice
     shift: int
 
 
-def lay_out(batches: Mapping[str, Rows], device: torch.device, filling: Filling | None = None) -> list[Layout]:
+def lay_out(batches: Mapping[str, ModelBatch], device: torch.device, filling: Filling | None = None) -> list[StepLayout]:
     """One layout per shape of page tables among the models of the step. `filling`: for batches that were filled up."""
     shapes: dict[tuple[int, int], list[str]] = {}
     for name, batch in batches.items():
@@ -79,12 +79,14 @@ def lay_out(batches: Mapping[str, Rows], device: torch.device, filling: Filling 
     return [_layout(names, batches, page_tokens, device, filling) for (page_tokens, _), names in shapes.items()]
 
 
-def _layout(names: Sequence[str], batches: Mapping[str, Rows], page_tokens: int, device: torch.device, filling: Filling | None) -> Layout:
-    places: dict[str, Place] = {}
+def _layout(
+    names: Sequence[str], batches: Mapping[str, ModelBatch], page_tokens: int, device: torch.device, filling: Filling | None
+) -> StepLayout:
+    places: dict[str, TokenPlace] = {}
     token = row = 0
     spans: list[RowSpan] = []
     for name in names:
-        places[name] = Place(token, row)
+        places[name] = TokenPlace(token, row)
         spans.extend(batches[name].spans)
         token, row = token + batches[name].tokens, row + len(batches[name].spans)
     lengths = [span.length for span in spans]
@@ -103,7 +105,7 @@ def _layout(names: Sequence[str], batches: Mapping[str, Rows], page_tokens: int,
     positions, row_of = _where(spans, ends) if token > row else (ends - 1, torch.arange(row, device=device))
     pages = table[row_of, :, positions // page_tokens].t().contiguous()
     offsets = positions % page_tokens
-    return Layout(tuple(names), places, page_tokens, ids[None], positions[None], table, pages, offsets, ends)
+    return StepLayout(tuple(names), places, page_tokens, ids[None], positions[None], table, pages, offsets, ends)
 
 
 def _where(spans: Sequence[RowSpan], ends: Tensor) -> tuple[Tensor, Tensor]:
@@ -117,7 +119,7 @@ def _groups(lengths: Sequence[int], page_tokens: int) -> int:
     return -(-max(lengths) // page_tokens)
 
 
-def _table(batch: Rows, groups: int, filling: Filling | None) -> Tensor:
+def _table(batch: ModelBatch, groups: int, filling: Filling | None) -> Tensor:
     """Page tables of a model's rows [rows, layers, groups]."""
     table = batch.model.pages([row.seq for row in batch.rows], groups)
     more = len(batch.spans) - len(batch.rows)
@@ -126,27 +128,32 @@ def _table(batch: Rows, groups: int, filling: Filling | None) -> Tensor:
     return torch.nn.functional.pad(table, (0, 0, 0, 0, 0, more), value=filling.page)
 
 
-class FrameMaker:
+class ContextBuilder:
     """All frames of one step over pages. `models` are in the step's order throughout; `adapters` name what each of them has attached,
     or None. `kept`: what frames keep of joined adapters (see there).
     """
 
     def __init__(
-        self, batches: Mapping[str, Rows], layouts: Sequence[Layout], units: UnitStore, pool: PagePool, kept: Kept | None = None
+        self,
+        batches: Mapping[str, ModelBatch],
+        layouts: Sequence[StepLayout],
+        units: ComponentPool,
+        pool: PagePool,
+        kept: Kept | None = None,
     ) -> None:
         self._batches = batches
         self._units = units
         self._pool = pool
         self._kept = kept
         self._home = {name: layout for layout in layouts for name in layout.members}
-        self._frames: dict[tuple[tuple[str, ...], tuple[str | None, ...]], Frame] = {}
-        self._pagings: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[Paged, ...]] = {}
+        self._frames: dict[tuple[tuple[str, ...], tuple[str | None, ...]], ForwardContext] = {}
+        self._pagings: dict[tuple[tuple[str, ...], tuple[int, ...]], tuple[AttentionBackend, ...]] = {}
         self._rotaries: dict[tuple[tuple[str, ...], str, torch.dtype], tuple[Tensor, Tensor]] = {}
 
     def ids(self, models: tuple[str, ...]) -> Tensor:
         return _joined([run.layout.ids[:, run.tokens] for run in self._runs(models, (0,) * len(models))], 1)
 
-    def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> Frame:
+    def frame(self, models: tuple[str, ...], adapters: tuple[str | None, ...]) -> ForwardContext:
         """The frame of these models."""
         made = self._frames.get((models, adapters))
         if made is None:
@@ -154,10 +161,12 @@ class FrameMaker:
             spans = tuple(span for part in self._spans(models) for span in part)
             counts = [self._batches[name].tokens for name in models]
             virtual = virtual_spans([self._batches[name] for name in models], adapters)
-            made = self._frames[models, adapters] = Frame(positions, spans, adapter_spans(adapters, counts), virtual, kept=self._kept)
+            made = self._frames[models, adapters] = ForwardContext(
+                positions, spans, adapter_spans(adapters, counts), virtual, kept=self._kept
+            )
         return made
 
-    def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> Frame:
+    def for_layers(self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...]) -> ForwardContext:
         """The frame for an attention layer that is number `layers[i]` of `models[i]`, set to run it."""
         frame = self.frame(models, adapters)
         frame.layer = min(layers)
@@ -168,7 +177,9 @@ class FrameMaker:
         frame.paging = paging
         return frame
 
-    def program(self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[Unit], at: int) -> tuple[Program, int] | None:
+    def program(
+        self, models: tuple[str, ...], key: tuple[str, ...], units: Sequence[SharedComponent], at: int
+    ) -> tuple[StepProgram, int] | None:
         return self._units.programs.of(key, units, at)
 
     def rotary(self, models: tuple[str, ...], key: str, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -180,7 +191,7 @@ class FrameMaker:
 
     def pieces(
         self, models: tuple[str, ...], adapters: tuple[str | None, ...], layers: tuple[int, ...], rotary: str | None, like: Tensor
-    ) -> Iterator[Piece]:
+    ) -> Iterator[RowChunk]:
         raise RuntimeError(f"{models[0]}: its layers attend by themselves, and here are only pages")
 
     # -- inside --------------------------------------------------------------------------------------------------------
@@ -224,7 +235,7 @@ class FrameMaker:
             base += self._batches[name].tokens
         return spans
 
-    def _page(self, frame: Frame, models: Sequence[str], shifts: Sequence[int]) -> Iterator[Paging]:
+    def _page(self, frame: ForwardContext, models: Sequence[str], shifts: Sequence[int]) -> Iterator[PagedMetadata]:
         """One paging per number of tokens in a page among the models; almost always one for all of them."""
         sizes = [self._home[name].page_tokens for name in models]
         spans = self._spans(models)
@@ -234,7 +245,7 @@ class FrameMaker:
             rows = [span for at in chosen for span in spans[at]]
             yield self._paging(frame, runs, rows)
 
-    def _paging(self, frame: Frame, runs: Sequence[_Run], spans: Sequence[RowSpan]) -> Paging:
+    def _paging(self, frame: ForwardContext, runs: Sequence[_Run], spans: Sequence[RowSpan]) -> PagedMetadata:
         """Tables of these runs, as deep as the shallowest reaches."""
         page_tokens = runs[0].layout.page_tokens
         depth = min(run.layout.tables.shape[1] - run.shift for run in runs)
@@ -244,7 +255,7 @@ class FrameMaker:
         )
         lengths = _joined([run.layout.lengths[run.rows] for run in runs], 0)
         everything = len(spans) == len(frame.spans)
-        return Paging(
+        return PagedMetadata(
             pool=self._pool,
             page_tokens=page_tokens,
             tokens=None if everything else _tokens(spans, tables.device),

@@ -19,11 +19,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from runtime.engine.models.components import Unit
+from runtime.engine.models.components import SharedComponent
 from runtime.engine.sampling.output import Outcome, Sampling, picks_of, sampling_of, wanted_of
 from runtime.engine.sampling.sampler import Largest, stock_largest
-from runtime.engine.step.batch import Frames, Piece, Program, Rows, adapter_spans
-from runtime.engine.step.context import Frame, Kept, Paging, running
+from runtime.engine.step.batch import ContextSource, ModelBatch, RowChunk, StepProgram, adapter_spans
+from runtime.engine.step.context import ForwardContext, Kept, PagedMetadata, running
 from runtime.engine.step.segments import Segment, plan_segments
 from runtime.kv.transfers import put
 from runtime.types import SegmentRun
@@ -40,7 +40,7 @@ def _segments(chains: tuple[tuple[str, tuple[str, ...]], ...]) -> tuple[Segment,
     return plan_segments(dict(chains))
 
 
-def segments_of(batches: Mapping[str, Rows]) -> tuple[Segment, ...]:
+def segments_of(batches: Mapping[str, ModelBatch]) -> tuple[Segment, ...]:
     """What a step over these models runs, in order."""
     return _segments(tuple((name, batch.model.chain) for name, batch in batches.items()))
 
@@ -49,11 +49,11 @@ def segments_of(batches: Mapping[str, Rows]) -> tuple[Segment, ...]:
 class Call:
     """Units [at, end) of a segment in one call, and what it is given. `key`: under which its rotary tables were asked for."""
 
-    program: Program
+    program: StepProgram
     at: int
     end: int
-    frame: Frame
-    paging: Paging | None
+    frame: ForwardContext
+    paging: PagedMetadata | None
     layers: Sequence[int | None]
     key: str | None
     rotary: tuple[Tensor, Tensor] | None
@@ -69,8 +69,8 @@ class StepRun:
 
     def __init__(
         self,
-        batches: Mapping[str, Rows],
-        frames: Frames,
+        batches: Mapping[str, ModelBatch],
+        frames: ContextSource,
         device: torch.device,
         trace: bool,
         picks: Mapping[str, Sequence[int]] | None = None,
@@ -153,7 +153,7 @@ class StepRun:
         if self._trace:
             self._record(segment, units, batches)
 
-    def _joined(self, segment: Segment, first: Unit) -> Tensor:
+    def _joined(self, segment: Segment, first: SharedComponent) -> Tensor:
         """What the segment starts from: token ids for an embedding, else its models' hidden states. [1, tokens(, width)]."""
         if first.kind == "embedding":
             return self._frames.ids(segment.models)
@@ -180,16 +180,16 @@ class StepRun:
         self._narrowed |= ripe
         return hidden if len(kept) == hidden.shape[1] else hidden[:, put(kept, self._device)]
 
-    def _behind(self, models: tuple[str, ...], adapters: _Keys) -> Frame:
+    def _behind(self, models: tuple[str, ...], adapters: _Keys) -> ForwardContext:
         """The frame of models of which some are narrowed."""
         parts = []
         for name in models:
             positions = self._frames.frame((name,), (None,)).positions
             picks = put(self._picks[name], self._device)
             parts.append(positions[:, picks] if name in self._narrowed else positions)
-        return Frame(torch.cat(parts, dim=1), (), adapter_spans(adapters, [self._width(name) for name in models]))
+        return ForwardContext(torch.cat(parts, dim=1), (), adapter_spans(adapters, [self._width(name) for name in models]))
 
-    def _run_unit(self, unit: Unit, segment: Segment, adapters: _Keys, layers: _Layers, hidden: Tensor) -> Tensor:
+    def _run_unit(self, unit: SharedComponent, segment: Segment, adapters: _Keys, layers: _Layers, hidden: Tensor) -> Tensor:
         if unit.masked:
             pieces = self._frames.pieces(segment.models, adapters, cast("tuple[int, ...]", layers), unit.rotary, hidden)
             return self._run_masked(unit, pieces, hidden)
@@ -206,7 +206,7 @@ class StepRun:
         return out
 
     def _run_ahead(
-        self, segment: Segment, uses: Sequence[tuple[Unit, _Keys, _Layers]], at: int, hidden: Tensor
+        self, segment: Segment, uses: Sequence[tuple[SharedComponent, _Keys, _Layers]], at: int, hidden: Tensor
     ) -> tuple[Tensor, int] | None:
         """Several units in one call, where the device can: what is behind them, and the number of the next one."""
         call = self._call(segment, uses, at, hidden)
@@ -215,7 +215,7 @@ class StepRun:
         self.calls.append(call)
         return call.program.run(hidden, call.frame, call.paging, call.layers, call.rotary), call.end
 
-    def _call(self, segment: Segment, uses: Sequence[tuple[Unit, _Keys, _Layers]], at: int, hidden: Tensor) -> Call | None:
+    def _call(self, segment: Segment, uses: Sequence[tuple[SharedComponent, _Keys, _Layers]], at: int, hidden: Tensor) -> Call | None:
         found = self._frames.program(segment.models, segment.units, [unit for unit, _, _ in uses], at)
         if found is None:
             return None
@@ -236,7 +236,7 @@ class StepRun:
         return Call(program, at, end, frame, paging, layers, key, rotary)
 
     @staticmethod
-    def _run_masked(unit: Unit, pieces: Iterable[Piece], hidden: Tensor) -> Tensor:
+    def _run_masked(unit: SharedComponent, pieces: Iterable[RowChunk], hidden: Tensor) -> Tensor:
         """A layer that attends by itself runs over one model's rows at a time, as a batch of rows."""
         parts = []
         for piece in pieces:
@@ -252,7 +252,7 @@ class StepRun:
         adapters = zip(*(model.adapters[start : start + count] for model, start in models), strict=True)
         return adapters, zip(*(model.kv_index[start : start + count] for model, start in models), strict=True)
 
-    def _run_head(self, unit: Unit, segment: Segment, adapters: _Keys, hidden: Tensor) -> None:
+    def _run_head(self, unit: SharedComponent, segment: Segment, adapters: _Keys, hidden: Tensor) -> None:
         """The head runs over the rows that need logits, not over every token."""
         counts = [len(self._picks[name]) for name in segment.models]
         if not sum(counts):
@@ -262,11 +262,11 @@ class StepRun:
             picks = [base + index for name, base in zip(segment.models, edges, strict=False) for index in self._picks[name]]
             hidden = hidden[:, put(picks, self._device)]
         nowhere = torch.zeros((1, sum(counts)), dtype=torch.int64, device=self._device)
-        with running(Frame(nowhere, (), adapter_spans(adapters, counts), kept=self._kept)):
+        with running(ForwardContext(nowhere, (), adapter_spans(adapters, counts), kept=self._kept)):
             logits: Tensor = unit.module(hidden)
         self._logits.update(zip(segment.models, torch.split(logits[0], counts), strict=True))
 
-    def _record(self, segment: Segment, units: Sequence[Unit], batches: Sequence[Rows]) -> None:
+    def _record(self, segment: Segment, units: Sequence[SharedComponent], batches: Sequence[ModelBatch]) -> None:
         """Note what ran; a stitch is told apart from the units around it."""
         start = segment.starts[0]
         layers = [placed.layer for placed in batches[0].model.manifest.components[start : start + len(units)]]
@@ -283,7 +283,7 @@ class StepRun:
             )
 
 
-def _told_apart(units: Sequence[Unit]) -> Iterator[tuple[int, int]]:
+def _told_apart(units: Sequence[SharedComponent]) -> Iterator[tuple[int, int]]:
     """Ranges of a segment's units: each stitch alone, what lies between together."""
     lo = 0
     for at, unit in enumerate(units):

@@ -1,6 +1,6 @@
 """The two ends of one direct link, each with a thread that makes the group and then waits for what was begun on it.
 
-    Outgoing     making -> ready: send …      over            Incoming     making -> ready: expect … came      over
+    Outgoing     making -> ready: send …      over            IncomingTensors     making -> ready: expect … came      over
 
 Contract: `begin` first. What is called from outside does not wait. A link that stands was proven: each end has made a token, told it by the
 cluster's own messages, and got it back over the link, so at the other end is who was spoken with. Then one sends and the other receives,
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from runtime.config import DirectConfig
-from runtime.engine.tensors.process_groups import Rail
+from runtime.engine.tensors.process_groups import ProcessGroup
 from runtime.engine.tensors.rendezvous import Rendezvous
 
 _TOKEN_BYTES = 32
@@ -46,7 +46,7 @@ Tell = Callable[[str, bytes], None]
 class _End:
     """What both have. `ended`: is called once, with the reason, unless it was closed; on any thread."""
 
-    def __init__(self, rail: Rail, config: DirectConfig, rank: int, tell: Tell, ended: Callable[[str], None], name: str) -> None:
+    def __init__(self, rail: ProcessGroup, config: DirectConfig, rank: int, tell: Tell, ended: Callable[[str], None], name: str) -> None:
         self._rail, self._config, self._rank, self._tell, self._ended = rail, config, rank, tell, ended
         self._store = Rendezvous(lambda key, value: tell(_STORE + key, value), config.making)
         self._token = secrets.token_bytes(_TOKEN_BYTES)
@@ -142,10 +142,10 @@ class _End:
         raise NotImplementedError
 
 
-class Outgoing(_End):
+class OutgoingTensors(_End):
     """The end that sends. Tensors are flat, of uint8."""
 
-    def __init__(self, rail: Rail, config: DirectConfig, tell: Tell, ended: Callable[[str], None], name: str) -> None:
+    def __init__(self, rail: ProcessGroup, config: DirectConfig, tell: Tell, ended: Callable[[str], None], name: str) -> None:
         super().__init__(rail, config, 0, tell, ended, f"to-{name}")
         self._under_way: queue.SimpleQueue[tuple[Any, Tensor] | None] = queue.SimpleQueue()
         self._nbytes = 0
@@ -194,12 +194,12 @@ class _Awaited:
     work: Any = None
 
 
-class Incoming(_End):
+class IncomingTensors(_End):
     """The end that receives. `came`: is called once for each ticket that is expected, with the tensor or why there is none, on any
     thread."""
 
     def __init__(
-        self, rail: Rail, config: DirectConfig, tell: Tell, ended: Callable[[str], None], came: Callable[[int, Tensor | None, str], None],
+        self, rail: ProcessGroup, config: DirectConfig, tell: Tell, ended: Callable[[str], None], came: Callable[[int, Tensor | None, str], None],
         name: str,
     ) -> None:  # fmt: skip
         super().__init__(rail, config, 1, tell, ended, f"from-{name}")

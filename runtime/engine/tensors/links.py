@@ -1,7 +1,7 @@
-"""Tensors between agents' devices without the host's memory (BL-33): `runtime.transport.interfaces.Direct` over a rail, an end for each way.
+"""Tensors between agents' devices without the host's memory (BL-33): `runtime.transport.interfaces.TensorTransport` over a rail, an end for each way.
 
-    send       arrays -> one flat tensor of bytes on the device (a view of it, where it is one array) -> Outgoing
-    came       Incoming -> one flat tensor -> arrays, views of it
+    send       arrays -> one flat tensor of bytes on the device (a view of it, where it is one array) -> OutgoingTensors
+    came       IncomingTensors -> one flat tensor -> arrays, views of it
 
 Contract: of the protocol: one thread calls, and nothing waits but what says so. Arrays are whatever the engine makes: bytes of the host, or
 flat tensors of uint8 (`engine.tensors.convert`); those that come are tensors, or, for an engine that knows none, bytes.
@@ -23,9 +23,9 @@ from runtime.chains import Array
 from runtime.config import DirectConfig
 from runtime.engine.tensors.checksum import checksum
 from runtime.engine.tensors.convert import bytes_of, flat_of, is_tensor
-from runtime.engine.tensors.endpoints import Incoming, Outgoing
-from runtime.engine.tensors.process_groups import Rail
-from runtime.transport.interfaces import CHECKSUM, Came, Said
+from runtime.engine.tensors.endpoints import IncomingTensors, OutgoingTensors
+from runtime.engine.tensors.process_groups import ProcessGroup
+from runtime.transport.interfaces import CHECKSUM, ArrivedTensor, PeerNotice
 
 _log = logging.getLogger(__name__)
 
@@ -38,15 +38,15 @@ warnings.filterwarnings("ignore", message="The given buffer is not writable")  #
 class DirectLinks:
     """See the top of the file. `as_bytes`: arrays come as bytes of the host's memory, which on a CPU costs nothing."""
 
-    def __init__(self, rail: Rail, config: DirectConfig, as_bytes: bool = False) -> None:
+    def __init__(self, rail: ProcessGroup, config: DirectConfig, as_bytes: bool = False) -> None:
         self._rail, self._config = rail, config
         self._shape: Callable[[Tensor], Any] = bytes_of if as_bytes else lambda data: data
         self._wake: Callable[[], None] = lambda: None
-        self._outgoing: dict[str, Outgoing] = {}
-        self._incoming: dict[str, Incoming] = {}
+        self._outgoing: dict[str, OutgoingTensors] = {}
+        self._incoming: dict[str, IncomingTensors] = {}
         self._announced: dict[tuple[str, int], tuple[Array, ...]] = {}
-        self._said: SimpleQueue[tuple[object, Said]] = SimpleQueue()
-        self._came: SimpleQueue[tuple[Incoming, str, int, Tensor | None, str]] = SimpleQueue()
+        self._said: SimpleQueue[tuple[object, PeerNotice]] = SimpleQueue()
+        self._came: SimpleQueue[tuple[IncomingTensors, str, int, Tensor | None, str]] = SimpleQueue()
 
     @property
     def rail(self) -> str:
@@ -60,8 +60,8 @@ class DirectLinks:
     def offer(self, peer: str) -> None:
         if peer in self._outgoing:
             return
-        end: Outgoing
-        end = Outgoing(
+        end: OutgoingTensors
+        end = OutgoingTensors(
             self._rail, self._config, lambda *told: self._tell(end, peer, True, *told), lambda why: self._ended(end, peer, why), peer
         )
         self._outgoing[peer] = end
@@ -79,8 +79,8 @@ class DirectLinks:
         if end is not None:
             end.end(f"the other end: {reason}")
 
-    def said(self) -> list[Said]:
-        out: list[Said] = []
+    def said(self) -> list[PeerNotice]:
+        out: list[PeerNotice] = []
         while not self._said.empty():
             end, said = self._said.get()
             if self._is_now(end, said.peer, said.outgoing):
@@ -131,14 +131,14 @@ class DirectLinks:
         self._announced[peer, ticket] = tuple(arrays)
         self._incoming[peer].expect(ticket, sum(map(_nbytes, arrays)))
 
-    def came(self) -> list[Came]:
-        out: list[Came] = []
+    def came(self) -> list[ArrivedTensor]:
+        out: list[ArrivedTensor] = []
         while not self._came.empty():
             end, peer, ticket, whole, error = self._came.get()
             if self._incoming.get(peer) is not end:
                 continue
             kinds = self._announced.pop((peer, ticket))
-            out.append(Came(peer, ticket, () if whole is None else self._cut(whole, kinds), error))
+            out.append(ArrivedTensor(peer, ticket, () if whole is None else self._cut(whole, kinds), error))
         return out
 
     # -- arrays wherever they lie ----------------------------------------------------------------------------------------
@@ -161,8 +161,8 @@ class DirectLinks:
     # -- inside ----------------------------------------------------------------------------------------------------------
 
     def _accept(self, peer: str) -> None:
-        end: Incoming
-        end = Incoming(
+        end: IncomingTensors
+        end = IncomingTensors(
             self._rail, self._config, lambda *told: self._tell(end, peer, False, *told), lambda why: self._ended(end, peer, why, False),
             lambda *what: self._arrived(end, peer, *what), peer,
         )  # fmt: skip
@@ -170,17 +170,17 @@ class DirectLinks:
         end.begin()
 
     def _tell(self, end: object, peer: str, outgoing: bool, key: str, value: bytes) -> None:
-        self._said.put((end, Said(peer, outgoing, key, value)))
+        self._said.put((end, PeerNotice(peer, outgoing, key, value)))
         self._wake()
 
     def _ended(self, end: object, peer: str, reason: str, outgoing: bool = True) -> None:
         if self._is_now(end, peer, outgoing):
             way = "to" if outgoing else "from"
             _log.warning("the direct link %s %s is over, tensors go by the host's memory: %s", way, peer, reason)
-        self._said.put((end, Said(peer, outgoing, "", b"", reason)))
+        self._said.put((end, PeerNotice(peer, outgoing, "", b"", reason)))
         self._wake()
 
-    def _arrived(self, end: Incoming, peer: str, ticket: int, whole: Tensor | None, error: str) -> None:
+    def _arrived(self, end: IncomingTensors, peer: str, ticket: int, whole: Tensor | None, error: str) -> None:
         self._came.put((end, peer, ticket, whole, error))
         self._wake()
 

@@ -33,8 +33,8 @@ _LOOK = 50e-6
 _TAGS = 1 << 31
 
 
-class Rail(Protocol):
-    """`device`: where tensors lie. `name`: as `runtime.transport.interfaces.Direct.rail`."""
+class ProcessGroup(Protocol):
+    """`device`: where tensors lie. `name`: as `runtime.transport.interfaces.TensorTransport.rail`."""
 
     device: torch.device
 
@@ -146,7 +146,7 @@ class Nccl:
         group.abort()
 
 
-def rail_for(device: torch.device, host: str) -> Rail:
+def rail_for(device: torch.device, host: str) -> ProcessGroup:
     """Raises NotServable where torch has none for such devices."""
     if device.type == "cpu":
         return Gloo(host)

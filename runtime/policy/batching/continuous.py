@@ -54,7 +54,7 @@ class DeviceSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class TokenShare:
     """What one sequence gets of a step: the next `tokens` of its context, and `groups` more page groups for them."""
 
     seq: str
@@ -67,7 +67,7 @@ class Share:
 class BatchDecision:
     """One step. `preempted` lose their pages before anything else; `admitted` are among the `shares`."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[TokenShare, ...]
     admitted: tuple[str, ...] = ()
     preempted: tuple[str, ...] = ()
 
@@ -92,7 +92,7 @@ class _Step:
         self._max_sequences = config.max_sequences
         self._watermark = math.ceil(config.watermark * snapshot.capacity)
         self._short_of_pages = False
-        self._shares: dict[str, Share] = {}
+        self._shares: dict[str, TokenShare] = {}
         self._admitted: list[SequenceView] = []
         self._preempted: list[str] = []
 
@@ -151,7 +151,7 @@ class _Step:
         groups = max(0, groups_for(view.spec, view.computed + tokens) - view.groups)
         self._budget -= tokens - self._given(view)
         self._free -= (groups - self._given_groups(view)) * view.spec.kv_layers
-        self._shares[view.seq] = Share(view.seq, tokens, groups, view.phase)
+        self._shares[view.seq] = TokenShare(view.seq, tokens, groups, view.phase)
 
     def _given(self, view: SequenceView) -> int:
         share = self._shares.get(view.seq)

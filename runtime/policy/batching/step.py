@@ -23,7 +23,7 @@ from typing import Protocol
 
 
 class HopRow(Protocol):
-    """A row in an entry queue, as whoever keeps it has it; `Waiting` is the plain one."""
+    """A row in an entry queue, as whoever keeps it has it; `WaitingRow` is the plain one."""
 
     @property
     def name(self) -> str: ...
@@ -45,7 +45,7 @@ class HopRow(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingRow:
     """A row in an entry queue. `name`: of the sequence in that stage; `holds`: K and V of it are here; `since`: when it came, in ns;
     `divisible`: a part of its tokens may run first."""
 

@@ -98,7 +98,7 @@ def _chunk(first: int, last: int, tokens: int, costs: Costs, context: int) -> fl
     return costs.chunk(context + lo, hi - lo) if hi > lo else 0.0
 
 
-class Stage(Enum):
+class MigrationStage(Enum):
     """What follows a stage of a move whose sequence runs on at the source."""
 
     CONTINUE = "continue"
@@ -106,9 +106,9 @@ class Stage(Enum):
     GIVE_UP = "give up"
 
 
-def next_stage(remaining_groups: int, stages: int, limit_groups: int, max_stages: int) -> Stage:
+def next_stage(remaining_groups: int, stages: int, limit_groups: int, max_stages: int) -> MigrationStage:
     """After `stages` stages `remaining_groups` have come up meanwhile: ship them as it runs (CONTINUE), stop it and ship the rest (FINAL),
     or leave it where it is, for it grows faster than it moves (GIVE_UP). Few enough is final whatever the number of stages (Llumnix)."""
     if remaining_groups <= limit_groups:
-        return Stage.FINAL
-    return Stage.GIVE_UP if stages >= max_stages else Stage.CONTINUE
+        return MigrationStage.FINAL
+    return MigrationStage.GIVE_UP if stages >= max_stages else MigrationStage.CONTINUE

@@ -27,15 +27,15 @@ class Mover:
 
 
 @dataclass(frozen=True, slots=True)
-class Ranked:
+class RankedMove:
     """A sequence in the order of moves, and how many of its pages others hold too."""
 
     mover: Mover
     shared: int
 
 
-def order_moves(movers: Sequence[Mover], stay: Collection[Mover] = ()) -> tuple[Ranked, ...]:
+def order_moves(movers: Sequence[Mover], stay: Collection[Mover] = ()) -> tuple[RankedMove, ...]:
     """The paper's order (section 5.1): fewer shared pages first, then who resumes sooner, then by name. `stay`: others on the device."""
     holders = Counter(page for each in (*movers, *stay) for page in each.pages)
-    ranked = [Ranked(each, sum(holders[page] > 1 for page in each.pages)) for each in movers]
+    ranked = [RankedMove(each, sum(holders[page] > 1 for page in each.pages)) for each in movers]
     return tuple(sorted(ranked, key=lambda one: (one.shared, one.mover.resume, one.mover.seq)))

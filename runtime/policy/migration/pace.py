@@ -10,7 +10,7 @@ from typing import Literal
 
 
 @dataclass(slots=True)
-class Pace:
+class MigrationPace:
     """`front`, `back`: nanoseconds for a page group, the latest; None before the first. `front_since`, `back_since`: when each began what
     it is at (the back: the oldest that has not come)."""
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class PausedSequence:
     """A sequence that waits since `called`. `expected`: how long it will, where that is known; None where it is not."""
 
     seq: str
@@ -34,7 +34,7 @@ class Foresight:
     again: int | None
 
 
-def foresee(pause: Pause, migration: int, now: int, margin: float = 1.0) -> Foresight:
+def foresee(pause: PausedSequence, migration: int, now: int, margin: float = 1.0) -> Foresight:
     """Decide for one paused sequence whose move would take `migration`. Raises ValueError for a pause that has not begun."""
     paused = now - pause.called
     if paused < 0:

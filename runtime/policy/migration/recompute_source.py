@@ -20,7 +20,7 @@ Origin = Literal["tokens", "inputs", "none"]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RecomputeRun:
     """Blocks that are to move. `lo`: their first component; `hop`: the first component of the stage that they run in now.
 
     `tokens`: computed so far; `virtual`: the sequence begins with positions that are no tokens. `keeps`: bytes that the source keeps of
@@ -47,7 +47,7 @@ class Front:
     upstream: int = 0
 
 
-def front_of(run: Run, copy: bool = True) -> Front:
+def front_of(run: RecomputeRun, copy: bool = True) -> Front:
     """Where the front of a move starts from; without `copy`, whatever there is, however dear."""
     if run.lo == 0:
         return Front("none", "its first positions are no tokens") if run.virtual else Front("tokens")

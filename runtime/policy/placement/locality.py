@@ -1,6 +1,6 @@
 """On which devices block instances should be: near those they exchange rows with (BL-26), or packed tightly (its baseline).
 
-    traffic(a, b)  = rows that went from block a straight to block b in a period, counted: `Cluster.pairs`
+    traffic(a, b)  = rows that went from block a straight to block b in a period, counted: `ClusterLayout.pairs`
     crossing(a, b) = traffic(a, b) * the part of a's instances on whose server there is no b
 
 for an instance of a sends to a b beside it if there is one, and a's instances are taken to be used alike. `locality` makes small the sum of
@@ -23,13 +23,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from runtime.policy.placement.traffic import NEAR, Ledger, Pairs, Step, Traffic
+from runtime.policy.placement.traffic import NEAR, Pairs, Traffic, TrafficLedger, TrafficStep
 
 Policy = Literal["locality", "frag-min"]
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class DeviceRoom:
     """`free`: bytes for weights beside those of the instances that are there."""
 
     name: str
@@ -47,11 +47,11 @@ class Instance:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterLayout:
     """What there is. `nbytes` of each block; `pairs`: (sender, receiver) -> rows in the period; `near`: what a row between two devices of a
     server costs, of one between servers."""
 
-    devices: tuple[Device, ...]
+    devices: tuple[DeviceRoom, ...]
     instances: tuple[Instance, ...]
     nbytes: Mapping[str, int]
     pairs: Pairs
@@ -59,7 +59,7 @@ class Cluster:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedInstance:
     """A new instance of a block. `left`: bytes free on its device when all are placed."""
 
     block: str
@@ -71,7 +71,7 @@ class Placed:
 class Placement:
     """Where new instances go. `unplaced`: blocks that found no room. `traffic`: of all instances then."""
 
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedInstance, ...]
     unplaced: tuple[str, ...]
     traffic: Traffic
 
@@ -89,7 +89,7 @@ class MoveCosts:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class InstanceMove:
     """Load a block on `target`, then drain and drop it on `source`. Moves are made in order, each one whole before the next.
 
     `saved`: weighted crossings per period; `gain`, `cost`: seconds. The two moves of a swap carry those of both together.
@@ -107,7 +107,7 @@ class Move:
 class Rearrangement:
     """Moves, best first, and the traffic per period without and with them."""
 
-    moves: tuple[Move, ...]
+    moves: tuple[InstanceMove, ...]
     before: Traffic
     after: Traffic
 
@@ -120,7 +120,7 @@ def blend(
     return {pair: count for pair, count in mixed.items() if count >= 0.5}
 
 
-def place(blocks: Sequence[str], cluster: Cluster, policy: Policy = "locality", effort: int = 20_000) -> Placement:
+def place(blocks: Sequence[str], cluster: ClusterLayout, policy: Policy = "locality", effort: int = 20_000) -> Placement:
     """Find devices for new instances of `blocks` (one named twice gets two). `effort`: steps that the local search may look at.
 
     frag-min is best fit: larger blocks first, each where least is left over.
@@ -136,15 +136,15 @@ def place(blocks: Sequence[str], cluster: Cluster, policy: Policy = "locality", 
     return min(results, key=lambda one: (len(one.unplaced), one.traffic.weight))
 
 
-def rearrange(cluster: Cluster, costs: MoveCosts, now: int, effort: int = 5_000) -> Rearrangement:
+def rearrange(cluster: ClusterLayout, costs: MoveCosts, now: int, effort: int = 5_000) -> Rearrangement:
     """Moves that pay, given how rows went lately; none of an instance that came within the last period. `effort`: steps looked at."""
     ledger = _ledger(cluster)
     before = ledger.traffic()
     settled = {(each.block, each.device) for each in cluster.instances if now - each.moved >= costs.period}
     offers = [made for steps in islice(_steps(ledger, settled), effort) if (made := _valued(steps, ledger, costs))]
-    moves: list[Move] = []
+    moves: list[InstanceMove] = []
     for offer in sorted(offers, key=lambda made: made[0].cost - made[0].gain):
-        steps = tuple(Step(move.block, move.source, move.target) for move in offer)
+        steps = tuple(TrafficStep(move.block, move.source, move.target) for move in offer)
         if len(moves) + len(steps) > costs.most or not {(step.block, step.source) for step in steps} <= settled:
             continue
         again = _valued(steps, ledger, costs) if ledger.allows(steps, transient=True) else ()  # others have moved since
@@ -158,18 +158,20 @@ def rearrange(cluster: Cluster, costs: MoveCosts, now: int, effort: int = 5_000)
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
-def _steps(ledger: Ledger, movable: Collection[tuple[str, str]]) -> Iterator[tuple[Step, ...]]:
+def _steps(ledger: TrafficLedger, movable: Collection[tuple[str, str]]) -> Iterator[tuple[TrafficStep, ...]]:
     """All steps of instances that may move, those with the most traffic first."""
     there = _by_device(movable)
     for block, source in _busiest(ledger, movable):
         yield from _steps_of(ledger, block, source, there, transient=True)
 
 
-def _steps_of(ledger: Ledger, block: str, source: str, there: Mapping[str, Sequence[str]], transient: bool) -> Iterator[tuple[Step, ...]]:
+def _steps_of(
+    ledger: TrafficLedger, block: str, source: str, there: Mapping[str, Sequence[str]], transient: bool
+) -> Iterator[tuple[TrafficStep, ...]]:
     """Steps that bring an instance to a server of its partners: alone where there is room, else together with one that makes room, which
     goes to where the first one was or to where it fits best; and steps that bring it and a partner to a device that holds both."""
     for target in ledger.near_to(block):
-        here = Step(block, source, target)
+        here = TrafficStep(block, source, target)
         if ledger.has(block, target):
             continue
         if ledger.allows([here], transient):
@@ -178,19 +180,21 @@ def _steps_of(ledger: Ledger, block: str, source: str, there: Mapping[str, Seque
         for other in there.get(target, ()):
             for aside in dict.fromkeys((source, ledger.best_fit(other))):
                 if aside is not None and aside != target:
-                    yield from _allowed(ledger, (Step(other, target, aside), here), transient)
+                    yield from _allowed(ledger, (TrafficStep(other, target, aside), here), transient)
     for partner, device in ledger.partners(block):
         target_for_both = ledger.best_fit(block, beside=partner)
         if target_for_both is not None and partner in there.get(device, ()):
-            yield from _allowed(ledger, (Step(block, source, target_for_both), Step(partner, device, target_for_both)), transient)
+            yield from _allowed(
+                ledger, (TrafficStep(block, source, target_for_both), TrafficStep(partner, device, target_for_both)), transient
+            )
 
 
-def _allowed(ledger: Ledger, steps: tuple[Step, ...], transient: bool) -> Iterator[tuple[Step, ...]]:
+def _allowed(ledger: TrafficLedger, steps: tuple[TrafficStep, ...], transient: bool) -> Iterator[tuple[TrafficStep, ...]]:
     if ledger.allows(steps, transient):
         yield steps
 
 
-def _busiest(ledger: Ledger, instances: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
+def _busiest(ledger: TrafficLedger, instances: Collection[tuple[str, str]]) -> list[tuple[str, str]]:
     """Those that have traffic to save, the most first."""
     weights = {block: ledger.weight_of([block]) for block in {block for block, _ in instances}}
     return sorted((each for each in instances if weights[each[0]]), key=lambda each: (-weights[each[0]], each))
@@ -203,38 +207,38 @@ def _by_device(instances: Collection[tuple[str, str]]) -> dict[str, list[str]]:
     return there
 
 
-def _valued(steps: tuple[Step, ...], ledger: Ledger, costs: MoveCosts) -> tuple[Move, ...]:
+def _valued(steps: tuple[TrafficStep, ...], ledger: TrafficLedger, costs: MoveCosts) -> tuple[InstanceMove, ...]:
     """The steps as moves, if they pay; else none."""
     saved = ledger.saved_by(steps)
     gain = saved * costs.crossing
     cost = sum(ledger.nbytes[step.block] for step in steps) * costs.nbyte
     if saved <= 0 or gain <= costs.margin * cost:
         return ()
-    return tuple(Move(step.block, step.source, step.target, saved, gain, cost) for step in steps)
+    return tuple(InstanceMove(step.block, step.source, step.target, saved, gain, cost) for step in steps)
 
 
 # -- new instances -----------------------------------------------------------------------------------------------------
 
 
-def _ledger(cluster: Cluster) -> Ledger:
+def _ledger(cluster: ClusterLayout) -> TrafficLedger:
     servers = {each.name: each.server for each in cluster.devices}
     free = {each.name: each.free for each in cluster.devices}
     for each in cluster.instances:
         free[each.device] += cluster.nbytes[each.block]  # adding it takes that off again
-    ledger = Ledger(servers, free, cluster.nbytes, cluster.pairs, cluster.near)
+    ledger = TrafficLedger(servers, free, cluster.nbytes, cluster.pairs, cluster.near)
     for each in cluster.instances:
         ledger.add(each.block, each.device)
     return ledger
 
 
-def _by_traffic(blocks: Sequence[str], cluster: Cluster) -> list[str]:
+def _by_traffic(blocks: Sequence[str], cluster: ClusterLayout) -> list[str]:
     """Blocks in the order in which the busiest pairs name them; the rest behind them."""
     pairs = sorted(cluster.pairs, key=lambda pair: (-cluster.pairs[pair], pair))
     rank = {block: place for place, block in reversed(list(enumerate(block for pair in pairs for block in pair)))}
     return sorted(blocks, key=lambda block: rank.get(block, len(pairs) * 2))
 
 
-def _filled(blocks: Sequence[str], cluster: Cluster, packed: bool) -> _Filled:
+def _filled(blocks: Sequence[str], cluster: ClusterLayout, packed: bool) -> _Filled:
     """One after another: where least is left over, or where least traffic is added and of equals least is left over."""
     ledger = _ledger(cluster)
     placed: list[tuple[str, str]] = []
@@ -249,7 +253,7 @@ def _filled(blocks: Sequence[str], cluster: Cluster, packed: bool) -> _Filled:
     return ledger, placed
 
 
-def _improve(ledger: Ledger, placed: list[tuple[str, str]], effort: int) -> None:
+def _improve(ledger: TrafficLedger, placed: list[tuple[str, str]], effort: int) -> None:
     """Let each instance take its best step, round after round, until none saves traffic or `effort` steps have been looked at. In place:
     nothing is loaded yet."""
     improved = True
@@ -266,18 +270,18 @@ def _improve(ledger: Ledger, placed: list[tuple[str, str]], effort: int) -> None
                 _take(ledger, placed, best)
 
 
-def _take(ledger: Ledger, placed: list[tuple[str, str]], steps: tuple[Step, ...]) -> None:
+def _take(ledger: TrafficLedger, placed: list[tuple[str, str]], steps: tuple[TrafficStep, ...]) -> None:
     for step in steps:
         ledger.move(step)
         placed[placed.index((step.block, step.source))] = (step.block, step.target)
 
 
-def _result(filled: _Filled, blocks: Sequence[str], cluster: Cluster) -> Placement:
+def _result(filled: _Filled, blocks: Sequence[str], cluster: ClusterLayout) -> Placement:
     ledger, placed = filled
     unplaced = Counter(blocks) - Counter(block for block, _ in placed)
     return Placement(
-        tuple(Placed(block, device, ledger.free[device]) for block, device in placed), tuple(unplaced.elements()), ledger.traffic()
+        tuple(PlacedInstance(block, device, ledger.free[device]) for block, device in placed), tuple(unplaced.elements()), ledger.traffic()
     )
 
 
-_Filled = tuple[Ledger, list[tuple[str, str]]]
+_Filled = tuple[TrafficLedger, list[tuple[str, str]]]

@@ -33,7 +33,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrafficStep:
     """An instance of a block goes from one device to another."""
 
     block: str
@@ -41,7 +41,7 @@ class Step:
     target: str
 
 
-class Ledger:
+class TrafficLedger:
     """`servers`: device -> server; `free`: device -> bytes; `pairs`: (sender, receiver) -> rows; `near`: as in `Traffic`."""
 
     def __init__(
@@ -76,7 +76,7 @@ class Ledger:
             del near[server]
         self.free[device] += self.nbytes[block]
 
-    def move(self, step: Step) -> None:
+    def move(self, step: TrafficStep) -> None:
         """Take an instance from one device to another."""
         self.remove(step.block, step.source)
         self.add(step.block, step.target)
@@ -98,7 +98,7 @@ class Ledger:
         fitting = (each for each in free if free[each] >= needed and each not in taken)
         return min(fitting, key=free.__getitem__, default=None)
 
-    def allows(self, steps: Sequence[Step], transient: bool) -> bool:
+    def allows(self, steps: Sequence[TrafficStep], transient: bool) -> bool:
         """Whether memory suffices for the steps: at each moment, loading before dropping (`transient`), or only in the end."""
         change: Counter[str] = Counter()
         for step in steps:
@@ -120,7 +120,7 @@ class Ledger:
         """Of pairs with any of these blocks in them."""
         return self._sum({pair: rows for block in blocks for pair, rows in self._pairs.get(block, {}).items()}).weight
 
-    def saved_by(self, steps: Sequence[Step]) -> float:
+    def saved_by(self, steps: Sequence[TrafficStep]) -> float:
         """How much less weight there would be after these steps; negative for more."""
         blocks = [step.block for step in steps]
         before = self.weight_of(blocks)
@@ -128,7 +128,7 @@ class Ledger:
             self.move(step)
         after = self.weight_of(blocks)
         for step in reversed(steps):
-            self.move(Step(step.block, step.target, step.source))
+            self.move(TrafficStep(step.block, step.target, step.source))
         return before - after
 
     def weight_with(self, block: str, device: str) -> float:

@@ -21,7 +21,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class BidRefused:
     """This device does not run it. `exhausted`: nobody is left who could, so that it must be offered anew."""
 
     reason: str
@@ -49,28 +49,28 @@ class Bids:
             raise ValueError(f"hop {hop} cannot be offered to {len(devices)} devices")
         self._offers[hop] = _Offer(list(dict.fromkeys(devices)))
 
-    def accept(self, hop: str, device: str) -> Accepted | Refused:
+    def accept(self, hop: str, device: str) -> Accepted | BidRefused:
         """A device would run it. A second time from the winner is refused too: it runs already."""
         offer = self._offers.get(hop)
         if offer is None:
-            return Refused("there is no such offer")
+            return BidRefused("there is no such offer")
         if offer.winner is not None:
-            return Refused(f"{offer.winner} has it")
+            return BidRefused(f"{offer.winner} has it")
         if device not in offer.asked:
-            return Refused("it was not asked")
+            return BidRefused("it was not asked")
         offer.winner = device
         return Accepted(device, tuple(each for each in offer.asked if each != device))
 
-    def decline(self, hop: str, device: str) -> Refused:
+    def decline(self, hop: str, device: str) -> BidRefused:
         """A device cannot run it, or is gone. If it had it, or was the last one asked, the hop is `exhausted` and its offer closed."""
         offer = self._offers.get(hop)
         if offer is None or device not in offer.asked:
-            return Refused("there is no such offer")
+            return BidRefused("there is no such offer")
         offer.asked.remove(device)
         exhausted = offer.winner == device or not offer.asked
         if exhausted:
             del self._offers[hop]
-        return Refused("it declined", exhausted)
+        return BidRefused("it declined", exhausted)
 
     def lost(self, device: str) -> tuple[str, ...]:
         """A device is gone: hops that must be offered anew, because it had them or was the last one asked."""

@@ -51,7 +51,7 @@ def choose(adds: Sequence[Mapping[str, float]], enters: Mapping[str, float], hop
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ReadShare:
     """Sequences of a device that use the same blocks: `count` of them, each with `kv` bytes of pages; `weights`: of blocks that nobody
     else there uses."""
 
@@ -61,7 +61,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class ReadSpot:
     """A device that could take a copy. `reads`: bytes of a step now, for `load` sequences; `adds`: weights that it would read beside;
     `room`: bytes of weights it still takes, of which the copy needs `more`; 0 where it holds all of it."""
 
@@ -83,7 +83,7 @@ class Relief:
     gain: float
 
 
-def relieve(load: float, reads: float, share: Share, spots: Sequence[Spot]) -> Relief | None:
+def relieve(load: float, reads: float, share: ReadShare, spots: Sequence[ReadSpot]) -> Relief | None:
     """All or half of a share to one of the spots, whichever saves most; None where nothing saves enough."""
     best: Relief | None = None
     for spot in spots:

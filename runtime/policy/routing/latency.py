@@ -19,7 +19,7 @@ from runtime.policy.profiles import BlockProfile, LinkProfile
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class RowWork:
     """A batch in a queue or a request in hand: `rows` that attend to `context` tokens."""
 
     rows: int
@@ -37,7 +37,7 @@ class Candidate:
 
     name: str
     block: BlockProfile
-    queue: tuple[Work, ...] = ()
+    queue: tuple[RowWork, ...] = ()
     joins: int = 0
     request_bytes: int = 0
     transfer: LinkProfile | None = None
@@ -78,7 +78,7 @@ def swap_seconds(candidate: Candidate) -> float:
     return out + (block.load_seconds if candidate.way_in is None else candidate.way_in.seconds(block.nbytes))
 
 
-def latency_of(candidate: Candidate, work: Work) -> Latency:
+def latency_of(candidate: Candidate, work: RowWork) -> Latency:
     """The four terms for one request on one candidate."""
     compute = candidate.block.decode
     transfer = candidate.transfer.seconds(candidate.request_bytes) if candidate.transfer is not None else 0.0
@@ -92,7 +92,7 @@ def latency_of(candidate: Candidate, work: Work) -> Latency:
     )
 
 
-def choose(candidates: Sequence[Candidate], work: Work) -> Choice:
+def choose(candidates: Sequence[Candidate], work: RowWork) -> Choice:
     """The candidate with the least latency; of equals the first. Raises ValueError without candidates."""
     if not candidates:
         raise ValueError("there is no candidate to choose from")

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from runtime.policy.profiles import BlockProfile
-from runtime.policy.routing.latency import Candidate, Choice, Work, choose
+from runtime.policy.routing.latency import Candidate, Choice, RowWork, choose
 from runtime.types import ModelSpec
 
 
@@ -29,11 +29,11 @@ class Side:
 
 def decide(exact: Side, rewriting: Side, context: int) -> Choice:
     """Choose for one request. `context`: tokens that it attends to, about; those of other rows are taken for as many."""
-    return choose([_candidate(exact, rewriting, context), _candidate(rewriting, exact, context)], Work(1, context))
+    return choose([_candidate(exact, rewriting, context), _candidate(rewriting, exact, context)], RowWork(1, context))
 
 
 def _candidate(own: Side, other: Side, context: int) -> Candidate:
-    return Candidate(own.name, own.chain, (Work(other.rows, context),) if other.rows else (), joins=own.rows)
+    return Candidate(own.name, own.chain, (RowWork(other.rows, context),) if other.rows else (), joins=own.rows)
 
 
 def rows_beside(name: str, specs: Iterable[ModelSpec], rows: dict[str, int]) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from runtime.policy.routing.latency import Candidate, Latency, Work, latency_of
+from runtime.policy.routing.latency import Candidate, Latency, RowWork, latency_of
 
 Kind = Literal["own", "equivalent", "stitched"]
 Rule = Literal["owner", "latency", "accuracy"]
@@ -78,7 +78,7 @@ class Nowhere:
     rated: tuple[Rated, ...]
 
 
-def dispatch(options: Sequence[Option], work: Work, adaptive: bool, limits: DispatchLimits) -> Dispatch | Nowhere:
+def dispatch(options: Sequence[Option], work: RowWork, adaptive: bool, limits: DispatchLimits) -> Dispatch | Nowhere:
     """Choose for one hop. Of equals the first."""
     rated = tuple(Rated(each, latency_of(each.candidate, work), _why_out(each, adaptive, limits)) for each in options)
     able = [each for each in rated if not each.out]

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from runtime.policy.migration.order import Mover, order_moves
-from runtime.policy.placement.locality import Cluster, Instance, place
+from runtime.policy.placement.locality import ClusterLayout, Instance, place
 from runtime.policy.placement.locality import Policy as Placing
 
 
@@ -39,7 +39,7 @@ class ScalingLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class BlockDemand:
     """A block instance. `queue`: rows waiting, of at most `longest` before memory is full. `held`: sequences whose pages are here and could
     move; `idle_since`: since when nothing waited or ran, nanoseconds; None while something does."""
 
@@ -79,7 +79,7 @@ class Even:
 
 
 @dataclass(frozen=True, slots=True)
-class Down:
+class ScaleDown:
     """Drop `block` from `device` once `moves`, (sequence, device), are made."""
 
     block: str
@@ -92,14 +92,14 @@ class Scaling:
     """What to do. `refused`: blocks that need an instance that fits nowhere."""
 
     ups: tuple[Up, ...]
-    downs: tuple[Down, ...]
+    downs: tuple[ScaleDown, ...]
     refused: tuple[str, ...]
     evens: tuple[Even, ...] = ()
 
 
 def scale(
-    loads: Sequence[Load],
-    cluster: Cluster,
+    loads: Sequence[BlockDemand],
+    cluster: ClusterLayout,
     pages: Mapping[str, int],
     changed: Mapping[str, int],
     limits: ScalingLimits,
@@ -122,9 +122,9 @@ def scale(
     return Scaling(tuple(ups), tuple(downs), tuple(refused), tuple(evens))
 
 
-def _evens(loads: Sequence[Load], pages: dict[str, int], limits: ScalingLimits) -> list[Even]:
+def _evens(loads: Sequence[BlockDemand], pages: dict[str, int], limits: ScalingLimits) -> list[Even]:
     """For each instance that is too busy the least busy one of its block, where that is under `low`."""
-    idle: dict[str, Load] = {}
+    idle: dict[str, BlockDemand] = {}
     for each in loads:
         if each.part < limits.low and (each.block not in idle or each.part < idle[each.block].part):
             idle[each.block] = each
@@ -139,7 +139,7 @@ def _evens(loads: Sequence[Load], pages: dict[str, int], limits: ScalingLimits) 
 
 
 def _ups(
-    loads: Sequence[Load], cluster: Cluster, pages: dict[str, int], limits: ScalingLimits, placing: Placing
+    loads: Sequence[BlockDemand], cluster: ClusterLayout, pages: dict[str, int], limits: ScalingLimits, placing: Placing
 ) -> tuple[list[Up], list[str]]:
     """One new instance for each that is too busy, while memory lasts."""
     ups: list[Up] = []
@@ -159,7 +159,7 @@ def _ups(
     return ups, list(dict.fromkeys(refused))
 
 
-def _with(cluster: Cluster, block: str, device: str) -> Cluster:
+def _with(cluster: ClusterLayout, block: str, device: str) -> ClusterLayout:
     """The cluster with one more instance."""
     nbytes = cluster.nbytes[block]
     devices = tuple(replace(each, free=each.free - nbytes) if each.name == device else each for each in cluster.devices)
@@ -177,12 +177,12 @@ def _half(held: Sequence[Mover], room: int) -> list[Mover]:
     return chosen
 
 
-def _downs(loads: Sequence[Load], pages: dict[str, int], limits: ScalingLimits, now: int) -> list[Down]:
+def _downs(loads: Sequence[BlockDemand], pages: dict[str, int], limits: ScalingLimits, now: int) -> list[ScaleDown]:
     """At most one instance of each block: the one that has been idle for longest, if what is paused there finds room elsewhere."""
-    by_block: dict[str, list[Load]] = {}
+    by_block: dict[str, list[BlockDemand]] = {}
     for each in loads:
         by_block.setdefault(each.block, []).append(each)
-    downs: list[Down] = []
+    downs: list[ScaleDown] = []
     for block, instances in sorted(by_block.items()):
         idle = [(each.idle_since, each) for each in instances if each.idle_since is not None and now - each.idle_since >= limits.idle]
         if not idle or len(instances) < 2:
@@ -193,11 +193,11 @@ def _downs(loads: Sequence[Load], pages: dict[str, int], limits: ScalingLimits, 
         if moves is not None and all(each.part < limits.low for each in others):
             for mover, device in moves:
                 pages[device] -= len(mover.pages)
-            downs.append(Down(block, leaving.device, tuple((mover.seq, device) for mover, device in moves)))
+            downs.append(ScaleDown(block, leaving.device, tuple((mover.seq, device) for mover, device in moves)))
     return downs
 
 
-def _elsewhere(held: Sequence[Mover], others: Sequence[Load], pages: Mapping[str, int]) -> list[tuple[Mover, str]] | None:
+def _elsewhere(held: Sequence[Mover], others: Sequence[BlockDemand], pages: Mapping[str, int]) -> list[tuple[Mover, str]] | None:
     """A device for each sequence, the one with the most room; None if one finds none."""
     room = {each.device: pages.get(each.device, 0) for each in others}
     moves: list[tuple[Mover, str]] = []

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class ReplicaSpot:
     """A device that could take a copy. `load`: sequences; `room`: bytes of weights; `more`: bytes that it needs beside what is there."""
 
     device: str
@@ -31,7 +31,7 @@ class Widened:
     moves: int
 
 
-def widen(load: float, share: int, spots: Sequence[Spot], margin: int) -> Widened | None:
+def widen(load: float, share: int, spots: Sequence[ReplicaSpot], margin: int) -> Widened | None:
     """Choose for one part of a chain on one device; None where no device with room has more than `margin` sequences less, or too few of
     the part's would go."""
     fitting = [spot for spot in spots if spot.more <= spot.room and load - spot.load > margin]

@@ -23,7 +23,7 @@ from itertools import pairwise
 
 
 @dataclass(frozen=True, slots=True)
-class Bottleneck:
+class SlowHop:
     """A block instance, and seconds that its queue takes to drain."""
 
     block: str
@@ -35,7 +35,7 @@ class Bottleneck:
 class PassedBy:
     """An instance that its queue would have chosen, and why it was not."""
 
-    instance: Bottleneck
+    instance: SlowHop
     reason: str
 
 
@@ -43,12 +43,12 @@ class PassedBy:
 class Speculated:
     """`chosen`, the longest queue first, at most `most`."""
 
-    chosen: tuple[Bottleneck, ...]
+    chosen: tuple[SlowHop, ...]
     most: int
     passed_by: tuple[PassedBy, ...]
 
 
-def choose(instances: Sequence[Bottleneck], chains: Sequence[Sequence[str]], surrogates: Collection[str], top: float = 0.1) -> Speculated:
+def choose(instances: Sequence[SlowHop], chains: Sequence[Sequence[str]], surrogates: Collection[str], top: float = 0.1) -> Speculated:
     """Which instances speculate now. `chains`: their blocks in order; `surrogates`: blocks that have one. Raises ValueError unless `top` is
     a part of one."""
     if not 0 <= top <= 1:
@@ -56,7 +56,7 @@ def choose(instances: Sequence[Bottleneck], chains: Sequence[Sequence[str]], sur
     most = math.ceil(top * len(instances) - 1e-9)
     last = {chain[-1] for chain in chains if chain}
     beside = _neighbours(chains)
-    chosen: list[Bottleneck] = []
+    chosen: list[SlowHop] = []
     passed_by: list[PassedBy] = []
     for each in sorted(instances, key=lambda one: (-one.drain, one.block, one.device)):
         if len(chosen) == most or each.drain <= 0:

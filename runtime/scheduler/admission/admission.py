@@ -17,12 +17,12 @@ from runtime.control.sequence import Rank
 from runtime.kv.pages import groups_for
 from runtime.policy.routing.latency import Latency
 from runtime.policy.routing.paths import path_cost
-from runtime.scheduler.admission.variant_choice import Adaptive
+from runtime.scheduler.admission.variant_choice import VariantChooser
 from runtime.scheduler.controllers.actions import holders
-from runtime.scheduler.kv.prefix_index import Match
+from runtime.scheduler.kv.prefix_index import PrefixMatch
 from runtime.scheduler.routing.route_cache import Route
-from runtime.scheduler.sequences.lifecycle import Seating
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 from runtime.types import SequenceRequest
 
@@ -31,7 +31,7 @@ _LOOKED = 50_000_000
 
 
 class Admission:
-    def __init__(self, state: ClusterState, seating: Seating, adaptive: Adaptive) -> None:
+    def __init__(self, state: ClusterState, seating: SequenceLifecycle, adaptive: VariantChooser) -> None:
         self._state = state
         self._seating = seating
         self._adaptive = adaptive
@@ -58,7 +58,9 @@ class Admission:
             self._seating.refuse(request, why, now)
             return
         self._arrivals += 1
-        member = Member(request, chain.spec, Rank(request.priority, request.arrival, self._arrivals), chain=chain, variant=variant)
+        member = ScheduledSequence(
+            request, chain.spec, Rank(request.priority, request.arrival, self._arrivals), chain=chain, variant=variant
+        )
         state.members[request.seq] = member
         state.users[chain.loaded_as] += 1
         state.waiting.add(member)
@@ -97,7 +99,7 @@ class Admission:
             if why is not None:
                 self._seating.end(member, "error", now, why)
 
-    def _joins(self, member: Member, cheapest: Route, full: set[str], now: int) -> bool:
+    def _joins(self, member: ScheduledSequence, cheapest: Route, full: set[str], now: int) -> bool:
         """Seat it where most of its beginning lies, if there is room for the rest and the way there is not too dear (BL-19)."""
         for match in self._matches(member):
             if any(hop.device in full for hop in match.path) or not self._state.provision.allows(member.chain, match.path):
@@ -110,14 +112,14 @@ class Admission:
                 return True
         return False
 
-    def _matches(self, member: Member) -> list[Match]:
+    def _matches(self, member: ScheduledSequence) -> list[PrefixMatch]:
         """Who has its beginning; nobody, where that cannot be shared: one token has to run, and scores are had by running only."""
         state, spec = self._state, member.chain.spec
         if state.config.sharing == "off" or member.alone or spec.virtual_tokens or member.request.sampling.prompt_logprobs is not None:
             return []
         return state.prefixes.matches(member.realm, member.mark(), (member.tokens - 1) // spec.page_tokens)
 
-    def _worth_it(self, member: Member, match: Match, route: Route, cheapest: Route) -> bool:
+    def _worth_it(self, member: ScheduledSequence, match: PrefixMatch, route: Route, cheapest: Route) -> bool:
         config, loads, holds = self._state.config, self._state.devices.loads, self._state.provision.holds
         if holds(route) < min(member.longest, holds(cheapest)):
             return False  # it would end earlier there
@@ -132,7 +134,7 @@ class Admission:
                 terms = {name: (each.queue, each.compute, each.transfer, each.load) for name, each in row.items()}
                 self._state.tell.control(now, "dispatch.candidates", "BL-21", device, use.block, candidates=terms)
 
-    def _let_in(self, member: Member, route: Route, full: set[str], now: int) -> bool:
+    def _let_in(self, member: ScheduledSequence, route: Route, full: set[str], now: int) -> bool:
         """Seat it, or end what will never run; false where it has to wait."""
         provision, alive = self._state.provision, self._state.devices.alive
         if provision.holds(route) < member.longest:  # is that the last word?
@@ -163,7 +165,7 @@ class Admission:
         self._seating.seat(member, route, now)
         return True
 
-    def _shunned(self, member: Member, missing: Sequence[tuple[str, Stage]]) -> bool:
+    def _shunned(self, member: ScheduledSequence, missing: Sequence[tuple[str, Stage]]) -> bool:
         """Whether any of these stages was refused, and its blocks are elsewhere too: then they run there. (A device may have been given
         them again since.)"""
         state, shunned = self._state, False
@@ -173,7 +175,7 @@ class Admission:
                 shunned |= state.provision.shun(device, state.provision.blocks_of(member.chain, stage))
         return shunned
 
-    def _again(self, member: Member, full: set[str], now: int) -> bool:
+    def _again(self, member: ScheduledSequence, full: set[str], now: int) -> bool:
         """As `_let_in`, over the path that is there now; each time there is one instance less."""
         route = self._state.provision.route(member.chain, self._state.devices.loads, groups=member.longest)
         return route is not None and self._let_in(member, route, full, now)
@@ -191,7 +193,7 @@ class Admission:
                 for name, stage in state.provision.missing(chain, path):
                     state.ask_for(chain, name, stage)
 
-    def _hopeless(self, member: Member, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
+    def _hopeless(self, member: ScheduledSequence, route: Route, missing: Sequence[tuple[str, Stage]]) -> str | None:
         """Why a path will never do, however long one waits: a device that refused its stage, or that is too small for the sequence."""
         state, chain = self._state, member.chain
         for device, stage in missing:
@@ -204,7 +206,7 @@ class Admission:
                 return f"its {member.tokens} tokens need {groups * pages} pages on {name}, which has {state.devices[name].capacity}"
         return None
 
-    def _fits(self, member: Member, route: Route, match: Match | None = None) -> bool:
+    def _fits(self, member: ScheduledSequence, route: Route, match: PrefixMatch | None = None) -> bool:
         """Whether the context it has, but what it can share, fits now beside the watermark; on an idle device that does not count.
 
         Donors have gone for it then.

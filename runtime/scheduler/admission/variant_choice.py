@@ -20,9 +20,9 @@ from itertools import chain as joined
 from runtime.chains import Chain, Path, Variant
 from runtime.control.request_checks import refusal
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
-from runtime.policy.routing.latency import Candidate, Work
+from runtime.policy.routing.latency import Candidate, RowWork
 from runtime.policy.routing.variants import Dispatch, DispatchLimits, Kind, Option, dispatch
-from runtime.scheduler.routing.estimates import Estimates
+from runtime.scheduler.routing.estimates import LatencyEstimates
 from runtime.scheduler.state import ClusterState
 from runtime.types import SequenceRequest
 
@@ -32,7 +32,7 @@ _NOMINAL_ROWS = 64.0
 
 
 @dataclass(frozen=True, slots=True)
-class Adaptation:
+class VariantChoice:
     """What adaptive requests may get, how that is chosen, and what all choices of paths go by.
 
     `limits`: what is preferred, the least scores, and the latency up to which accuracy comes first. `profiles`: of blocks, under the ids
@@ -44,10 +44,10 @@ class Adaptation:
     profiles: DeviceProfile | None = None
 
 
-class Adaptive:
+class VariantChooser:
     """See the top of the file."""
 
-    def __init__(self, state: ClusterState, limits: DispatchLimits, estimates: Estimates) -> None:
+    def __init__(self, state: ClusterState, limits: DispatchLimits, estimates: LatencyEstimates) -> None:
         self._state = state
         self._limits = limits
         self._estimates = estimates
@@ -62,7 +62,7 @@ class Adaptive:
         for variant, profile in zip(variants, profiles[1:], strict=True):
             options.append(self._option(request, variant.chain, profile, variant.kind, variant.score))
         options = self._warm([exact, *(variant.chain for variant in variants)], options)
-        found = dispatch(options, Work(1, len(request.prompt)), request.adaptive, self._limits)
+        found = dispatch(options, RowWork(1, len(request.prompt)), request.adaptive, self._limits)
         if not isinstance(found, Dispatch):
             return None
         at = options.index(found.chosen)
@@ -80,7 +80,7 @@ class Adaptive:
             seconds = self._state.provision.reading(chain, path, context) / _NOMINAL_BYTES
             whole = BlockProfile(chain.loaded_as, profile.nbytes, Grid((1.0,), (0.0,), ((seconds,),)), profile.prefill, 0.0)
             return Option(Candidate(chain.loaded_as, whole), kind, score)
-        queue = tuple(Work(rows, context) for rows in self._batches(path))
+        queue = tuple(RowWork(rows, context) for rows in self._batches(path))
         joins = max(self._state.devices[hop.device].members for hop in path)
         return Option(Candidate(chain.loaded_as, profile, queue, joins), kind, score)
 

@@ -9,24 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from runtime.control.sequence import RankedQueue
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 
-class WaitingRoom:
+class WaitingQueue:
     def __init__(self) -> None:
-        self._queues: dict[str, RankedQueue[Member]] = {}
-        self._aside: dict[str, Member] = {}
+        self._queues: dict[str, RankedQueue[ScheduledSequence]] = {}
+        self._aside: dict[str, ScheduledSequence] = {}
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[ScheduledSequence]:
         """All of them, chain by chain, and then whoever stands aside."""
         yield from (member for queue in self._queues.values() for member in queue)
         yield from self._aside.values()
 
-    def add(self, member: Member) -> None:
+    def add(self, member: ScheduledSequence) -> None:
         if member.paused is not None:
             self._aside[member.seq] = member
             return
@@ -36,7 +36,7 @@ class WaitingRoom:
         queue.add(member)
         self._count += 1
 
-    def remove(self, member: Member) -> None:
+    def remove(self, member: ScheduledSequence) -> None:
         """Raises KeyError if it does not wait."""
         if self._aside.pop(member.seq, None) is not None:
             return
@@ -46,12 +46,12 @@ class WaitingRoom:
         if not len(queue):
             del self._queues[member.chain.version]
 
-    def first(self, version: str) -> Member | None:
+    def first(self, version: str) -> ScheduledSequence | None:
         """Who of a chain is next."""
         queue = self._queues.get(version)
         return None if queue is None else queue.head(1)[0]
 
-    def heads(self) -> list[Member]:
+    def heads(self) -> list[ScheduledSequence]:
         """The first of each chain, in rank order."""
         return sorted((queue.head(1)[0] for queue in self._queues.values()), key=lambda member: member.rank)
 

@@ -3,7 +3,7 @@
     placed       the scheduler's map says which device runs each hop (the paper: "a live record of block placements")
     broadcast    so it says for the first hop alone; each later one is offered to all that could take it, the first bid wins
 
-    seat --pages on every candidate, Open with all of them--> agents … Won --> the path is the winner's, the others' pages are free
+    seat --pages on every candidate, Open with all of them--> agents … HopAssigned --> the path is the winner's, the others' pages are free
 
 Contract: a hop has a choice only for a sequence without K and V (a newcomer that begins as nobody has, or one that runs again), and until
 it was won: then the winner owns its K and V. Candidates hold the hop's blocks, have its stage loaded, and room for all that the sequence
@@ -18,24 +18,24 @@ import heapq
 
 from runtime.chains import Hop
 from runtime.kv.pages import groups_for
-from runtime.messages import Won
+from runtime.messages import HopAssigned
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.routing.route_cache import Route
-from runtime.scheduler.sequences.lifecycle import Seating
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 
-class Offers:
+class BroadcastDispatch:
     """`settled`: hops that were won."""
 
-    def __init__(self, state: ClusterState, seating: Seating) -> None:
+    def __init__(self, state: ClusterState, seating: SequenceLifecycle) -> None:
         self._state = state
         self._seating = seating
         self._most = state.config.offered if state.config.dispatch == "broadcast" else 1
         self.settled = 0
 
-    def of(self, member: Member, route: Route) -> dict[int, tuple[str, ...]]:
+    def of(self, member: ScheduledSequence, route: Route) -> dict[int, tuple[str, ...]]:
         """Hops of a route for which there is a choice: the route's own device first, then others, the least busy ones first."""
         if self._most < 2:
             return {}
@@ -51,7 +51,7 @@ class Offers:
                 found[at] = hop.device, *others
         return found
 
-    def won(self, event: Won, now: int) -> None:
+    def won(self, event: HopAssigned, now: int) -> None:
         """Hops have been taken."""
         columns = zip(event.seqs, event.epochs, event.hops, event.starts, event.counts, event.devices, strict=True)
         for seq, epoch, at, start, count, device in columns:
@@ -78,7 +78,7 @@ class Offers:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _holders(self, member: Member, hop: Hop) -> list[Device]:
+    def _holders(self, member: ScheduledSequence, hop: Hop) -> list[Device]:
         """Living devices that are to hold all blocks of a hop, and stay so."""
         provision = self._state.provision
         blocks = [use.block for use in member.chain.uses if hop.lo <= use.lo and use.hi <= hop.hi]
@@ -86,7 +86,7 @@ class Offers:
         found = [self._state.devices[name] for name in names if self._state.devices.alive(name)]
         return [each for each in found if each.blocks.issuperset(blocks) and not any((b, each.name) in provision.leaving for b in blocks)]
 
-    def _able(self, member: Member, hop: Hop, device: Device) -> bool:
+    def _able(self, member: ScheduledSequence, hop: Hop, device: Device) -> bool:
         """Whether a device could take a hop now: its stage is there (else it is asked for, for others), and room."""
         config, stage = self._state.config, member.chain.stage(hop.lo, hop.hi)
         if not device.has(stage):

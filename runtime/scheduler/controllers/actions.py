@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from runtime.chains import Chain
 from runtime.scheduler.devices.devices import Device
-from runtime.scheduler.kv.prefix_cache import Donors
-from runtime.scheduler.migration.migrations import Handovers
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.kv.prefix_cache import PrefixCache
+from runtime.scheduler.migration.migrations import Migrations
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 #: Wishes that a tick asks for at most, whether or not they are granted.
@@ -29,9 +29,9 @@ _FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MoveRequest:
     """Blocks of a sequence, those of `blocks` that run on `source`, are to run on `target`, until `until` in ns. `cause`: who wants it;
-    `copy`, `recompute`, `hold`: as in `Handovers.start`."""
+    `copy`, `recompute`, `hold`: as in `Migrations.start`."""
 
     seq: str
     blocks: frozenset[str]
@@ -56,7 +56,7 @@ class Drain:
 
 
 @dataclass(slots=True)
-class OrderCounts:
+class ActionCounts:
     """Totals: instances that came and went (`kept`: that could not go in time), sequences that moved, and wishes that came to nothing."""
 
     grown: int = 0
@@ -66,15 +66,15 @@ class OrderCounts:
     lapsed: int = 0
 
 
-class Orders:
-    def __init__(self, state: ClusterState, handovers: Handovers, donors: Donors) -> None:
+class Actions:
+    def __init__(self, state: ClusterState, handovers: Migrations, donors: PrefixCache) -> None:
         self._state = state
         self._handovers = handovers
         self._donors = donors
-        self._wishes: deque[Wish] = deque()
+        self._wishes: deque[MoveRequest] = deque()
         self._wished: set[str] = set()
         self._drains: list[Drain] = []
-        self.counts = OrderCounts()
+        self.counts = ActionCounts()
 
     def __len__(self) -> int:
         return len(self._wishes) + len(self._drains)
@@ -92,7 +92,7 @@ class Orders:
                 state.tell.control(now, "instance.add", cause, device, block)
         state.changed = True
 
-    def wish(self, wish: Wish) -> None:
+    def wish(self, wish: MoveRequest) -> None:
         """At most one for a sequence at a time: others are forgotten."""
         if wish.seq not in self._wished:
             self._wished.add(wish.seq)
@@ -119,7 +119,7 @@ class Orders:
                 self._wished.discard(wish.seq)
         self._drains = [drain for drain in self._drains if self._draining(drain, now)]
 
-    def _pending(self, wish: Wish, now: int) -> bool:
+    def _pending(self, wish: MoveRequest, now: int) -> bool:
         """Ask for a sequence's move; whether it is to be asked for again."""
         devices = self._state.devices
         member = self._state.running.get(wish.seq)
@@ -135,7 +135,7 @@ class Orders:
             self._start(member, part, wish.target, wish.cause, now, wish)
         return True
 
-    def _start(self, member: Member, part: range, target: str, cause: str, now: int, wish: Wish | None = None) -> None:
+    def _start(self, member: ScheduledSequence, part: range, target: str, cause: str, now: int, wish: MoveRequest | None = None) -> None:
         how = {} if wish is None else {"copy": wish.copy, "recompute": wish.recompute, "hold": wish.hold}
         if self._handovers.start(member, part, target, now, **how) is None:
             self.counts.moved += 1
@@ -163,7 +163,7 @@ class Orders:
             state.tell.control(now, "instance.drop", drain.cause, drain.source, block)
         return False
 
-    def _send_on(self, member: Member, part: range, drain: Drain, now: int) -> None:
+    def _send_on(self, member: ScheduledSequence, part: range, drain: Drain, now: int) -> None:
         """Have a sequence leave an instance that is to go, if any may move now."""
         if member.move or len(self._handovers) >= self._state.config.control.moves:
             return
@@ -194,7 +194,7 @@ class Orders:
             self._state.out.drop(device.name, gone)
 
 
-def runs(member: Member, device: str, blocks: Collection[str]) -> Iterator[range]:
+def runs(member: ScheduledSequence, device: str, blocks: Collection[str]) -> Iterator[range]:
     """Numbers of neighbouring blocks in a sequence's chain that are among these and run on a device, in order."""
     uses = member.chain.uses
     spans = [(hop.lo, hop.hi) for hop in member.path if hop.device == device]

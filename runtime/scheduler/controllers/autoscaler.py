@@ -15,15 +15,15 @@ import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
 from runtime.policy.migration.order import Mover, order_moves
-from runtime.policy.placement.locality import Cluster, Instance, Policy
-from runtime.policy.placement.locality import Device as Place
+from runtime.policy.placement.locality import ClusterLayout, Instance, Policy
+from runtime.policy.placement.locality import DeviceRoom as Place
 from runtime.policy.routing import bytes_read as reading
-from runtime.policy.scaling.autoscale import Load, ScalingLimits, scale
-from runtime.policy.scaling.replicate import Spot, widen
-from runtime.scheduler.controllers.actions import Drain, Orders, Wish, holders, runs
-from runtime.scheduler.controllers.hotspots import Part, Queues, movers_of, parts_of, queues_of, stages_of
+from runtime.policy.scaling.autoscale import BlockDemand, ScalingLimits, scale
+from runtime.policy.scaling.replicate import ReplicaSpot, widen
+from runtime.scheduler.controllers.actions import Actions, Drain, MoveRequest, holders, runs
+from runtime.scheduler.controllers.hotspots import ChainPart, Hotspots, movers_of, parts_of, queues_of, stages_of
 from runtime.scheduler.devices.devices import Device
-from runtime.scheduler.placement.traffic import Flow
+from runtime.scheduler.placement.traffic import TrafficCounter
 from runtime.scheduler.state import ClusterState
 
 _MS = 1_000_000
@@ -31,10 +31,10 @@ _MS = 1_000_000
 _HOT, _SPOTS = 16, 64
 
 
-class Scaler:
+class Autoscaler:
     """`asked`: copies are made by demand, too, not only where memory is full."""
 
-    def __init__(self, state: ClusterState, orders: Orders, flow: Flow, asked: bool) -> None:
+    def __init__(self, state: ClusterState, orders: Actions, flow: TrafficCounter, asked: bool) -> None:
         config = state.config.control
         self._state = state
         self._orders = orders
@@ -61,12 +61,12 @@ class Scaler:
 
     # -- up ------------------------------------------------------------------------------------------------------------
 
-    def _full(self, device: Device, queues: Queues) -> float:
+    def _full(self, device: Device, queues: Hotspots) -> float:
         """How much of what a device takes is spoken for, by memory or by number, with whoever waits for it."""
         running = (device.members + queues.sequences.get(device.name, 0.0)) / self._state.config.max_running
         return max((device.taken + queues.pages.get(device.name, 0.0)) / max(device.capacity, 1), running)
 
-    def _saturated(self, device: Device, queues: Queues, full: Mapping[str, float], now: int) -> None:
+    def _saturated(self, device: Device, queues: Hotspots, full: Mapping[str, float], now: int) -> None:
         """The part that fills most of a device goes to an instance that is not busy, or gets another."""
         part = next(iter(parts_of(device)), None)
         if part is None or part.name in self._changed:
@@ -77,7 +77,7 @@ class Scaler:
             return  # they are on their way
         load = self._load(device, part, queues)
         cluster, room = self._cluster(device, part, full)
-        loads = [load, *(Load(part.name, each.name, int(1000 * full[each.name]), 1000) for each in calm)]
+        loads = [load, *(BlockDemand(part.name, each.name, int(1000 * full[each.name]), 1000) for each in calm)]
         # With so many pages more they are as full as this one then is.
         room |= {each.name: min(each.capacity - each.taken, max(device.taken - each.taken, 0) // 2) for each in calm}
         policy: Policy = "locality" if self._state.config.control.locality else "frag-min"
@@ -95,17 +95,17 @@ class Scaler:
             self._changed[part.name] = now
             self._state.tell.control(now, "scale.refused", "BL-24", device.name, part.blocks[0])
 
-    def _grow(self, part: Part, source: str, target: str, moves: Iterable[str], cause: str, now: int) -> None:
+    def _grow(self, part: ChainPart, source: str, target: str, moves: Iterable[str], cause: str, now: int) -> None:
         self._changed[part.name] = now
         self._grown[part.blocks, target] = now
         self._orders.grow(part.blocks, target, cause, now)
         self._send(part, source, target, moves, cause, now)
 
-    def _send(self, part: Part, source: str, target: str, moves: Iterable[str], cause: str, now: int) -> None:
+    def _send(self, part: ChainPart, source: str, target: str, moves: Iterable[str], cause: str, now: int) -> None:
         for seq in moves:
-            self._orders.wish(Wish(seq, frozenset(part.blocks), source, target, now + self._patience, cause))
+            self._orders.wish(MoveRequest(seq, frozenset(part.blocks), source, target, now + self._patience, cause))
 
-    def _load(self, device: Device, part: Part, queues: Queues) -> Load:
+    def _load(self, device: Device, part: ChainPart, queues: Hotspots) -> BlockDemand:
         """`longest`: sequences of the part that fill what others leave of the device's memory, or of its places."""
         here, own = len(part.members), max(part.pages / max(len(part.members), 1), 1.0)
         others = max(device.taken - part.pages, 0)
@@ -113,15 +113,15 @@ class Scaler:
         longest = max(min(int((device.capacity - others) / own), places), 1)
         waiting = sum(count for chain, count in queues.chains.values() if any(use.block == part.blocks[0] for use in chain.uses))
         instances = max(len(self._state.provision.instances.get(part.blocks[0], ())), 1)
-        return Load(part.name, device.name, here + -(-waiting // instances), longest, self._movers(part, device.name))
+        return BlockDemand(part.name, device.name, here + -(-waiting // instances), longest, self._movers(part, device.name))
 
-    def _movers(self, part: Part, device: str) -> tuple[Mover, ...]:
+    def _movers(self, part: ChainPart, device: str) -> tuple[Mover, ...]:
         """Who could go, with their pages here, so that few shared ones are doubled (BL-18)."""
         able = (member for member in part.members if not member.move and not member.doomed)
         ledger = self._state.ledger
         return tuple(ledger.mover(each.seq, each.holding, each.computed // each.spec.page_tokens, device) for each in able)
 
-    def _cluster(self, hot: Device, part: Part, full: Mapping[str, float]) -> tuple[Cluster, dict[str, int]]:
+    def _cluster(self, hot: Device, part: ChainPart, full: Mapping[str, float]) -> tuple[ClusterLayout, dict[str, int]]:
         """What `place` is to know: devices that are not busy themselves, the part as one block, and the blocks beside it in its chains."""
         state, instances = self._state, self._state.provision.instances
         calm = (state.devices[name] for name, share in full.items() if share < self._limits.low)
@@ -143,9 +143,9 @@ class Scaler:
         free = {each.device: 0 for each in there} | {each.name: each.room for each in offered}
         places = tuple(Place(name, state.devices[name].server or name, room) for name, room in free.items())
         room = {each.name: each.capacity - each.taken for each in offered}
-        return Cluster(places, tuple(there), nbytes, pairs), room
+        return ClusterLayout(places, tuple(there), nbytes, pairs), room
 
-    def _copy(self, queues: Queues, now: int) -> None:
+    def _copy(self, queues: Hotspots, now: int) -> None:
         """Devices with many more sequences than others give away part of them, with a copy of what they use."""
         state, margin = self._state, self._state.config.control.margin
         loads = {each.name: each.members + queues.sequences.get(each.name, 0.0) for each in state.devices if each.alive}
@@ -165,7 +165,7 @@ class Scaler:
                     loads[name] -= found.moves
                 break
 
-    def _relieve(self, queues: Queues, now: int) -> None:
+    def _relieve(self, queues: Hotspots, now: int) -> None:
         """Devices whose steps read much for many give away part of them, where all then read less."""
         state, provision = self._state, self._state.provision
         alive = {each.name: each for each in state.devices if each.alive}
@@ -176,7 +176,7 @@ class Scaler:
         for name in heapq.nlargest(_HOT, alive, key=lambda name: loads[name] * reads[name]):
             if name in taken or loads[name] < 2:
                 continue
-            found: list[tuple[reading.Relief, Part]] = []
+            found: list[tuple[reading.Relief, ChainPart]] = []
             for part in stages_of(alive[name], queues):
                 if part.members and not any(self._orders.wished(each.seq) for each in part.members):
                     spots = self._offers(part, [each for each in idle if each != name and each not in taken], loads, reads)
@@ -188,7 +188,7 @@ class Scaler:
                 self._relieved(name, part, relief, now)
                 taken.update((name, relief.device))
 
-    def _relieved(self, name: str, part: Part, relief: reading.Relief, now: int) -> None:
+    def _relieved(self, name: str, part: ChainPart, relief: reading.Relief, now: int) -> None:
         """Some of a part's sequences go to a device that holds it, or to a new copy."""
         moves = [each.mover.seq for each in order_moves(movers_of(part.members))[: relief.moves]]
         copied = not self._state.devices[relief.device].blocks.issuperset(part.blocks)
@@ -199,15 +199,17 @@ class Scaler:
         else:
             self._send(part, name, relief.device, moves, "BL-24", now)
 
-    def _share(self, part: Part, device: Device) -> reading.Share:
+    def _share(self, part: ChainPart, device: Device) -> reading.ReadShare:
         """A part as what it reads; weights that others on the device use, too, are read anyway."""
         others = {id(member) for member in part.members}
         used = {use.block for member in device.here.values() if id(member) not in others for use in member.chain.uses}
         alone = sum(self._state.provision.block(block).nbytes for block in part.blocks if block not in used)
         pages = sum(member.groups * dict(member.weights).get(device.name, 0) for member in part.members)
-        return reading.Share(len(part.members), pages * device.page_bytes / len(part.members), alone)
+        return reading.ReadShare(len(part.members), pages * device.page_bytes / len(part.members), alone)
 
-    def _offers(self, part: Part, names: Iterable[str], loads: Mapping[str, float], reads: Mapping[str, int]) -> list[reading.Spot]:
+    def _offers(
+        self, part: ChainPart, names: Iterable[str], loads: Mapping[str, float], reads: Mapping[str, int]
+    ) -> list[reading.ReadSpot]:
         """Other devices as what they read. Those without all of these blocks only where the part was not copied lately; those that are
         about to lose one not at all."""
         provision, offers = self._state.provision, []
@@ -217,18 +219,18 @@ class Scaler:
             adds = sum(provision.block(block).nbytes for block in part.blocks if not provision.reads.uses(name, block))
             if part.name in self._changed if more else any((block, name) in provision.leaving for block in part.blocks):
                 continue
-            offers.append(reading.Spot(name, loads[name], reads[name], adds, device.room, more))
+            offers.append(reading.ReadSpot(name, loads[name], reads[name], adds, device.room, more))
         return offers
 
-    def _spots(self, blocks: Sequence[str], names: Iterable[str], loads: dict[str, float]) -> list[Spot]:
+    def _spots(self, blocks: Sequence[str], names: Iterable[str], loads: dict[str, float]) -> list[ReplicaSpot]:
         """Devices without all of these blocks."""
         state = self._state
-        spots: list[Spot] = []
+        spots: list[ReplicaSpot] = []
         for name in names:
             device = state.devices[name]
             more = sum(state.provision.block(block).nbytes for block in blocks if block not in device.blocks)
             if more:
-                spots.append(Spot(name, loads[name], device.room, more))
+                spots.append(ReplicaSpot(name, loads[name], device.room, more))
         return spots
 
     # -- down ----------------------------------------------------------------------------------------------------------
@@ -253,8 +255,8 @@ class Scaler:
         others = [each.name for each in holders(self._state, blocks) if each.name != name]
         if not others or max(full[each] for each in others) >= self._limits.low:
             return
-        loads = [Load(kind, each, int(1000 * full[each]), 1000) for each in others]
-        decided = scale([Load(kind, name, 0, 1, (), since), *loads], Cluster((), (), {}, {}), {}, {}, self._limits, now)
+        loads = [BlockDemand(kind, each, int(1000 * full[each]), 1000) for each in others]
+        decided = scale([BlockDemand(kind, name, 0, 1, (), since), *loads], ClusterLayout((), (), {}, {}), {}, {}, self._limits, now)
         for down in decided.downs:
             if down.device == name:
                 del self._grown[blocks, name]

@@ -13,19 +13,19 @@ from __future__ import annotations
 import heapq
 
 from runtime.policy.migration.order import order_moves
-from runtime.scheduler.controllers.actions import Orders, Wish, holders
-from runtime.scheduler.controllers.hotspots import Part, Queues, movers_of, stages_of
+from runtime.scheduler.controllers.actions import Actions, MoveRequest, holders
+from runtime.scheduler.controllers.hotspots import ChainPart, Hotspots, movers_of, stages_of
 from runtime.scheduler.devices.devices import Device
 from runtime.scheduler.state import ClusterState
 
 _MS = 1_000_000
 #: Devices that are looked into at once, and parts of chains on each.
 _HOT, _PARTS = 16, 8
-_NOBODY = Queues({}, {}, {})
+_NOBODY = Hotspots({}, {}, {})
 
 
 class Balancer:
-    def __init__(self, state: ClusterState, orders: Orders) -> None:
+    def __init__(self, state: ClusterState, orders: Actions) -> None:
         config = state.config.control
         self._state = state
         self._orders = orders
@@ -41,7 +41,7 @@ class Balancer:
             for part in stages_of(device, _NOBODY)[:_PARTS]:
                 self._lighten(device, part, now)
 
-    def _lighten(self, device: Device, part: Part, now: int) -> None:
+    def _lighten(self, device: Device, part: ChainPart, now: int) -> None:
         """Half the difference to the least busy device goes there."""
         others = [each for each in holders(self._state, part.blocks) if each is not device]
         target = min(others, key=lambda each: (each.members, each.used), default=None)
@@ -56,7 +56,7 @@ class Balancer:
             )
             self._orders.wish(self._wish(seq, part, device.name, target.name, now))
 
-    def _wish(self, seq: str, part: Part, source: str, target: str, now: int) -> Wish:
+    def _wish(self, seq: str, part: ChainPart, source: str, target: str, now: int) -> MoveRequest:
         blocks, until = frozenset(part.blocks), now + self._patience
         baseline = self._how != "owner"
-        return Wish(seq, blocks, source, target, until, "BL-19", self._how != "recompute", self._how != "least-busy", baseline)
+        return MoveRequest(seq, blocks, source, target, until, "BL-19", self._how != "recompute", self._how != "least-busy", baseline)

@@ -11,14 +11,14 @@ costs anything per token, and what a tick costs grows with devices, not with seq
 
 from __future__ import annotations
 
-from runtime.scheduler.controllers.actions import OrderCounts, Orders
-from runtime.scheduler.controllers.autoscaler import Scaler
+from runtime.scheduler.controllers.actions import ActionCounts, Actions
+from runtime.scheduler.controllers.autoscaler import Autoscaler
 from runtime.scheduler.controllers.balancer import Balancer
-from runtime.scheduler.controllers.locality import Rearranger
+from runtime.scheduler.controllers.locality import LocalityController
 from runtime.scheduler.controllers.pauses import Pauses
-from runtime.scheduler.kv.prefix_cache import Donors
-from runtime.scheduler.migration.migrations import Handovers
-from runtime.scheduler.placement.traffic import Crossings, Flow
+from runtime.scheduler.kv.prefix_cache import PrefixCache
+from runtime.scheduler.migration.migrations import Migrations
+from runtime.scheduler.placement.traffic import Crossings, TrafficCounter
 from runtime.scheduler.state import ClusterState
 
 _MS = 1_000_000
@@ -27,14 +27,14 @@ _PATHS = 2048
 
 
 class Controller:
-    def __init__(self, state: ClusterState, handovers: Handovers, donors: Donors) -> None:
+    def __init__(self, state: ClusterState, handovers: Migrations, donors: PrefixCache) -> None:
         self._state = state
         self._config = state.config.control
-        self.orders = Orders(state, handovers, donors)
-        self.flow = Flow(state.devices, state.provision)
+        self.orders = Actions(state, handovers, donors)
+        self.flow = TrafficCounter(state.devices, state.provision)
         self.pauses = Pauses(state, self.orders)
-        self._scaler = Scaler(state, self.orders, self.flow, state.provision.by_demand)
-        self._rearranger = Rearranger(state, self.orders, self.flow)
+        self._scaler = Autoscaler(state, self.orders, self.flow, state.provision.by_demand)
+        self._rearranger = LocalityController(state, self.orders, self.flow)
         self._balancer = Balancer(state, self.orders)
         self._next = 0
         self._begun: int | None = None
@@ -69,7 +69,7 @@ class Controller:
         return True
 
     @property
-    def counts(self) -> OrderCounts:
+    def counts(self) -> ActionCounts:
         return self.orders.counts
 
     def crossings(self) -> Crossings:

@@ -1,6 +1,6 @@
 """What loads the devices of a cluster, seen by parts of chains: which blocks fill a device, for whom, and who waits for them.
 
-A `Part` is blocks that run back to back on a device for the same chains: what two models share is a part, what only one has is another. So
+A `ChainPart` is blocks that run back to back on a device for the same chains: what two models share is a part, what only one has is another. So
 a block that a device holds for itself is scaled by itself, and blocks that nobody uses apart are not torn apart.
 
 Contract: pictures of this moment, made of what was let in and what waits; a device is looked into only where somebody asks. Decides
@@ -16,7 +16,7 @@ from runtime.chains import Chain
 from runtime.kv.pages import groups_for
 from runtime.policy.migration.order import Mover
 from runtime.scheduler.devices.devices import Device
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 #: Chains whose queues are looked at, and devices of each of their blocks.
@@ -24,11 +24,11 @@ _CHAINS, _PLACES = 64, 16
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ChainPart:
     """Neighbouring blocks on a device, used by the same sequences. `pages`: those they take there; `layers`: pages of a group."""
 
     blocks: tuple[str, ...]
-    members: tuple[Member, ...]
+    members: tuple[ScheduledSequence, ...]
     pages: int
     layers: int
 
@@ -38,7 +38,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Queues:
+class Hotspots:
     """Who waits: by device, sequences and pages that they will take there, each chain's divided by the devices that could take it."""
 
     sequences: Mapping[str, float]
@@ -46,7 +46,7 @@ class Queues:
     chains: Mapping[str, tuple[Chain, int]]
 
 
-def queues_of(state: ClusterState) -> Queues:
+def queues_of(state: ClusterState) -> Hotspots:
     """What waits to be let in, laid on the devices that its blocks are on."""
     sequences: dict[str, float] = {}
     pages: dict[str, float] = {}
@@ -60,7 +60,7 @@ def queues_of(state: ClusterState) -> Queues:
             for device, (part, layers) in _places(state, head.chain).items():
                 sequences[device] = sequences.get(device, 0.0) + count * part
                 pages[device] = pages.get(device, 0.0) + count * groups * layers
-    return Queues(sequences, pages, chains)
+    return Hotspots(sequences, pages, chains)
 
 
 def _places(state: ClusterState, chain: Chain) -> dict[str, tuple[float, float]]:
@@ -74,9 +74,9 @@ def _places(state: ClusterState, chain: Chain) -> dict[str, tuple[float, float]]
     return found
 
 
-def parts_of(device: Device) -> list[Part]:
+def parts_of(device: Device) -> list[ChainPart]:
     """What runs on a device, most pages first, of equals most sequences."""
-    stages: dict[tuple[str, int, int], list[Member]] = {}
+    stages: dict[tuple[str, int, int], list[ScheduledSequence]] = {}
     for members in _by_path(device):
         for hop in members[0].path:
             if hop.device == device.name:
@@ -86,18 +86,18 @@ def parts_of(device: Device) -> list[Part]:
         for use in members[0].chain.uses:
             if key[1] <= use.lo and use.hi <= key[2]:
                 users.setdefault(use.block, []).append(key)
-    found: dict[tuple[str, ...], Part] = {}
+    found: dict[tuple[str, ...], ChainPart] = {}
     for key, members in stages.items():
         for blocks, layers in _cut(members[0].chain, key, users):
             if blocks not in found:
                 all_of_them = [member for each in dict.fromkeys(users[blocks[0]]) for member in stages[each]]
-                found[blocks] = Part(blocks, tuple(all_of_them), layers * sum(member.groups for member in all_of_them), layers)
+                found[blocks] = ChainPart(blocks, tuple(all_of_them), layers * sum(member.groups for member in all_of_them), layers)
     return sorted(found.values(), key=lambda part: (-part.pages, -len(part.members), part.blocks))
 
 
-def _by_path(device: Device) -> list[list[Member]]:
+def _by_path(device: Device) -> list[list[ScheduledSequence]]:
     """Sequences on a device, those of one path together."""
-    found: dict[int, list[Member]] = {}
+    found: dict[int, list[ScheduledSequence]] = {}
     for member in device.here.values():
         found.setdefault(id(member.passes), []).append(member)
     return list(found.values())
@@ -119,9 +119,9 @@ def _cut(chain: Chain, key: tuple[str, int, int], users: Mapping[str, list[tuple
         yield tuple(run), layers
 
 
-def stages_of(device: Device, queues: Queues) -> list[Part]:
+def stages_of(device: Device, queues: Hotspots) -> list[ChainPart]:
     """All that a sequence uses on a device, as one part; most sequences first. A copy of it elsewhere adds no hop."""
-    found: dict[tuple[str, ...], list[Member]] = {}
+    found: dict[tuple[str, ...], list[ScheduledSequence]] = {}
     for members in _by_path(device):
         uses = members[0].chain.uses
         spans = [(hop.lo, hop.hi) for hop in members[0].path if hop.device == device.name]
@@ -130,11 +130,11 @@ def stages_of(device: Device, queues: Queues) -> list[Part]:
     for chain, _ in queues.chains.values():
         if blocks := tuple(use.block for use in chain.uses if use.block in device.blocks):
             found.setdefault(blocks, [])
-    parts = [Part(blocks, tuple(members), 0, 1) for blocks, members in found.items()]
+    parts = [ChainPart(blocks, tuple(members), 0, 1) for blocks, members in found.items()]
     return sorted(parts, key=lambda part: (-len(part.members), part.blocks))
 
 
-def movers_of(members: Iterable[Member]) -> tuple[Mover, ...]:
+def movers_of(members: Iterable[ScheduledSequence]) -> tuple[Mover, ...]:
     """Sequences of a part as `move_order` wants them, with page groups for pages, each its own; paused ones resume later."""
     made: list[Mover] = []
     first = 0

@@ -17,11 +17,11 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from runtime.policy.placement.locality import Cluster, Instance, Move, MoveCosts, rearrange
-from runtime.policy.placement.locality import Device as Place
+from runtime.policy.placement.locality import ClusterLayout, Instance, InstanceMove, MoveCosts, rearrange
+from runtime.policy.placement.locality import DeviceRoom as Place
 from runtime.policy.placement.traffic import NEAR
-from runtime.scheduler.controllers.actions import Drain, Orders
-from runtime.scheduler.placement.traffic import Flow
+from runtime.scheduler.controllers.actions import Actions, Drain
+from runtime.scheduler.placement.traffic import TrafficCounter
 from runtime.scheduler.state import ClusterState
 
 _MS = 1_000_000
@@ -33,13 +33,13 @@ _PAIRS, _INSTANCES, _EFFORT = 128, 512, 400
 class _Planned:
     """A move that has not begun. `until`: ns; `weights`: of the traffic, without and with all that was decided with it."""
 
-    move: Move
+    move: InstanceMove
     until: int
     weights: Mapping[str, float]
 
 
-class Rearranger:
-    def __init__(self, state: ClusterState, orders: Orders, flow: Flow) -> None:
+class LocalityController:
+    def __init__(self, state: ClusterState, orders: Actions, flow: TrafficCounter) -> None:
         config = state.config.control
         self._state = state
         self._orders = orders
@@ -73,7 +73,7 @@ class Rearranger:
                 self._begin(planned, now)
             self._todo.popleft()
 
-    def _stands(self, move: Move) -> bool:
+    def _stands(self, move: InstanceMove) -> bool:
         """Whether a move is still what it was decided to be, and costs nobody the end of an answer."""
         state, provision = self._state, self._state.provision
         where = provision.instances.get(move.block, ())
@@ -96,7 +96,7 @@ class Rearranger:
         steps, busy = sum(device.steps for device in devices), sum(device.busy for device in devices) / 1e9
         return busy / steps / 2 if steps else 0.0
 
-    def _cluster(self, now: int) -> Cluster:
+    def _cluster(self, now: int) -> ClusterLayout:
         """The blocks that exchange most rows, where they are, and the devices that they could go to."""
         state, flow = self._state, self._flow
         pairs = dict(heapq.nlargest(_PAIRS, flow.pairs.items(), key=lambda each: each[1]))
@@ -118,4 +118,4 @@ class Rearranger:
         nbytes = {block: state.provision.block(block).nbytes for block in known}
         wait = self._wait()
         hop = max(NEAR, wait / (wait + self._crossing)) if wait else NEAR
-        return Cluster(places, tuple(instances), nbytes, pairs, hop)
+        return ClusterLayout(places, tuple(instances), nbytes, pairs, hop)

@@ -6,11 +6,11 @@ the sequence's K and V should go to a device with more room: only from one whose
 
 from __future__ import annotations
 
-from runtime.policy.migration.paused import Pause as Waiting
+from runtime.policy.migration.paused import PausedSequence as Waiting
 from runtime.policy.migration.paused import foresee
-from runtime.scheduler.controllers.actions import Orders, Wish, holders, runs
+from runtime.scheduler.controllers.actions import Actions, MoveRequest, holders, runs
 from runtime.scheduler.devices.devices import Device
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 _MS = 1_000_000
@@ -19,7 +19,7 @@ _MS = 1_000_000
 class Pauses:
     """`proactive`: whether their K and V move."""
 
-    def __init__(self, state: ClusterState, orders: Orders) -> None:
+    def __init__(self, state: ClusterState, orders: Actions) -> None:
         self._state = state
         self._orders = orders
         config = state.config.control
@@ -56,7 +56,7 @@ class Pauses:
             elif self._proactive and member.path and now >= self._again.get(seq, 0) and not self._orders.wished(seq):
                 self._foresee(member, waiting, now)
 
-    def _foresee(self, member: Member, waiting: Waiting, now: int) -> None:
+    def _foresee(self, member: ScheduledSequence, waiting: Waiting, now: int) -> None:
         short = max((self._state.devices[hop.device] for hop in member.path), key=lambda device: device.share)
         part = next(runs(member, short.name, {use.block for use in member.chain.uses}), None)
         if part is None or short.share <= self._low or member.move or member.flying:
@@ -72,7 +72,7 @@ class Pauses:
             return
         self._state.tell.control(now, "migrate.ahead", "BL-17", target.name, uses[0].block, seq=member.seq, needed=seen.needed)
         blocks = frozenset(use.block for use in uses)
-        self._orders.wish(Wish(member.seq, blocks, short.name, target.name, now + self._patience, "BL-17"))
+        self._orders.wish(MoveRequest(member.seq, blocks, short.name, target.name, now + self._patience, "BL-17"))
 
     def _roomier(self, source: Device, blocks: tuple[str, ...], pages: int) -> Device | None:
         """A device that has less of its memory taken, even with these pages."""
@@ -82,7 +82,7 @@ class Pauses:
             return None
         return found
 
-    def _set(self, member: Member, paused: int | None) -> None:
+    def _set(self, member: ScheduledSequence, paused: int | None) -> None:
         """Whoever waits stands aside meanwhile."""
         state, waits = self._state, member.seq not in self._state.running
         if waits:

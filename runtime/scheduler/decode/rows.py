@@ -10,27 +10,27 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from runtime.kv.pages import groups_for
-from runtime.messages import Done, Lost, Verdict
-from runtime.scheduler.sequences.lifecycle import Seating
-from runtime.scheduler.sequences.sequence import Member
-from runtime.scheduler.speculation.in_flight import Result, Try
+from runtime.messages import RowsDone, RowsLost, SpeculationResult
+from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.scheduler.speculation.in_flight import InFlightRow, Result
 from runtime.scheduler.speculation.speculation import Speculation
 from runtime.scheduler.state import ClusterState
 from runtime.types import FinishReason, PromptLogprobs, Sampled, TokenEvent
 
 
-class Rows:
+class DecodeLoop:
     """`on_rest`: called with whoever is moving, before its next row."""
 
-    def __init__(self, state: ClusterState, seating: Seating, speculation: Speculation) -> None:
+    def __init__(self, state: ClusterState, seating: SequenceLifecycle, speculation: Speculation) -> None:
         self._state = state
         self._seating = seating
         self._speculation = speculation
-        self.on_rest: Callable[[Member, int], None] = lambda member, now: None
+        self.on_rest: Callable[[ScheduledSequence, int], None] = lambda member, now: None
 
     # -- what comes back -----------------------------------------------------------------------------------------------
 
-    def done(self, done: Done, now: int) -> None:
+    def done(self, done: RowsDone, now: int) -> None:
         """Rows that are through: tokens for whoever asked. Those that go on are `ready`."""
         scores: dict[str, tuple[PromptLogprobs, ...]] = {}
         for part in done.prompts:
@@ -61,7 +61,7 @@ class Rows:
                 ready.append(member)
         self._state.tally.generated_tokens += made
 
-    def judged(self, verdict: Verdict, now: int) -> None:
+    def judged(self, verdict: SpeculationResult, now: int) -> None:
         """Predictions have been compared with what they were to be."""
         for at, (seq, epoch, turn) in enumerate(zip(verdict.seqs, verdict.epochs, verdict.turns, strict=True)):
             member = self._state.running.get(seq)
@@ -69,7 +69,7 @@ class Rows:
                 self._speculation.verified(now, member, one, verdict.cosines[at])
                 self._advance_predicted(member, now)
 
-    def lost(self, lost: Lost, now: int) -> None:
+    def lost(self, lost: RowsLost, now: int) -> None:
         """Rows that did not come through: sequences run again, or end with the error of their step."""
         for seq, epoch in zip(lost.seqs, lost.epochs, strict=True):
             member = self._state.running.get(seq)
@@ -83,7 +83,7 @@ class Rows:
                 self._state.tally.failed_steps += 1
                 self._seating.end(member, "error", now, lost.reason)
 
-    def _advance_predicted(self, member: Member, now: int) -> None:
+    def _advance_predicted(self, member: ScheduledSequence, now: int) -> None:
         """Take what counts by now of a sequence that is predicted, and send the row behind it from the guess, if there is one."""
         while member.tries and (result := member.tries.first.result) is not None:
             one = member.tries.pop()
@@ -105,7 +105,7 @@ class Rows:
                 self._issue(member, now)
         self._guess(member, now)
 
-    def _guess(self, member: Member, now: int) -> None:
+    def _guess(self, member: ScheduledSequence, now: int) -> None:
         """Send the row behind the one under way, from the token that was predicted; pages for it must be free."""
         if len(member.tries) != 1 or member.held or member.doomed or member.move or member.paused is not None:
             return
@@ -120,7 +120,9 @@ class Rows:
         member.passes.tokens += 1
         self._send_predicted(member, (tentative.sampled.token,), True, tentative.sampled.token, now)
 
-    def _advance(self, member: Member, count: int, sampled: Sampled | None, scores: tuple[PromptLogprobs, ...], now: int) -> None:
+    def _advance(
+        self, member: ScheduledSequence, count: int, sampled: Sampled | None, scores: tuple[PromptLogprobs, ...], now: int
+    ) -> None:
         """K and V of a row are written; its token, if one was sampled, joins the output."""
         tally = self._state.tally
         member.computed += count
@@ -145,7 +147,7 @@ class Rows:
             member.prompt_logprobs.clear()
         self._emit(member, sampled, told, now)
 
-    def _emit(self, member: Member, sampled: Sampled, scores: tuple[PromptLogprobs, ...], now: int) -> None:
+    def _emit(self, member: ScheduledSequence, sampled: Sampled, scores: tuple[PromptLogprobs, ...], now: int) -> None:
         """Tell its latest token, and its end if that is one (as LiveSequence.finish judges)."""
         state, request, token, made = self._state, member.request, sampled.token, len(member.output)
         if member.deaths or member.strays:
@@ -166,7 +168,7 @@ class Rows:
 
     # -- what goes out -------------------------------------------------------------------------------------------------
 
-    def go_on_all(self, members: Iterable[Member], now: int) -> None:
+    def go_on_all(self, members: Iterable[ScheduledSequence], now: int) -> None:
         """`go_on` for each that is ready; written out for nearly all of them, which decode and have pages."""
         state, strides = self._state, self._state.config.stride > 1
         starved, tell = state.starved, state.tell
@@ -193,7 +195,7 @@ class Rows:
             if starved:
                 starved.pop(request.seq, None)
 
-    def go_on(self, member: Member, now: int) -> None:
+    def go_on(self, member: ScheduledSequence, now: int) -> None:
         """The next row of a sequence that is at rest, if it runs and nothing holds it."""
         if not member.path or member.flying or member.held:
             return
@@ -220,7 +222,7 @@ class Rows:
                 if member.seq in starved:
                     self.go_on(member, now)
 
-    def _issue(self, member: Member, now: int) -> bool:
+    def _issue(self, member: ScheduledSequence, now: int) -> bool:
         """Send its next row; false if there are no pages for it now."""
         state = self._state
         if member.phase == "decode":
@@ -248,23 +250,23 @@ class Rows:
             self._send_predicted(member, tokens, sample, None, now)
         return True
 
-    def _send_predicted(self, member: Member, tokens: tuple[int, ...], sample: bool, guess: int | None, now: int) -> None:
+    def _send_predicted(self, member: ScheduledSequence, tokens: tuple[int, ...], sample: bool, guess: int | None, now: int) -> None:
         member.turn += 2
         # Where it has to be exact only a token is worth a guess; and what moves is not predicted (UN-13).
         wanted = member.move == 0 and self._speculation.goes_on(member)
         started = wanted and (sample or (member.ahead is not None and member.ahead.threshold is not None))
-        one = Try(member.turn, len(tokens), started, guess)
+        one = InFlightRow(member.turn, len(tokens), started, guess)
         member.tries.add(one)
         self._speculation.started(now, member, one)
         self._state.out.go(member, tokens, 1, sample, one)
 
-    def _stride(self, member: Member) -> int:
+    def _stride(self, member: ScheduledSequence) -> int:
         stride = self._state.config.stride
         if stride == 1 or len(member.path) > 1:
             return 1
         return max(1, min(stride, member.most - len(member.output)))
 
-    def _room(self, member: Member, groups: int, now: int) -> bool:
+    def _room(self, member: ScheduledSequence, groups: int, now: int) -> bool:
         """Whether its devices have these pages, perhaps because whoever is last in rank gives way."""
         for name, pages in member.weights:
             device = self._state.devices[name]
@@ -280,7 +282,7 @@ class Rows:
                 self._seating.preempt(victim, now)
         return True
 
-    def _victim(self, member: Member, device: str) -> Member | None:
+    def _victim(self, member: ScheduledSequence, device: str) -> ScheduledSequence | None:
         """The last in rank behind `member` with pages on a device; none if one is about to go already."""
         last, rank = None, member.rank
         for other in self._state.devices[device].here.values():

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 #: What changes when a sequence gets on: epoch, tokens computed, the latest turn, whether a row is under way, the move.
 _Marks = tuple[int, int, int, bool, int]
@@ -31,7 +31,7 @@ class _Still:
     upto: int
 
 
-class Overdue:
+class StallDetector:
     """`limit`: nanoseconds; 0: nobody is ever overdue."""
 
     def __init__(self, limit: int) -> None:
@@ -51,7 +51,9 @@ class Overdue:
     def gone(self, device: str) -> None:
         self._still.pop(device, None)
 
-    def look(self, here: Callable[[str], Iterable[Member]], target: Callable[[Member], str | None], now: int) -> list[Member]:
+    def look(
+        self, here: Callable[[str], Iterable[ScheduledSequence]], target: Callable[[ScheduledSequence], str | None], now: int
+    ) -> list[ScheduledSequence]:
         """Those who have waited too long.
 
         Args:
@@ -59,7 +61,7 @@ class Overdue:
             target: where the move goes that a sequence is in, if it is in one.
         """
         seen: dict[str, tuple[_Marks, int]] = {}
-        late: list[Member] = []
+        late: list[ScheduledSequence] = []
         for member in (member for device in self._still for member in here(device)) if self._limit else ():
             if member.seq in seen or not (member.flying or member.move):
                 continue

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from runtime.chains import Stage
-from runtime.messages import Ready
+from runtime.messages import AgentHello
 from runtime.types import ModelSpec
 
 if TYPE_CHECKING:  # members hold pages, which are devices'
-    from runtime.scheduler.sequences.sequence import Member
+    from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 #: Room of a device that takes any number of bytes.
 ANY = 1 << 60
@@ -58,7 +58,7 @@ class Device:
     members: int = 0
     weights: int = 0
     planned: int = 0
-    here: dict[str, Member] = field(default_factory=dict)
+    here: dict[str, ScheduledSequence] = field(default_factory=dict)
     asked: set[str] = field(default_factory=set)
     blocks: set[str] = field(default_factory=set)
     warm: set[str] = field(default_factory=set)
@@ -166,7 +166,7 @@ class Devices:
     def alive(self, name: str) -> bool:
         return name in self.living
 
-    def up(self, ready: Ready) -> Device:
+    def up(self, ready: AgentHello) -> Device:
         """A device is there, for the first time or again; then it is empty, with what it is to hold on its list."""
         known = self._devices.get(ready.device)
         made = Device(ready.device, ready.page_capacity, ready.weights, ready.page_bytes, ready.server, ready.pid, ready.inputs)
@@ -189,14 +189,14 @@ class Devices:
         device.here.clear()
         device.asked.clear()
 
-    def enter(self, name: str, member: Member) -> None:
+    def enter(self, name: str, member: ScheduledSequence) -> None:
         """One more sequence passes it."""
         device = self._devices[name]
         device.members += 1
         device.here[member.seq] = member
         self.loads[name] += 1.0
 
-    def depart(self, name: str, member: Member) -> None:
+    def depart(self, name: str, member: ScheduledSequence) -> None:
         device = self._devices[name]
         device.members -= 1
         del device.here[member.seq]

@@ -8,21 +8,27 @@ Blocks are placed once as many devices are there as the cluster was made for. De
 
 from __future__ import annotations
 
-from runtime.control.scheduler_io import Down
-from runtime.messages import PROTOCOL, Gone, Loaded, Ready, Refused, Report
+from runtime.control.scheduler_io import AgentDown
+from runtime.messages import PROTOCOL, AgentHello, AgentStats, PeerDown, StageLoadFailed, StageReady
 from runtime.scheduler.admission.admission import Admission
-from runtime.scheduler.broadcast.dispatch import Offers
-from runtime.scheduler.decode.stall_detector import MOVES, Overdue
-from runtime.scheduler.migration.migrations import Handovers
-from runtime.scheduler.models.updates import Updates
-from runtime.scheduler.sequences.lifecycle import Seating
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.broadcast.dispatch import BroadcastDispatch
+from runtime.scheduler.decode.stall_detector import MOVES, StallDetector
+from runtime.scheduler.migration.migrations import Migrations
+from runtime.scheduler.models.updates import ModelUpdates
+from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 
-class Fleet:
+class DeviceEvents:
     def __init__(
-        self, state: ClusterState, seating: Seating, admission: Admission, handovers: Handovers, updates: Updates, offers: Offers
+        self,
+        state: ClusterState,
+        seating: SequenceLifecycle,
+        admission: Admission,
+        handovers: Migrations,
+        updates: ModelUpdates,
+        offers: BroadcastDispatch,
     ) -> None:
         self._state = state
         self._seating = seating
@@ -30,16 +36,16 @@ class Fleet:
         self._handovers = handovers
         self._updates = updates
         self._offers = offers
-        self._overdue = Overdue(int(state.config.row_seconds * 1e9))
+        self._overdue = StallDetector(int(state.config.row_seconds * 1e9))
 
-    def up(self, ready: Ready, now: int) -> None:
+    def up(self, ready: AgentHello, now: int) -> None:
         """A device is there; one that was known is empty again."""
         state = self._state
         if ready.protocol != PROTOCOL:
             state.tell.fault(now, 0, f"{ready.device} speaks protocol {ready.protocol}, not {PROTOCOL}")
             return
         if state.devices.alive(ready.device):
-            self.down(Down(ready.device, "it came again"), now)
+            self.down(AgentDown(ready.device, "it came again"), now)
         device = state.devices.up(ready)
         state.changed = True
         if device.wanted:  # it took the place of one that died
@@ -52,7 +58,7 @@ class Fleet:
             self._admission.turn_away(now)
             self._load_first_paths()
 
-    def down(self, down: Down, now: int) -> None:
+    def down(self, down: AgentDown, now: int) -> None:
         """A device is gone. Whoever is saved by a move goes on with that; all others that passed it run again."""
         state = self._state
         device = state.devices.get(down.device)
@@ -66,7 +72,7 @@ class Fleet:
         state.out.forget(down.device)
         for other in state.devices:
             if other.alive:
-                state.out.say(other.name, Gone(down.device))
+                state.out.say(other.name, PeerDown(down.device))
         for member in [m for m in state.running.values() if down.device in m.devices]:
             self._bereave(member, down, now)
         self._offers.gone(down.device)
@@ -75,7 +81,7 @@ class Fleet:
         state.out.replace(down.device)
         state.changed = True
 
-    def _bereave(self, member: Member, down: Down, now: int) -> None:
+    def _bereave(self, member: ScheduledSequence, down: AgentDown, now: int) -> None:
         """A sequence's device has died: it runs again, or goes on with its move, unless that has come to nothing too often."""
         member.deaths += member.flying and not down.planned
         if member.deaths >= self._state.config.deaths:
@@ -99,7 +105,7 @@ class Fleet:
             else:
                 self._seating.preempt(member, now)
 
-    def loaded(self, loaded: Loaded) -> None:
+    def loaded(self, loaded: StageReady) -> None:
         device = self._state.devices[loaded.device]
         device.gained(loaded.stage.id, loaded.spec)
         device.weights = loaded.nbytes
@@ -113,7 +119,7 @@ class Fleet:
             for device, stage in state.provision.missing(chain, path or ()):
                 state.ask_for(chain, device, stage)
 
-    def refused(self, refused: Refused, now: int) -> None:
+    def refused(self, refused: StageLoadFailed, now: int) -> None:
         """A stage cannot be loaded there (now): its blocks run where else they are to be, if need be once that device is back; admission
         ends whoever has no other path."""
         device = self._state.devices[refused.device]
@@ -129,7 +135,7 @@ class Fleet:
             if device.refused and device.relents(now):
                 self._state.changed = True
 
-    def report(self, report: Report, now: int) -> None:
+    def report(self, report: AgentStats, now: int) -> None:
         device = self._state.devices.get(report.device)
         if device is not None:
             if device.alive:

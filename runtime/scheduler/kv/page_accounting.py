@@ -30,7 +30,7 @@ Places = Sequence[tuple[str, int]]
 
 
 @dataclass(slots=True, eq=False)
-class Extent:
+class PageExtent:
     """`groups` page groups of `pages` pages each. `users` hold it, `idle` of them are donors. `first`: the number of its first page, which
     no other page of the cluster ever has."""
 
@@ -38,7 +38,7 @@ class Extent:
     pages: int
     groups: int
     first: int
-    before: Extent | None = None
+    before: PageExtent | None = None
     users: int = 1
     idle: int = 0
 
@@ -52,23 +52,23 @@ class Extent:
         """Whether it is there for donors only."""
         return self.users == self.idle
 
-    def path(self) -> Iterator[Extent]:
+    def path(self) -> Iterator[PageExtent]:
         """It, and all before it: the end first."""
-        extent: Extent | None = self
+        extent: PageExtent | None = self
         while extent is not None:
             yield extent
             extent = extent.before
 
 
 @dataclass(slots=True, eq=False)
-class Holding:
+class PageHolding:
     """By block of the chain, of those that attend: its last extent. `groups`: in each of them. `donor`: of a sequence that has ended."""
 
-    ends: dict[int, Extent] = field(default_factory=dict)
+    ends: dict[int, PageExtent] = field(default_factory=dict)
     groups: int = 0
     donor: bool = False
 
-    def extents(self) -> Iterator[Extent]:
+    def extents(self) -> Iterator[PageExtent]:
         return (extent for end in self.ends.values() for extent in end.path())
 
     def idle(self) -> Mapping[str, int]:
@@ -80,14 +80,14 @@ class Holding:
         return pages
 
 
-class Ledger:
+class PageAccounting:
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
         self._numbers = 0
 
-    def take(self, places: Places, groups: int, like: Holding | None = None, shared: int = 0) -> Holding:
+    def take(self, places: Places, groups: int, like: PageHolding | None = None, shared: int = 0) -> PageHolding:
         """A new holding. Its first `shared` groups, fewer than all, are those of `like`, which is at the same places."""
-        made = Holding(groups=groups)
+        made = PageHolding(groups=groups)
         for at, (name, pages) in enumerate(places):
             if pages:
                 before = _upto(like.ends[at], shared) if like is not None and shared else None
@@ -96,7 +96,7 @@ class Ledger:
                     _use(extent, 1, 0)
         return made
 
-    def grow(self, holding: Holding, groups: int) -> None:
+    def grow(self, holding: PageHolding, groups: int) -> None:
         """So many groups more."""
         holding.groups += groups
         for at, end in holding.ends.items():
@@ -106,20 +106,20 @@ class Ledger:
             else:
                 holding.ends[at] = self._new(end.device.name, end.pages, groups, end)
 
-    def free(self, holding: Holding) -> None:
+    def free(self, holding: PageHolding) -> None:
         """All of it is given back; what others use too stays."""
         for extent in holding.extents():
             _use(extent, -1, -1 if holding.donor else 0)
         holding.ends, holding.groups = {}, 0
 
-    def keep(self, holding: Holding, groups: int) -> Holding:
+    def keep(self, holding: PageHolding, groups: int) -> PageHolding:
         """A donor's: the first groups of a holding."""
-        made = Holding({at: _upto(end, groups) for at, end in holding.ends.items()}, groups, True)
+        made = PageHolding({at: _upto(end, groups) for at, end in holding.ends.items()}, groups, True)
         for extent in made.extents():
             _use(extent, 1, 1)
         return made
 
-    def rehouse(self, holding: Holding, places: Places) -> None:
+    def rehouse(self, holding: PageHolding, places: Places) -> None:
         """A sequence has moved: blocks on another device have pages of their own there; what they had is others', or free."""
         for at, (name, pages) in enumerate(places):
             if pages and (at not in holding.ends or holding.ends[at].device is not self._devices[name]):
@@ -128,12 +128,12 @@ class Ledger:
         for at in [at for at in holding.ends if at >= len(places)]:  # a stand-in's, which does not come along
             self._leave(holding, at)
 
-    def bereft(self, holding: Holding, device: str) -> None:
+    def bereft(self, holding: PageHolding, device: str) -> None:
         """A device has died: what it held is gone."""
         for at in [at for at, end in holding.ends.items() if end.device.name == device]:
             self._leave(holding, at)
 
-    def mover(self, seq: str, holding: Holding, groups: int, device: str, resume: int = 0) -> Mover:
+    def mover(self, seq: str, holding: PageHolding, groups: int, device: str, resume: int = 0) -> Mover:
         """A sequence as the order of moves sees it (`policy.migration.order`): the pages of its first `groups` groups on a device, by number.
 
         Groups beyond those that are computed are tentative, and nobody's but its own (UN-13).
@@ -147,10 +147,10 @@ class Ledger:
                 stop = start
         return Mover(seq, frozenset(pages), resume)
 
-    def check(self, holdings: Iterable[Holding], moving: Mapping[str, int]) -> None:
+    def check(self, holdings: Iterable[PageHolding], moving: Mapping[str, int]) -> None:
         """Verify counts from scratch; `moving`: pages by device that are taken for moves. Raises RuntimeError."""
-        users: Counter[Extent] = Counter()
-        idle: Counter[Extent] = Counter()
+        users: Counter[PageExtent] = Counter()
+        idle: Counter[PageExtent] = Counter()
         for holding in holdings:
             if any(sum(extent.groups for extent in end.path()) != holding.groups for end in holding.ends.values()):
                 raise RuntimeError("a holding's extents are not all its groups")
@@ -173,19 +173,19 @@ class Ledger:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _new(self, name: str, pages: int, groups: int, before: Extent | None) -> Extent:
+    def _new(self, name: str, pages: int, groups: int, before: PageExtent | None) -> PageExtent:
         device = self._devices[name]
         self._numbers += _NUMBERS
         device.used += pages * groups
-        return Extent(device, pages, groups, self._numbers, before)
+        return PageExtent(device, pages, groups, self._numbers, before)
 
-    def _leave(self, holding: Holding, at: int) -> None:
+    def _leave(self, holding: PageHolding, at: int) -> None:
         end = holding.ends.pop(at, None)
         for extent in end.path() if end is not None else ():
             _use(extent, -1, 0)
 
 
-def _upto(end: Extent, groups: int) -> Extent:
+def _upto(end: PageExtent, groups: int) -> PageExtent:
     """The extent with which the first `groups` groups of a path end; cut off, if it goes on behind them. Changes no count of pages.
 
     Raises ValueError for none of them, or for more than there are.
@@ -193,7 +193,7 @@ def _upto(end: Extent, groups: int) -> Extent:
     path = list(end.path())[::-1]
     for extent in path if groups else ():
         if extent.groups > groups:
-            first = Extent(extent.device, extent.pages, groups, extent.first, extent.before, extent.users, extent.idle)
+            first = PageExtent(extent.device, extent.pages, groups, extent.first, extent.before, extent.users, extent.idle)
             extent.groups, extent.first, extent.before = extent.groups - groups, extent.first + extent.pages * groups, first
             return first
         groups -= extent.groups
@@ -202,7 +202,7 @@ def _upto(end: Extent, groups: int) -> Extent:
     raise ValueError("only groups that are there can be shared")
 
 
-def _use(extent: Extent, users: int, idle: int) -> None:
+def _use(extent: PageExtent, users: int, idle: int) -> None:
     """More users, or fewer."""
     device, before = extent.device, extent.size if extent.unused else 0
     extent.users += users

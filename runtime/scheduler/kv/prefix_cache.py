@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from runtime.policy.kv.duplicates import PERIOD, Copy, due, sweep
-from runtime.scheduler.kv.prefix_index import Beginning, Shelf
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.kv.prefix_index import CachedPrefix, PrefixShelf
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 from runtime.types import SamplingParams, SequenceRequest
 
@@ -23,7 +23,7 @@ _NOTHING = SamplingParams(0)
 
 
 @dataclass(frozen=True, slots=True)
-class DonorCounts:
+class PrefixCacheCounts:
     """Totals since the beginning: `kept` became donors, `displaced` went for a longer one, `evicted` for pages, `swept` as duplicates
     (with `swept_pages`). `standing`: now."""
 
@@ -35,11 +35,11 @@ class DonorCounts:
     swept_pages: int = 0
 
 
-class Donors:
+class PrefixCache:
     def __init__(self, state: ClusterState) -> None:
         self._state = state
-        self._donors: dict[str, Beginning] = {}  # least recently used first
-        self._ends: dict[tuple[Shelf, bytes], Beginning] = {}  # by the last mark
+        self._donors: dict[str, CachedPrefix] = {}  # least recently used first
+        self._ends: dict[tuple[PrefixShelf, bytes], CachedPrefix] = {}  # by the last mark
         self._number = 0
         self._swept_at = 0
         self._kept = self._displaced = self._evicted = self._swept = self._swept_pages = 0
@@ -47,18 +47,18 @@ class Donors:
     def __len__(self) -> int:
         return len(self._donors)
 
-    def __iter__(self) -> Iterator[Beginning]:
+    def __iter__(self) -> Iterator[CachedPrefix]:
         return iter(self._donors.values())
 
     def __contains__(self, name: str) -> bool:
         return name in self._donors
 
-    def counts(self) -> DonorCounts:
-        return DonorCounts(len(self), self._kept, self._displaced, self._evicted, self._swept, self._swept_pages)
+    def counts(self) -> PrefixCacheCounts:
+        return PrefixCacheCounts(len(self), self._kept, self._displaced, self._evicted, self._swept, self._swept_pages)
 
     # -- coming --------------------------------------------------------------------------------------------------------
 
-    def keep(self, member: Member, now: int) -> None:
+    def keep(self, member: ScheduledSequence, now: int) -> None:
         """A sequence is about to leave: its full groups stay, if they are worth it."""
         beginning = member.beginning
         if self._state.config.sharing != "cached" or beginning is None or not beginning.known or not member.holding.ends:
@@ -71,7 +71,7 @@ class Donors:
             self.used(longer, now)
             return
         name = self._name()
-        donor = Beginning(name, self._state.ledger.keep(member.holding, groups), beginning.marks[:groups], shelf, used=now)
+        donor = CachedPrefix(name, self._state.ledger.keep(member.holding, groups), beginning.marks[:groups], shelf, used=now)
         self._state.prefixes.reaches(donor, groups)
         self._donors[name] = self._ends[shelf, donor.marks[-1]] = donor
         self._kept += 1
@@ -83,7 +83,7 @@ class Donors:
                 self._displaced += 1
                 self._drop(shorter)
 
-    def used(self, beginning: Beginning, now: int) -> None:
+    def used(self, beginning: CachedPrefix, now: int) -> None:
         """Somebody has begun as it did."""
         if beginning.donor:
             beginning.used = now
@@ -91,7 +91,7 @@ class Donors:
 
     # -- going ---------------------------------------------------------------------------------------------------------
 
-    def make_room(self, needs: Mapping[str, int], spared: Beginning | None = None, slack: Mapping[str, int] | None = None) -> bool:
+    def make_room(self, needs: Mapping[str, int], spared: CachedPrefix | None = None, slack: Mapping[str, int] | None = None) -> bool:
         """See to it that so many pages are free, by device; false, and nothing has gone, where that cannot be.
 
         `spared`: stays. `slack`: pages by device that must be free, or a donor's, beside these.
@@ -108,7 +108,7 @@ class Donors:
                     raise RuntimeError(f"{name} has idle pages that are nobody's")
         return True
 
-    def give_way(self, device: str, spared: Beginning | None = None) -> bool:
+    def give_way(self, device: str, spared: CachedPrefix | None = None) -> bool:
         """The least recently used that has idle pages on a device goes; false if there is none."""
         if not self._state.devices[device].idle:
             return False
@@ -160,7 +160,7 @@ class Donors:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _drop(self, donor: Beginning) -> None:
+    def _drop(self, donor: CachedPrefix) -> None:
         state = self._state
         del self._donors[donor.name]
         del self._ends[donor.shelf, donor.marks[-1]]
@@ -171,12 +171,12 @@ class Donors:
                 state.out.close(device, donor.name, 1)
         state.changed = True
 
-    def _others(self, donor: Beginning) -> list[Beginning]:
+    def _others(self, donor: CachedPrefix) -> list[CachedPrefix]:
         """Donors on other paths that have all that it has."""
         having = self._state.prefixes.having(donor.shelf.realm, donor.marks[-1])
         return [each for each in having if each.donor and each.shelf is not donor.shelf]
 
-    def _copy(self, beginning: Beginning, named: Beginning, authoritative: bool) -> Copy:
+    def _copy(self, beginning: CachedPrefix, named: CachedPrefix, authoritative: bool) -> Copy:
         """What a donor has of the beginning that `named` is, as the sweep sees it."""
         extents = list(beginning.holding.extents())
         leased = any(not extent.unused for extent in extents)
@@ -192,6 +192,6 @@ class Donors:
         return f"~{self._number}"
 
 
-def _worth(beginning: Beginning) -> tuple[int, int, str]:
+def _worth(beginning: CachedPrefix) -> tuple[int, int, str]:
     """Of two that have the same, the longer stays, then the one used later."""
     return beginning.known, beginning.used, beginning.name

@@ -19,19 +19,19 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from runtime.chains import Path
-from runtime.scheduler.kv.page_accounting import Holding
+from runtime.scheduler.kv.page_accounting import PageHolding
 
 #: Bytes of a mark: nobody can find two beginnings with one.
 _BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
-class Shelf:
+class PrefixShelf:
     """By mark who has it, first come first. `realm`: version of the chain, and tenant."""
 
     realm: tuple[str, str]
     path: Path
-    places: dict[bytes, dict[Beginning, None]] = field(default_factory=dict)
+    places: dict[bytes, dict[CachedPrefix, None]] = field(default_factory=dict)
 
     def longest(self, marks: Sequence[bytes]) -> int:
         """How many of these somebody has: a binary search, for whoever has one has those before it."""
@@ -46,16 +46,16 @@ class Shelf:
 
 
 @dataclass(slots=True, eq=False)
-class Beginning:
+class CachedPrefix:
     """What one sequence has in pages: `known` of its `marks` stand on a shelf. `name`: on the agents. `used`: when last, for donors.
 
     `groups` may be more than are known; marks of prompts are there before they are computed.
     """
 
     name: str
-    holding: Holding
+    holding: PageHolding
     marks: list[bytes]
-    shelf: Shelf
+    shelf: PrefixShelf
     known: int = 0
     used: int = 0
 
@@ -69,10 +69,10 @@ class Beginning:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class PrefixMatch:
     """The first `groups` groups are there already, with `beginning`."""
 
-    beginning: Beginning
+    beginning: CachedPrefix
     groups: int
 
     @property
@@ -80,19 +80,19 @@ class Match:
         return self.beginning.path
 
 
-class Prefixes:
+class PrefixIndex:
     def __init__(self) -> None:
-        self._shelves: dict[tuple[str, str], dict[Path, Shelf]] = {}
+        self._shelves: dict[tuple[str, str], dict[Path, PrefixShelf]] = {}
 
-    def shelf(self, realm: tuple[str, str], path: Path) -> Shelf:
+    def shelf(self, realm: tuple[str, str], path: Path) -> PrefixShelf:
         """Where marks of this realm and path stand; it is there as long as any do."""
         paths = self._shelves.setdefault(realm, {})
         known = paths.get(path)
         if known is None:
-            known = paths[path] = Shelf(realm, path)
+            known = paths[path] = PrefixShelf(realm, path)
         return known
 
-    def reaches(self, beginning: Beginning, groups: int) -> None:
+    def reaches(self, beginning: CachedPrefix, groups: int) -> None:
         """So many groups of it are computed now."""
         if not beginning.known:
             beginning.shelf = self.shelf(beginning.shelf.realm, beginning.shelf.path)
@@ -101,7 +101,7 @@ class Prefixes:
             places.setdefault(mark, {})[beginning] = None
         beginning.known = max(beginning.known, groups)
 
-    def leave(self, beginning: Beginning) -> None:
+    def leave(self, beginning: CachedPrefix) -> None:
         """Its pages are about to go, or to be elsewhere."""
         shelf = beginning.shelf
         for mark in beginning.marks[: beginning.known]:
@@ -117,22 +117,22 @@ class Prefixes:
             if not paths:
                 self._shelves.pop(shelf.realm, None)
 
-    def matches(self, realm: tuple[str, str], marks: Sequence[bytes], most: int) -> list[Match]:
+    def matches(self, realm: tuple[str, str], marks: Sequence[bytes], most: int) -> list[PrefixMatch]:
         """Who has the first groups of a newcomer, at most `most` of them: one for each path, the longest first."""
-        found: list[Match] = []
+        found: list[PrefixMatch] = []
         wanted = marks[:most]
         for shelf in self._shelves.get(realm, {}).values():
             groups = shelf.longest(wanted)
             if groups:
-                found.append(Match(next(iter(shelf.places[wanted[groups - 1]])), groups))
+                found.append(PrefixMatch(next(iter(shelf.places[wanted[groups - 1]])), groups))
         return sorted(found, key=lambda match: -match.groups)
 
-    def having(self, realm: tuple[str, str], mark: bytes) -> Iterator[Beginning]:
+    def having(self, realm: tuple[str, str], mark: bytes) -> Iterator[CachedPrefix]:
         """All that have a mark, on whatever path."""
         for shelf in self._shelves.get(realm, {}).values():
             yield from shelf.places.get(mark, ())
 
-    def check(self, beginnings: Sequence[Beginning]) -> None:
+    def check(self, beginnings: Sequence[CachedPrefix]) -> None:
         """Verify that exactly these are on shelves, with all that they know. Raises RuntimeError."""
         standing = {
             (id(shelf), mark, beginning)

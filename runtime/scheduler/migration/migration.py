@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from runtime.chains import Chain, Hop, Path
-from runtime.messages import Moved
+from runtime.messages import MigrationReady
 from runtime.policy.migration.recompute_source import Front
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 
 
 @dataclass(slots=True)
-class Handover:
+class Migration:
     """One move: blocks of a chain, components and layers of `part`, from `source` to `target`; then the sequence's path is `path`.
 
     `front`: what it recomputes from. `upto`: tokens that the destination has been asked for; `groups`: page groups taken there. `asked`: an
@@ -19,7 +19,7 @@ class Handover:
     """
 
     number: int
-    member: Member
+    member: ScheduledSequence
     chain: Chain
     part: Hop
     target: str
@@ -31,7 +31,7 @@ class Handover:
     stages: int = 0
     asked: bool = True
     orphan: bool = False
-    last: Moved | None = None
+    last: MigrationReady | None = None
 
     @property
     def source(self) -> str:
@@ -48,7 +48,7 @@ class Handover:
 
 
 @dataclass(slots=True)
-class HandoverCounts:
+class MigrationCounts:
     """Totals since the beginning. Tokens are those that were copied and recomputed in committed moves; `nbytes` of K and V travelled, and
     `inputs` of hidden states."""
 

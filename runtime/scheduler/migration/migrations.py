@@ -1,12 +1,12 @@
 """Sequences that change a device while they run: their K and V move first, then they do (BL-16, Llumnix's stages).
 
-    start --Receive--> destination … Moved -> more has come up? --Receive--> … Moved -> little enough: hold the sequence
-        -> its row comes back -> Receive (the rest) -> Moved -> commit: Settle, Open (keep) on the new path, Close where it left
+    start --StartMigration--> destination … MigrationReady -> more has come up? --StartMigration--> … MigrationReady -> little enough: hold the sequence
+        -> its row comes back -> StartMigration (the rest) -> MigrationReady -> commit: Settle, Open (keep) on the new path, Close where it left
 
 Contract: the source serves the sequence on until it is held, and keeps its pages until the move is committed. The destination's pages are
 taken in the scheduler's account before they are asked for. Whatever goes wrong (no room, pages that do not verify, a dead device) leaves
 the sequence where it was; if the source itself dies, recomputing takes over to the end, where it has what it starts from: token ids at the
-start of a chain; elsewhere hidden states that the source kept, if all have come. Every move ends in exactly one Settle or with the death of
+start of a chain; elsewhere hidden states that the source kept, if all have come. Every move ends in exactly one FinishMigration or with the death of
 its destination.
 """
 
@@ -16,34 +16,34 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from runtime.chains import Chain, Hop, Path, devices_of
-from runtime.control.trace_events import MoveTold
+from runtime.control.trace_events import MoveDetails
 from runtime.kv.pages import groups_for
-from runtime.messages import Moved, Receive, Settle, Stuck
-from runtime.policy.migration.cost import Stage as Phase
+from runtime.messages import FinishMigration, MigrationFailed, MigrationReady, StartMigration
+from runtime.policy.migration.cost import MigrationStage as Phase
 from runtime.policy.migration.cost import next_stage
-from runtime.policy.migration.recompute_source import Front, Run, front_of
-from runtime.scheduler.migration.migration import Handover, HandoverCounts, part_of
-from runtime.scheduler.sequences.lifecycle import Seating
-from runtime.scheduler.sequences.sequence import Member
+from runtime.policy.migration.recompute_source import Front, RecomputeRun, front_of
+from runtime.scheduler.migration.migration import Migration, MigrationCounts, part_of
+from runtime.scheduler.sequences.lifecycle import SequenceLifecycle
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 
-class Handovers:
-    def __init__(self, state: ClusterState, seating: Seating) -> None:
+class Migrations:
+    def __init__(self, state: ClusterState, seating: SequenceLifecycle) -> None:
         self._state = state
         self._seating = seating
-        self._moves: dict[int, Handover] = {}
+        self._moves: dict[int, Migration] = {}
         self._number = 0
-        self._counts = HandoverCounts()
+        self._counts = MigrationCounts()
 
     def __len__(self) -> int:
         return len(self._moves)
 
-    def __iter__(self) -> Iterator[Handover]:
+    def __iter__(self) -> Iterator[Migration]:
         """Those under way."""
         return iter(tuple(self._moves.values()))
 
-    def counts(self) -> HandoverCounts:
+    def counts(self) -> MigrationCounts:
         return replace(self._counts)
 
     def held(self) -> dict[str, int]:
@@ -60,7 +60,15 @@ class Handovers:
     # -- beginning -----------------------------------------------------------------------------------------------------
 
     def start(
-        self, member: Member, blocks: range, target: str, now: int, *, copy: bool = True, recompute: bool = True, hold: bool = False
+        self,
+        member: ScheduledSequence,
+        blocks: range,
+        target: str,
+        now: int,
+        *,
+        copy: bool = True,
+        recompute: bool = True,
+        hold: bool = False,
     ) -> str | None:
         """Move blocks (numbers in the chain, all on one device now) of a running sequence to another device.
 
@@ -84,7 +92,7 @@ class Handovers:
         if (lacking := self._lacking(chain, path, part if front.origin != "none" else None, target)) is not None:
             return lacking
         self._number += 1
-        move = Handover(self._number, member, chain, part, target, path, copy, front)
+        move = Migration(self._number, member, chain, part, target, path, copy, front)
         if not self._take(move, member.computed):
             return f"no room for its pages on {target}"
         self._moves[move.number] = move
@@ -99,7 +107,7 @@ class Handovers:
 
     # -- answers -------------------------------------------------------------------------------------------------------
 
-    def moved(self, event: Moved, now: int) -> None:
+    def moved(self, event: MigrationReady, now: int) -> None:
         """All that was asked for is there: ask for what has come up meanwhile, hold the sequence for the rest, or commit."""
         move = self._moves.get(event.move)
         if move is None:
@@ -123,40 +131,40 @@ class Handovers:
                     self._state.starved.pop(member.seq, None)
                     self._finish(move, now)
 
-    def stuck(self, event: Stuck, now: int) -> None:
+    def stuck(self, event: MigrationFailed, now: int) -> None:
         """The destination has given up, and has kept nothing."""
         move = self._moves.get(event.move)
         if move is not None:
             self._abort(move, now, event.reason, settle=False)
 
-    def at_rest(self, member: Member, now: int) -> None:
+    def at_rest(self, member: ScheduledSequence, now: int) -> None:
         """The row of a moving sequence has come back, or it goes on after a pause, in which case its row may still be under way."""
         move = self._moves.get(member.move)
         if move is not None and member.held and not move.asked and not member.flying:
             self._finish(move, now)
 
-    def target(self, member: Member) -> str | None:
+    def target(self, member: ScheduledSequence) -> str | None:
         """Where the move goes that a sequence is in, if it is in one."""
         move = self._moves.get(member.move)
         return None if move is None else move.target
 
     # -- ends ----------------------------------------------------------------------------------------------------------
 
-    def cancel(self, member: Member) -> None:
+    def cancel(self, member: ScheduledSequence) -> None:
         """The sequence leaves its devices: its move is over."""
         move = self._moves.get(member.move)
         if move is not None:
             self._drop(move)
             self._counts.aborted += 1
-            self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
+            self._state.out.say(move.target, FinishMigration(move.number, member.seq, member.epoch, False))
 
-    def give_up(self, member: Member, now: int, why: str) -> None:
+    def give_up(self, member: ScheduledSequence, now: int, why: str) -> None:
         """A sequence's move is not waited for any longer: it goes on where it is."""
         move = self._moves.get(member.move)
         if move is not None:
             self._abort(move, now, why)
 
-    def survives(self, member: Member, device: str) -> bool:
+    def survives(self, member: ScheduledSequence, device: str) -> bool:
         """Whether a sequence is saved from a device's death by a move that can go on without it."""
         move = self._moves.get(member.move)
         if move is None or not move.recompute or move.source != device:
@@ -180,13 +188,13 @@ class Handovers:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _run(self, member: Member, first: int, part: Hop) -> Run:
+    def _run(self, member: ScheduledSequence, first: int, part: Hop) -> RecomputeRun:
         """Blocks from number `first` on, as `policy.migration.recompute_source` sees them."""
         chain, device = member.chain, self._state.devices[part.device]
         use, layers = chain.uses[first], part.layers[1] - part.layers[0]
         hop = next(hop.lo for hop in member.path if hop.device == part.device and hop.lo <= part.lo < hop.hi)
         kv_bytes = layers * device.page_bytes / chain.spec.page_tokens
-        return Run(part.lo, hop, member.computed, member.spec.virtual_tokens > 0, device.inputs, use.input_bytes, kv_bytes)
+        return RecomputeRun(part.lo, hop, member.computed, member.spec.virtual_tokens > 0, device.inputs, use.input_bytes, kv_bytes)
 
     def _lacking(self, chain: Chain, path: Path, recomputed: Hop | None, target: str) -> str | None:
         """What is not loaded yet for a path, and for what is recomputed at the target meanwhile; it is asked for."""
@@ -197,13 +205,13 @@ class Handovers:
             self._state.ask_for(chain, name, stage)
         return f"{needed[0][1].id} is not loaded on {needed[0][0]} yet" if needed else None
 
-    def _ask(self, move: Handover, upto: int) -> None:
+    def _ask(self, move: Migration, upto: int) -> None:
         member = move.member
         tokens = member.first(upto) if move.front.origin == "tokens" else ()
         move.upto, move.asked, move.stages = upto, True, move.stages + 1
         self._state.out.say(
             move.target,
-            Receive(
+            StartMigration(
                 move.number,
                 member.seq,
                 member.epoch,
@@ -219,13 +227,13 @@ class Handovers:
             ),
         )
 
-    def _ask_more(self, move: Handover, now: int) -> None:
+    def _ask_more(self, move: Migration, now: int) -> None:
         if self._take(move, move.member.computed):
             self._ask(move, move.member.computed)
         else:
             self._abort(move, now, f"no room for what has grown on {move.target}")
 
-    def _finish(self, move: Handover, now: int) -> None:
+    def _finish(self, move: Migration, now: int) -> None:
         """The sequence is at rest: bring the rest, or commit if there is none and there is room for all that it holds."""
         if move.member.computed > move.upto:
             self._ask_more(move, now)
@@ -234,11 +242,11 @@ class Handovers:
         else:
             self._abort(move, now, f"no room for what it holds on {move.target}")
 
-    def _commit(self, move: Handover, now: int) -> None:
+    def _commit(self, move: Migration, now: int) -> None:
         """From now on the sequence runs on the new path. Its pages are there before those it leaves are free."""
         member, last = move.member, move.last
         self._drop(move)
-        self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch + 1, True))
+        self._state.out.say(move.target, FinishMigration(move.number, member.seq, member.epoch + 1, True))
         self._seating.reseat(member, move.path)
         self._counts.committed += 1
         if last is not None:
@@ -249,25 +257,25 @@ class Handovers:
         self._tell(now, "kv.meet", move)
         self._state.ready.append(member)
 
-    def _abort(self, move: Handover, now: int, why: str, settle: bool = True) -> None:
+    def _abort(self, move: Migration, now: int, why: str, settle: bool = True) -> None:
         """The sequence stays where it is; if that is dead, it runs again."""
         member = move.member
         self._drop(move)
         self._counts.aborted += 1
         self._tell(now, "kv.move.abort", move, why=why)
         if settle:
-            self._state.out.say(move.target, Settle(move.number, member.seq, member.epoch, False))
+            self._state.out.say(move.target, FinishMigration(move.number, member.seq, member.epoch, False))
         if move.orphan:
             self._seating.preempt(member, now)
         elif not member.flying:
             self._state.ready.append(member)
 
-    def _tell(self, now: int, event: str, move: Handover, why: str | None = None) -> None:
+    def _tell(self, now: int, event: str, move: Migration, why: str | None = None) -> None:
         last = move.last if event == "kv.meet" else None
-        told = MoveTold(move.number, move.source, move.target, move.front.origin, move.front.reason, move.front.upstream)
+        told = MoveDetails(move.number, move.source, move.target, move.front.origin, move.front.reason, move.front.upstream)
         self._state.tell.move(now, event, move.member.request, told, last, why)
 
-    def _drop(self, move: Handover) -> None:
+    def _drop(self, move: Migration) -> None:
         del self._moves[move.number]
         move.member.move, move.member.held = 0, False
         device = self._state.devices[move.target]
@@ -275,7 +283,7 @@ class Handovers:
             device.used -= move.pages * move.groups
             self._state.changed = True
 
-    def _take(self, move: Handover, upto: int) -> bool:
+    def _take(self, move: Migration, upto: int) -> bool:
         """Take pages at the destination for that many tokens."""
         device = self._state.devices[move.target]
         # As many as the sequence holds, so that it can go on from its next row.

@@ -5,7 +5,7 @@
     the old version, or a withdrawn model: whoever began on it finishes on it -> stages dropped, blocks that nobody else has forgotten
 
 Contract: a sequence runs to its end on the version that newcomers got when it came, whatever comes later and whatever dies. Blocks that
-two versions share stay where they are. Every Serve and Withdraw has one Updated. A Serve before the first placement waits for that.
+two versions share stay where they are. Every ServeModel and WithdrawModel has one Updated. A ServeModel before the first placement waits for that.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from runtime.chains import Chain, Stage, Variant
-from runtime.control.scheduler_io import Serve, Withdraw
-from runtime.scheduler.kv.prefix_cache import Donors
+from runtime.control.scheduler_io import ServeModel, WithdrawModel
+from runtime.scheduler.kv.prefix_cache import PrefixCache
 from runtime.scheduler.placement.incremental import join
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 
-class Updates:
-    def __init__(self, state: ClusterState, donors: Donors) -> None:
+class ModelUpdates:
+    def __init__(self, state: ClusterState, donors: PrefixCache) -> None:
         self._state = state
         self._donors = donors
-        self._coming: dict[str, Serve] = {}
+        self._coming: dict[str, ServeModel] = {}
         self._placed: set[str] = set()
 
     # -- events --------------------------------------------------------------------------------------------------------
 
-    def serve(self, event: Serve, now: int) -> None:
+    def serve(self, event: ServeModel, now: int) -> None:
         """Begin to make a version ready; one of the same model that was on its way is given up."""
         state, chain = self._state, event.chain
         if chain.model in self._coming:
@@ -43,7 +43,7 @@ class Updates:
         state.coming[chain.model] = chain, *(variant.chain for variant in event.variants)
         state.changed = True
 
-    def withdraw(self, event: Withdraw, now: int) -> None:
+    def withdraw(self, event: WithdrawModel, now: int) -> None:
         """Take no newcomers for a model."""
         state = self._state
         if event.model in self._coming:
@@ -80,7 +80,7 @@ class Updates:
 
     # -- coming --------------------------------------------------------------------------------------------------------
 
-    def _why_not(self, event: Serve) -> str | None:
+    def _why_not(self, event: ServeModel) -> str | None:
         state, chain = self._state, event.chain
         known = {block.id for block in event.blocks}
         for each in (chain, *(variant.chain for variant in event.variants)):
@@ -130,7 +130,7 @@ class Updates:
         state.out.updated(model, event.chain.version)
         state.tell.version(now, "model.serve", event.chain)
 
-    def _replace_variants(self, event: Serve) -> tuple[Variant, ...]:
+    def _replace_variants(self, event: ServeModel) -> tuple[Variant, ...]:
         state, name = self._state, event.chain.loaded_as
         kept = {variant.chain.loaded_as for variant in event.variants}
         for variant in state.variants.pop(name, ()):
@@ -180,7 +180,7 @@ class Updates:
                 for member in [m for m in self._state.waiting if m.variant is broken and not m.output]:
                     self._rebase(member, exact)
 
-    def _rebase(self, member: Member, exact: Chain) -> None:
+    def _rebase(self, member: ScheduledSequence, exact: Chain) -> None:
         state = self._state
         state.waiting.remove(member)
         state.users[member.chain.loaded_as] -= 1

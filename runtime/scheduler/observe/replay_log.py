@@ -3,7 +3,7 @@
     line 1    {"log": 1, "chains": …, "blocks": …, "config": …, "surrogates": …}
     then      [time in ns, kind, event, digest of the commands]
 
-Contract: a `Recorder` stands in a scheduler's place and changes nothing. `replay` gives the events to a new scheduler and raises Diverged
+Contract: a `ReplayRecorder` stands in a scheduler's place and changes nothing. `replay` gives the events to a new scheduler and raises Diverged
 at the first whose commands differ. Events are data, and a scheduler is a function of them: whatever differs is a defect (a clock, an
 unordered set).
 """
@@ -22,7 +22,7 @@ from runtime.chains import Block, Chain, Surrogate
 from runtime.config import ClusterConfig
 from runtime.control.scheduler_io import SchedulerCommand, SchedulerEvent
 from runtime.messages import PROTOCOL, Message, ToScheduler
-from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.scheduler.scheduler import Scheduler
 from zoo.errors import InputError
 
@@ -41,7 +41,7 @@ class Handler(Protocol):
     def handle(self, event: Message | SchedulerEvent, now: int) -> list[SchedulerCommand]: ...
 
 
-class Head(msgspec.Struct, frozen=True):
+class LogHeader(msgspec.Struct, frozen=True):
     """What a scheduler was made of. `protocol`: of the messages that it was told, which are in the log as they were."""
 
     log: int
@@ -49,14 +49,14 @@ class Head(msgspec.Struct, frozen=True):
     blocks: tuple[Block, ...]
     config: ClusterConfig
     surrogates: dict[str, tuple[Surrogate, ...]]
-    adaptation: Adaptation | None = None
+    adaptation: VariantChoice | None = None
     protocol: int = 0
 
     def scheduler(self) -> Scheduler:
         return Scheduler(self.chains, self.blocks, self.config, surrogates=self.surrogates, adaptation=self.adaptation)
 
 
-class Recorder:
+class ReplayRecorder:
     """In a scheduler's place.
 
     Args:
@@ -65,7 +65,7 @@ class Recorder:
         write: takes lines; it must not change the order.
     """
 
-    def __init__(self, scheduler: Handler, head: Head, write: Callable[[bytes], object]) -> None:
+    def __init__(self, scheduler: Handler, head: LogHeader, write: Callable[[bytes], object]) -> None:
         self._scheduler = scheduler
         self._write = write
         write(msgspec.json.encode(head) + b"\n")
@@ -81,10 +81,10 @@ def head_of(
     blocks: Iterable[Block],
     config: ClusterConfig,
     surrogates: Mapping[str, Sequence[Surrogate]] = MappingProxyType({}),
-    adaptation: Adaptation | None = None,
-) -> Head:
+    adaptation: VariantChoice | None = None,
+) -> LogHeader:
     known = {model: tuple(each) for model, each in surrogates.items()}
-    return Head(_FORMAT, tuple(chains), tuple(blocks), config, known, adaptation, PROTOCOL)
+    return LogHeader(_FORMAT, tuple(chains), tuple(blocks), config, known, adaptation, PROTOCOL)
 
 
 def digest_of(commands: Iterable[SchedulerCommand]) -> str:
@@ -119,9 +119,9 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
         yield line
 
 
-def _head(line: bytes, path: Path) -> Head:
+def _head(line: bytes, path: Path) -> LogHeader:
     try:
-        head = msgspec.json.decode(line, type=Head)
+        head = msgspec.json.decode(line, type=LogHeader)
     except (msgspec.MsgspecError, ValueError) as error:
         raise InputError(f"{path} is no log of a scheduler: {error}") from None
     if head.log != _FORMAT:

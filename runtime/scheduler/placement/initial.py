@@ -11,22 +11,22 @@ from dataclasses import dataclass
 
 from runtime.chains import Block, Chain
 from runtime.config import Placing
-from runtime.policy.placement.locality import Cluster, place
-from runtime.policy.placement.locality import Device as Place
+from runtime.policy.placement.locality import ClusterLayout, place
+from runtime.policy.placement.locality import DeviceRoom as Place
 from runtime.policy.placement.packing import fill, pack
 from runtime.policy.placement.partition import cells, spread
 from runtime.scheduler.devices.devices import Device
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class InitialPlacement:
     """`instances`: (block, device). `lacking`: by version of the chains that found no place, why."""
 
     instances: tuple[tuple[str, str], ...]
     lacking: Mapping[str, str]
 
 
-def laid_out(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], placing: Placing) -> Layout:
+def laid_out(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], placing: Placing) -> InitialPlacement:
     """Blocks of these chains on these devices."""
     if placing == "frag-min":
         return _scattered(chains, blocks, devices)
@@ -35,7 +35,7 @@ def laid_out(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequ
     return _copied(chains, blocks, devices, placing == "split")
 
 
-def _packed(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], ample: bool) -> Layout:
+def _packed(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], ample: bool) -> InitialPlacement:
     """One copy of each chain, whole where a device takes it; with `ample` further ones where devices would hold nothing."""
     limits = [device.limit for device in devices]
     sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
@@ -51,22 +51,22 @@ def _packed(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Seque
         taken = {name for _, name in made}
         free = [at for at, device in enumerate(devices) if not device.blocks and device.name not in taken]
         made += [(block, devices[at].name) for at, copied in fill(runs, plans, sizes, limits, free) for block in copied]
-    return Layout(tuple(made), lacking)
+    return InitialPlacement(tuple(made), lacking)
 
 
-def _scattered(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device]) -> Layout:
+def _scattered(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device]) -> InitialPlacement:
     """One copy of each block, each by itself where least is left over, whatever runs before or behind it: the paper's baseline."""
     sizes = {use.block: blocks[use.block].nbytes for chain in chains for use in chain.uses}
     there = {block for device in devices for block in device.blocks}
     places = tuple(Place(device.name, device.server or device.name, device.room) for device in devices)
-    found = place([block for block in sizes if block not in there], Cluster(places, (), sizes, {}), "frag-min")
+    found = place([block for block in sizes if block not in there], ClusterLayout(places, (), sizes, {}), "frag-min")
     unplaced, limits = set(found.unplaced), [device.limit for device in devices]
     without = [chain for chain in chains if any(use.block in unplaced for use in chain.uses)]
     instances = tuple((placed.block, placed.device) for placed in found.placed)
-    return Layout(instances, {chain.version: _lacks(chain, blocks, limits) for chain in without})
+    return InitialPlacement(instances, {chain.version: _lacks(chain, blocks, limits) for chain in without})
 
 
-def _copied(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], split: bool) -> Layout:
+def _copied(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Sequence[Device], split: bool) -> InitialPlacement:
     """As many copies of everything as there is room for; `split`: one, cut over all devices."""
     limits = [device.limit for device in devices]
     taken: list[Chain] = []
@@ -83,7 +83,7 @@ def _copied(chains: Sequence[Chain], blocks: Mapping[str, Block], devices: Seque
     for group in groups:
         plan = spread([blocks[name].nbytes for name in order], [limits[at] for at in group]) or ()
         made += [(block, devices[group[at]].name) for block, at in zip(order, plan, strict=True)]
-    return Layout(tuple(made), lacking)
+    return InitialPlacement(tuple(made), lacking)
 
 
 def _order(chains: Sequence[Chain], split: bool) -> list[str]:

@@ -20,10 +20,10 @@ from runtime.policy.routing.latency import Latency
 from runtime.policy.routing.paths import choose_by_cost, choose_devices, choose_roomy
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.placement.initial import laid_out
-from runtime.scheduler.routing.block_usage import Reads
-from runtime.scheduler.routing.estimates import Estimates
-from runtime.scheduler.routing.route_cache import Route, Routes
-from runtime.scheduler.sequences.sequence import Passes
+from runtime.scheduler.routing.block_usage import BlockUsage
+from runtime.scheduler.routing.estimates import LatencyEstimates
+from runtime.scheduler.routing.route_cache import Route, RouteCache
+from runtime.scheduler.sequences.sequence import PathUsage
 
 #: Devices that are weighed for a block: more of them cost time and gain little (power of a few choices).
 _MOST = 8
@@ -36,7 +36,7 @@ _FEW = 4
 class Provision:
     """`estimates`: what rows take, where profiles are there. `on_table`: called with all terms of a choice that was made by them."""
 
-    def __init__(self, blocks: Iterable[Block], config: ClusterConfig, devices: Devices, estimates: Estimates | None = None) -> None:
+    def __init__(self, blocks: Iterable[Block], config: ClusterConfig, devices: Devices, estimates: LatencyEstimates | None = None) -> None:
         self._config = config
         self._devices = devices
         self._blocks = {block.id: block for block in blocks}
@@ -47,10 +47,10 @@ class Provision:
         self.on_table: Callable[[Chain, Sequence[Mapping[str, Latency]], tuple[str, ...] | None], None] = lambda chain, table, chosen: None
         #: (block, device) of instances that take no newcomers, for they are about to go.
         self.leaving: set[tuple[str, str]] = set()
-        self._routes = Routes()
-        self._passes: dict[tuple[str, Path], Passes] = {}
+        self._routes = RouteCache()
+        self._passes: dict[tuple[str, Path], PathUsage] = {}
         #: What steps read of weights, by who is where.
-        self.reads = Reads(self._blocks)
+        self.reads = BlockUsage(self._blocks)
 
     @property
     def instances(self) -> Mapping[str, Sequence[str]]:
@@ -79,35 +79,35 @@ class Provision:
         """Whether each of its blocks has a living device."""
         return all(any(self._devices.alive(name) for name in self._where.get(use.block, ())) for use in chain.uses)
 
-    def passes(self, chain: Chain, path: Path) -> Passes:
+    def passes(self, chain: Chain, path: Path) -> PathUsage:
         """Where the tokens of a chain's sequences along a path are counted."""
         key = chain.version, path
         known = self._passes.get(key)
         if known is None:
             places = zip(devices_of(chain, path), (use.kv_layers for use in chain.uses), strict=True)
-            known = self._passes[key] = Passes(chain, path, places=tuple(places))
+            known = self._passes[key] = PathUsage(chain, path, places=tuple(places))
         return known
 
-    def passed(self, chain: Chain) -> list[Passes]:
+    def passed(self, chain: Chain) -> list[PathUsage]:
         """The paths that a chain's tokens have gone so far."""
         return [passes for (version, _), passes in self._passes.items() if version == chain.version]
 
-    def all_passed(self) -> Collection[Passes]:
+    def all_passed(self) -> Collection[PathUsage]:
         """All that is counted along paths."""
         return self._passes.values()
 
-    def joins(self, passes: Passes) -> None:
+    def joins(self, passes: PathUsage) -> None:
         """One more sequence is on a path."""
         passes.users += 1
         if passes.users == 1:
             self.reads.begins(passes)
 
-    def leaves(self, passes: Passes) -> None:
+    def leaves(self, passes: PathUsage) -> None:
         passes.users -= 1
         if not passes.users:
             self.reads.ends(passes)
 
-    def unused(self, passes: Passes) -> None:
+    def unused(self, passes: PathUsage) -> None:
         """A path that nobody is on any more is forgotten."""
         self._passes.pop((passes.chain.version, passes.path), None)
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 from runtime.policy.placement.locality import blend
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.placement.provision import Provision
-from runtime.scheduler.sequences.sequence import Passes
+from runtime.scheduler.sequences.sequence import PathUsage
 
 #: Paths that are remembered though nobody is on them.
 _KEPT = 1024
@@ -32,11 +32,11 @@ class Crossings:
     crossings: int = 0
 
 
-class Flow:
+class TrafficCounter:
     def __init__(self, devices: Devices, provision: Provision) -> None:
         self._devices = devices
         self._provision = provision
-        self._left: list[Passes] = []
+        self._left: list[PathUsage] = []
         self._pairs: Counter[tuple[str, str]] = Counter()
         #: (sender, receiver) -> rows, of the periods that are over.
         self.pairs: Mapping[tuple[str, str], float] = {}
@@ -51,8 +51,8 @@ class Flow:
         first = 0 if most is None else max(0, len(self._left) - most)
         some = self._left[first:]
         del self._left[first:]
-        by_chain: dict[str, tuple[Passes, int]] = {}
-        idle: list[Passes] = []
+        by_chain: dict[str, tuple[PathUsage, int]] = {}
+        idle: list[PathUsage] = []
         for passes in some:
             tokens = passes.tokens - passes.counted
             if not tokens:
@@ -76,7 +76,7 @@ class Flow:
         self.pairs = blend(self.pairs, self._pairs)
         self._pairs.clear()
 
-    def _cross(self, passes: Passes, tokens: int) -> None:
+    def _cross(self, passes: PathUsage, tokens: int) -> None:
         self.totals.hops += tokens * (len(passes.path) - 1)
         for one, other in pairwise(passes.path):
             here, there = self._devices[one.device].server, self._devices[other.device].server

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 from runtime.chains import Block
 from runtime.scheduler.devices.devices import Device
-from runtime.scheduler.sequences.sequence import Passes
+from runtime.scheduler.sequences.sequence import PathUsage
 
 
-class Reads:
+class BlockUsage:
     """`blocks`: all that there are, by name."""
 
     def __init__(self, blocks: Mapping[str, Block]) -> None:
@@ -21,14 +21,14 @@ class Reads:
         self._paths: dict[str, Counter[str]] = {}
         self._nbytes: dict[str, int] = {}
 
-    def begins(self, passes: Passes) -> None:
+    def begins(self, passes: PathUsage) -> None:
         for use, (device, _) in zip(passes.chain.uses, passes.places, strict=True):
             paths = self._paths.setdefault(device, Counter())
             paths[use.block] += 1
             if paths[use.block] == 1:
                 self._nbytes[device] = self._nbytes.get(device, 0) + self._blocks[use.block].nbytes
 
-    def ends(self, passes: Passes) -> None:
+    def ends(self, passes: PathUsage) -> None:
         for use, (device, _) in zip(passes.chain.uses, passes.places, strict=True):
             paths = self._paths[device]
             paths[use.block] -= 1

@@ -15,11 +15,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from runtime.chains import Chain
 from runtime.policy.profiles import BlockProfile, DeviceProfile, LinkProfile, alike, chain_of
-from runtime.policy.routing.latency import Candidate, Latency, Work, latency_of
+from runtime.policy.routing.latency import Candidate, Latency, RowWork, latency_of
 from runtime.scheduler.devices.devices import Device
 
 
-class Estimates:
+class LatencyEstimates:
     """Args:
     profiles: by block. hop: seconds of a row from one device to another. way_in: over which blocks are loaded, None for from disk.
     """
@@ -62,11 +62,11 @@ class Estimates:
         key = block, _up(device.queued), _up(device.members), _up(context), block in device.warm
         known = self._known.get(key)
         if known is None:
-            queue = (Work(key[1], key[3]),) if key[1] else ()
+            queue = (RowWork(key[1], key[3]),) if key[1] else ()
             candidate = Candidate(
                 device.name, self._profiles[block], queue, joins=key[2], resident=key[4], idle=not key[2], way_in=self._way_in
             )
-            known = self._known[key] = latency_of(candidate, Work(1, key[3]))
+            known = self._known[key] = latency_of(candidate, RowWork(1, key[3]))
         return known
 
     def table(self, chain: Chain, candidates: Sequence[Sequence[Device]], context: int) -> list[dict[str, Latency]]:

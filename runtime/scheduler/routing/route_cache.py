@@ -26,7 +26,7 @@ class Route:
     stages: tuple[tuple[str, Stage, str], ...]
 
 
-class Routes:
+class RouteCache:
     """Routes by the devices of a chain's blocks, and by path."""
 
     def __init__(self) -> None:

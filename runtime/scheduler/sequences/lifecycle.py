@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from runtime.chains import Path
 from runtime.control.token_events import end_event, refusal_event
 from runtime.kv.pages import groups_for
-from runtime.scheduler.kv.prefix_cache import Donors
-from runtime.scheduler.kv.prefix_index import Beginning, Match
+from runtime.scheduler.kv.prefix_cache import PrefixCache
+from runtime.scheduler.kv.prefix_index import CachedPrefix, PrefixMatch
 from runtime.scheduler.routing.route_cache import Route
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.speculation.speculation import Planned
 from runtime.scheduler.state import ClusterState
 from runtime.types import FinishReason, ModelSpec, SequenceRequest
@@ -31,18 +31,18 @@ class SharingCounts:
     tokens: int = 0
 
 
-class Seating:
+class SequenceLifecycle:
     """`on_leaving`: called with whoever leaves its devices, before it has. `donors`: who stays behind its end. `predict`: what is
     predicted of a sequence along a path. `offer`: which hops of a route it is not settled who runs."""
 
-    def __init__(self, state: ClusterState, donors: Donors) -> None:
+    def __init__(self, state: ClusterState, donors: PrefixCache) -> None:
         self._state = state
         self.donors = donors
         self._matches = self._spared = 0
         self._shares = state.config.sharing != "off"
-        self.on_leaving: Callable[[Member], None] = lambda member: None
-        self.predict: Callable[[Member, Path], Planned | None] = lambda member, path: None
-        self.offer: Callable[[Member, Route], dict[int, tuple[str, ...]]] = lambda member, route: {}
+        self.on_leaving: Callable[[ScheduledSequence], None] = lambda member: None
+        self.predict: Callable[[ScheduledSequence, Path], Planned | None] = lambda member, path: None
+        self.offer: Callable[[ScheduledSequence, Route], dict[int, tuple[str, ...]]] = lambda member, route: {}
 
     def refuse(self, request: SequenceRequest, why: str, now: int) -> None:
         self._state.tally.finished["error"] += 1
@@ -52,7 +52,7 @@ class Seating:
     def sharing(self) -> SharingCounts:
         return SharingCounts(self._matches, self._spared)
 
-    def seat(self, member: Member, route: Route, now: int, match: Match | None = None) -> None:
+    def seat(self, member: ScheduledSequence, route: Route, now: int, match: PrefixMatch | None = None) -> None:
         """From waiting to running, along this path. Its first row may be issued. `match`: what another has of its beginning there."""
         state = self._state
         state.waiting.remove(member)
@@ -74,7 +74,7 @@ class Seating:
         state.tell.inserted(now, member.request, member.phase, member.tokens)
         state.ready.append(member)
 
-    def reseat(self, member: Member, path: Path) -> None:
+    def reseat(self, member: ScheduledSequence, path: Path) -> None:
         """A running sequence goes on along another path; what it has there is in place. Whom it leaves forgets it."""
         state, before, epoch = self._state, member.devices, member.epoch
         self.hide(member)
@@ -88,7 +88,7 @@ class Seating:
         for name in sorted(before - member.devices):
             self._depart(name, member, epoch)
 
-    def settle(self, member: Member, at: int, device: str) -> None:
+    def settle(self, member: ScheduledSequence, at: int, device: str) -> None:
         """It is known who runs a hop of it, under the same epoch: the others' pages are free."""
         state, before = self._state, member.path[at].device
         path = (*member.path[:at], replace(member.path[at], device=device), *member.path[at + 1 :])
@@ -111,14 +111,14 @@ class Seating:
         state.changed = True
         self.show(member)
 
-    def narrow(self, member: Member, device: str) -> None:
+    def narrow(self, member: ScheduledSequence, device: str) -> None:
         """A device that might have taken a hop of it is gone; others are left."""
         at = member.asked.pop(device)
         member.offers[at] = tuple(each for each in member.offers[at] if each != device)
         member.weights = tuple((name, pages) for name, pages in member.weights if name != device)
         self._state.ledger.bereft(member.holding, device)
 
-    def show(self, member: Member) -> None:
+    def show(self, member: ScheduledSequence) -> None:
         """What is computed of its beginning may be found from now on."""
         spec = member.spec
         if not self._shares or spec.virtual_tokens or member.tentative or member.offers:
@@ -128,27 +128,27 @@ class Seating:
             return
         if member.beginning is None:
             shelf = self._state.prefixes.shelf(member.realm, member.path)
-            member.beginning = Beginning(member.seq, member.holding, member.marks, shelf)
+            member.beginning = CachedPrefix(member.seq, member.holding, member.marks, shelf)
         self._state.prefixes.reaches(member.beginning, min(groups, len(member.mark())))
 
-    def hide(self, member: Member) -> None:
+    def hide(self, member: ScheduledSequence) -> None:
         """It may not be found any more."""
         if member.beginning is not None:
             self._state.prefixes.leave(member.beginning)
             member.beginning = None
 
-    def shortens(self, member: Member, path: Path) -> bool:
+    def shortens(self, member: ScheduledSequence, path: Path) -> bool:
         """Whether a running sequence's answer could not become as long along another path as it may on its own."""
         spec = self._capped(member.chain.spec, self._state.provision.along(member.chain, path).weights)
         return member.most_on(spec) < member.most
 
-    def grow(self, member: Member, groups: int) -> None:
+    def grow(self, member: ScheduledSequence, groups: int) -> None:
         """So many page groups more on each device of its path."""
         self._state.ledger.grow(member.holding, groups)
         member.holds(member.groups + groups)
         self.show(member)
 
-    def preempt(self, member: Member, now: int) -> None:
+    def preempt(self, member: ScheduledSequence, now: int) -> None:
         """Take a sequence off its devices; it waits, and will run again from its prompt and output."""
         self._state.tally.preemptions += 1
         self._state.tell.preempted(now, member.request, len(member.output))
@@ -156,12 +156,12 @@ class Seating:
         member.restart()
         self._state.waiting.add(member)
 
-    def end(self, member: Member, reason: FinishReason, now: int, error: str | None = None) -> None:
+    def end(self, member: ScheduledSequence, reason: FinishReason, now: int, error: str | None = None) -> None:
         """End a sequence without a token."""
         self._state.out.events.append(end_event(member, reason, error, member.served))
         self.leave(member, reason, now)
 
-    def leave(self, member: Member, reason: FinishReason, now: int) -> None:
+    def leave(self, member: ScheduledSequence, reason: FinishReason, now: int) -> None:
         """Its last event has been told."""
         state = self._state
         state.tally.finished[reason] += 1
@@ -179,7 +179,7 @@ class Seating:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _unseat(self, member: Member) -> None:
+    def _unseat(self, member: ScheduledSequence) -> None:
         state = self._state
         del state.running[member.seq]
         state.starved.pop(member.seq, None)
@@ -196,7 +196,7 @@ class Seating:
         member.unseated()
         state.changed = True
 
-    def _take(self, member: Member, match: Match | None, planned: Planned | None, now: int) -> tuple[str, int] | None:
+    def _take(self, member: ScheduledSequence, match: PrefixMatch | None, planned: Planned | None, now: int) -> tuple[str, int] | None:
         """Pages for all that it has; with a match its first ones are another's. Whose, and how many tokens of them."""
         ledger, places = self._state.ledger, member.passes.places
         if match is None:
@@ -213,12 +213,12 @@ class Seating:
         self._state.tell.shared(now, member.request, other.name, tokens, match.groups * sum(pages for _, pages in member.weights))
         return other.name, tokens
 
-    def _depart(self, name: str, member: Member, epoch: int) -> None:
+    def _depart(self, name: str, member: ScheduledSequence, epoch: int) -> None:
         if self._state.devices.alive(name):
             self._state.devices.depart(name, member)
             self._state.out.close(name, member.seq, epoch)
 
-    def _put(self, member: Member, route: Route) -> None:
+    def _put(self, member: ScheduledSequence, route: Route) -> None:
         if member.path:
             self._state.provision.leaves(member.passes)
         passes = self._state.provision.passes(member.chain, route.path)

@@ -1,6 +1,6 @@
 """One sequence as the scheduler of a cluster sees it: what has become of it, and where it runs.
 
-Contract: a `Member` is a LiveSequence with a chain that it keeps to (UN-09), a path while it runs, and an epoch that grows whenever it is
+Contract: a `ScheduledSequence` is a LiveSequence with a chain that it keeps to (UN-09), a path while it runs, and an epoch that grows whenever it is
 placed anew. Its prompt and output are the truth: whatever dies, it can be run again from them. It decides nothing.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from runtime.chains import Chain, Path, RunAhead, Variant
 from runtime.control.sequence import LiveSequence
 from runtime.kv.pages import groups_for
-from runtime.scheduler.kv.page_accounting import Holding, Places
-from runtime.scheduler.kv.prefix_index import Beginning, marks_of
-from runtime.scheduler.speculation.in_flight import Tries
+from runtime.scheduler.kv.page_accounting import PageHolding, Places
+from runtime.scheduler.kv.prefix_index import CachedPrefix, marks_of
+from runtime.scheduler.speculation.in_flight import InFlightRows
 from runtime.types import ModelSpec, SequenceRequest
 
 #: The chain of nobody.
@@ -21,7 +21,7 @@ NOWHERE = Chain(ModelSpec("", 0, 1, 0, 0), "", ())
 
 
 @dataclass(slots=True, eq=False)
-class Passes:
+class PathUsage:
     """Tokens that have gone along one path of one chain; `counted` of them are in `flow`. `users`: sequences that are on it. `places`: by
     block its device, and the pages that a group takes there.
     """
@@ -34,11 +34,11 @@ class Passes:
     counted: int = 0
 
 
-NO_PASSES = Passes(NOWHERE, ())
+NO_PASSES = PathUsage(NOWHERE, ())
 
 
 @dataclass(slots=True, eq=False)
-class Member(LiveSequence):
+class ScheduledSequence(LiveSequence):
     """`weights`: pages that a group takes, by device of the path. `groups`: groups taken on each of them, `room`: tokens that they hold.
 
     `holding`: these pages in the ledger. `beginning`: what others find of it; `marks`: of its tokens, by groups of `width`. `alone`: it
@@ -61,14 +61,14 @@ class Member(LiveSequence):
     weights: tuple[tuple[str, int], ...] = ()
     groups: int = 0
     room: int = 0
-    holding: Holding = field(default_factory=Holding)
-    beginning: Beginning | None = None
+    holding: PageHolding = field(default_factory=PageHolding)
+    beginning: CachedPrefix | None = None
     marks: list[bytes] = field(default_factory=list)
     width: int = 0
     alone: bool = False
     most: int = 0
     ends: frozenset[int] = frozenset()
-    passes: Passes = NO_PASSES
+    passes: PathUsage = NO_PASSES
     flying: bool = False
     issued: int = 0
     doomed: bool = False
@@ -77,7 +77,7 @@ class Member(LiveSequence):
     move: int = 0
     devices: frozenset[str] = frozenset()
     ahead: RunAhead | None = None
-    tries: Tries = field(default_factory=Tries)
+    tries: InFlightRows = field(default_factory=InFlightRows)
     turn: int = 0
     tentative: bool = False
     variant: Variant | None = None
@@ -128,7 +128,7 @@ class Member(LiveSequence):
             self.marks.extend(marks_of(more, width, self.marks[-1] if done else b""))
         return self.marks
 
-    def seated(self, passes: Passes, weights: tuple[tuple[str, int], ...], spec: ModelSpec) -> None:
+    def seated(self, passes: PathUsage, weights: tuple[tuple[str, int], ...], spec: ModelSpec) -> None:
         """It runs there from now on, under a new epoch; nothing is predicted (yet). `spec`: its model, with a context that this path can
         hold."""
         self.epoch += 1

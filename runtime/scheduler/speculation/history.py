@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 
 from runtime.chains import Hop, Surrogate
 from runtime.policy.speculation.payoff import Times, judge
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.scheduler.state import ClusterState
 
 Instance = tuple[str, str]
 
 
-class Trials:
+class SpeculationHistory:
     """See the top of the file. `surrogates`: by model."""
 
     def __init__(self, state: ClusterState, surrogates: Mapping[str, Sequence[Surrogate]]) -> None:
@@ -35,7 +35,7 @@ class Trials:
         self._outcomes = {(block, name): seen for (block, name), seen in self._outcomes.items() if name in there.get(block, ())}
         self._resting = {instance: left - 1 for instance, left in self._resting.items() if left > 1}
 
-    def add(self, now: int, member: Member, instance: Instance, hit: bool) -> bool:
+    def add(self, now: int, member: ScheduledSequence, instance: Instance, hit: bool) -> bool:
         """One more outcome; whether it is the one that ends the instance's predictions."""
         window = self._config.window
         if not window or instance in self._resting:
@@ -50,7 +50,7 @@ class Trials:
             self._state.tell.control(now, "spec.end", "BL-25", device, block, rate=found.rate, needed=found.needed, of=found.count)
         return found.ends
 
-    def _needed(self, member: Member) -> float:
+    def _needed(self, member: ScheduledSequence) -> float:
         """The share of right predictions that gains anything, for a sequence's hop. A check costs next to nothing."""
         if member.ahead is None:
             return 0.0
@@ -64,7 +64,7 @@ class Trials:
         device = self._state.devices[hop.device]
         return device.busy / max(device.tokens, 1) / 1e9
 
-    def _share(self, member: Member, hop: Hop, made: Surrogate | None) -> float:
+    def _share(self, member: ScheduledSequence, hop: Hop, made: Surrogate | None) -> float:
         """Bytes that a hop reads with a stand-in in it, against its own: layers of a block are taken for alike."""
         if made is None:
             return 0.0

@@ -24,7 +24,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class Try:
+class InFlightRow:
     """A row. `guess`: the token it goes on from, where that is one; `started`: it may be predicted. Then what has come of it."""
 
     turn: int
@@ -51,23 +51,23 @@ class Try:
         return guessed is not None and sampled is not None and guessed.token == sampled.token
 
 
-class Tries:
+class InFlightRows:
     """Of one sequence, under one epoch."""
 
     def __init__(self) -> None:
-        self._rows: list[Try] = []
+        self._rows: list[InFlightRow] = []
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
-    def first(self) -> Try:
+    def first(self) -> InFlightRow:
         return self._rows[0]
 
-    def add(self, one: Try) -> None:
+    def add(self, one: InFlightRow) -> None:
         self._rows.append(one)
 
-    def pop(self) -> Try:
+    def pop(self) -> InFlightRow:
         return self._rows.pop(0)
 
     def clear(self) -> None:
@@ -81,7 +81,7 @@ class Tries:
             elif each.turn - 1 == turn:
                 each.tentative = result
 
-    def judged(self, turn: int, stands: bool) -> Try | None:
+    def judged(self, turn: int, stands: bool) -> InFlightRow | None:
         """Its prediction was checked."""
         found = next((each for each in self._rows if each.turn == turn), None)
         if found is not None:

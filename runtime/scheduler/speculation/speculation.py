@@ -17,11 +17,11 @@ from typing import TypeVar
 
 from runtime.chains import Hop, Path, RunAhead, Stage, Surrogate
 from runtime.kv.pages import groups_for
-from runtime.messages import Report
-from runtime.policy.speculation.choice import Bottleneck, PassedBy, choose
-from runtime.scheduler.sequences.sequence import Member
-from runtime.scheduler.speculation.history import Trials
-from runtime.scheduler.speculation.in_flight import Try
+from runtime.messages import AgentStats
+from runtime.policy.speculation.choice import PassedBy, SlowHop, choose
+from runtime.scheduler.sequences.sequence import ScheduledSequence
+from runtime.scheduler.speculation.history import SpeculationHistory
+from runtime.scheduler.speculation.in_flight import InFlightRow
 from runtime.scheduler.state import ClusterState
 
 #: What queues of before a review still count in the next one.
@@ -75,7 +75,7 @@ class Speculation:
         self._chosen_at: dict[tuple[str, str], int] = {}
         self.passed_by: tuple[PassedBy, ...] = ()
         self._counts: Counter[str] = Counter()
-        self.trials = Trials(state, surrogates)
+        self.trials = SpeculationHistory(state, surrogates)
 
     @property
     def chosen(self) -> tuple[tuple[str, str], ...]:
@@ -96,7 +96,7 @@ class Speculation:
         self._passing = self._passing_now()
         self._reviews += 1
         instances = [
-            Bottleneck(block, name, self._drain(block, name))
+            SlowHop(block, name, self._drain(block, name))
             for block, where in state.provision.instances.items()
             for name in where
             if state.devices.alive(name) and not self.trials.ended(block, name)
@@ -116,7 +116,7 @@ class Speculation:
         self._pinned = instances is not None
         self._chosen = tuple(instances or ()) if self._state.config.speculation.mode != "off" else ()
 
-    def observe(self, report: Report) -> None:
+    def observe(self, report: AgentStats) -> None:
         """A device's queues, now: they come and go within a step, so their mean is what counts, old ones less."""
         if self._state.config.speculation.mode == "off":
             return  # nobody would ever forget them
@@ -161,7 +161,7 @@ class Speculation:
 
     # -- which sequences -----------------------------------------------------------------------------------------------
 
-    def plan(self, member: Member, path: Path) -> Planned | None:
+    def plan(self, member: ScheduledSequence, path: Path) -> Planned | None:
         """What a sequence that is about to run along this path is given. What is not loaded for that is asked for."""
         sampling = member.request.sampling
         if not self._chosen or len(path) < 2 or sampling.prompt_logprobs is not None or not member.samples:
@@ -172,7 +172,7 @@ class Speculation:
                     return planned
         return None
 
-    def _planned(self, member: Member, path: Path, at: int, block: str) -> Planned | None:
+    def _planned(self, member: ScheduledSequence, path: Path, at: int, block: str) -> Planned | None:
         hop, config, device = path[at], self._state.config.speculation, self._state.devices[path[at].device]
         if not any(use.block == block and hop.lo <= use.lo and use.hi <= hop.hi for use in member.chain.uses):
             return None
@@ -189,7 +189,7 @@ class Speculation:
         lossy = config.mode == "similarity" and member.request.adaptive
         return Planned(RunAhead(at, stage, config.threshold if lossy else None), hop.device, spec.kv_layers)
 
-    def _stand_in(self, member: Member, hop: Hop, block: str) -> tuple[Surrogate | None, Stage | None]:
+    def _stand_in(self, member: ScheduledSequence, hop: Hop, block: str) -> tuple[Surrogate | None, Stage | None]:
         """A surrogate of a part of this block that lies in this hop."""
         if member.chain.version != self._versions.get(member.chain.model):
             return None, None  # another version, or a variant: they were made for that of the beginning
@@ -219,7 +219,7 @@ class Speculation:
             if device.loaded.pop(stage.id, None) is not None:
                 state.out.drop(name, [stage])
 
-    def _room(self, member: Member, path: Path, name: str, pages: int) -> bool:
+    def _room(self, member: ScheduledSequence, path: Path, name: str, pages: int) -> bool:
         """Whether its pages and the stand-in's fit now beside the watermark, and at its longest if it were alone there."""
         device, spec = self._state.devices[name], member.spec
         each = pages + dict(self._state.provision.along(member.chain, path).weights).get(name, 0)
@@ -231,12 +231,12 @@ class Speculation:
 
     # -- what came of it -----------------------------------------------------------------------------------------------
 
-    def goes_on(self, member: Member) -> bool:
+    def goes_on(self, member: ScheduledSequence) -> bool:
         """Whether more rows of a sequence may be predicted: those of its instance were not wrong too often."""
         instance = self._instance(member)
         return self._pinned or instance is None or not self.trials.ended(*instance)
 
-    def _instance(self, member: Member) -> tuple[str, str] | None:
+    def _instance(self, member: ScheduledSequence) -> tuple[str, str] | None:
         """(block, device) that a sequence has predicted."""
         if member.ahead is None:
             return None
@@ -244,17 +244,17 @@ class Speculation:
         block = self._loaded.get((device, member.ahead.stage))
         return None if block is None else (block, device)
 
-    def started(self, now: int, member: Member, one: Try) -> None:
+    def started(self, now: int, member: ScheduledSequence, one: InFlightRow) -> None:
         """A row goes out that may be predicted, or from a guess."""
         self._counts["guesses"] += one.guess is not None
         if one.started:
             self._counts["started"] += 1
             self._tell(now, "spec.start", member, one)
 
-    def verified(self, now: int, member: Member, one: Try, cosine: float) -> None:
+    def verified(self, now: int, member: ScheduledSequence, one: InFlightRow, cosine: float) -> None:
         self._tell(now, "spec.verify", member, one, cosine=cosine, stands=one.stands)
 
-    def decided(self, now: int, member: Member, one: Try) -> None:
+    def decided(self, now: int, member: ScheduledSequence, one: InFlightRow) -> None:
         """A row counts."""
         hit = one.hit(member.ahead is not None and member.ahead.threshold is None)
         if one.started and hit is not None:
@@ -269,7 +269,7 @@ class Speculation:
         """A row that went on from a guess is sent again."""
         self._counts["redone"] += 1
 
-    def _tell(self, now: int, event: str, member: Member, one: Try, **extra: object) -> None:
+    def _tell(self, now: int, event: str, member: ScheduledSequence, one: InFlightRow, **extra: object) -> None:
         if member.ahead is not None:
             hop = member.path[member.ahead.hop]
             where = {"hop": member.ahead.hop, "of": len(member.path), "stage": member.ahead.stage.id, "turn": one.turn}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from runtime.frontend.assemble import Generation
-from runtime.frontend.choice import Piece, TokenEntry
+from runtime.frontend.choice import TextPiece, TokenEntry
 from runtime.frontend.tokenizer import printable
 from runtime.types import FinishReason
 
@@ -20,7 +20,7 @@ Document = dict[str, Any]
 
 
 @dataclass(slots=True)
-class Finished:
+class FinishedChoice:
     """A choice while it is collected, then whole."""
 
     index: int
@@ -30,7 +30,7 @@ class Finished:
     finish: FinishReason | None = None
     served: str | None = None
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TextPiece) -> None:
         self.text.append(piece.text)
         self.tokens += piece.tokens
         self.entries += piece.entries
@@ -41,13 +41,13 @@ class Finished:
 class Wording(Protocol):
     """One request's answer in JSON."""
 
-    def whole(self, choices: Sequence[Finished]) -> Document: ...
+    def whole(self, choices: Sequence[FinishedChoice]) -> Document: ...
 
     def opening(self, choice: int) -> Document | None:
         """The chunk that opens a choice in a stream, where there is one."""
         ...
 
-    def chunk(self, piece: Piece) -> Document: ...
+    def chunk(self, piece: TextPiece) -> Document: ...
 
     def usage_chunk(self, generated: int) -> Document: ...
 
@@ -94,7 +94,7 @@ class CompletionWording(_Common):
     def __init__(self, generation: Generation) -> None:
         super().__init__(generation, "text_completion", "text_completion")
 
-    def whole(self, choices: Sequence[Finished]) -> Document:
+    def whole(self, choices: Sequence[FinishedChoice]) -> Document:
         worded = [_with_served(self._choice(c.index, "".join(c.text), c.entries, c.tokens, c.finish, whole=True), c) for c in choices]
         return {
             **self.frame(worded, chunk=False, served=[c.served for c in choices]),
@@ -104,7 +104,7 @@ class CompletionWording(_Common):
     def opening(self, choice: int) -> Document | None:
         return None
 
-    def chunk(self, piece: Piece) -> Document:
+    def chunk(self, piece: TextPiece) -> Document:
         worded = self._choice(piece.choice, piece.text, piece.entries, piece.tokens, piece.finish, whole=False)
         return self.frame([_with_served(worded, piece)], chunk=True, served=_at_end(piece))
 
@@ -143,7 +143,7 @@ class ChatWording(_Common):
     def __init__(self, generation: Generation) -> None:
         super().__init__(generation, "chat.completion", "chat.completion.chunk")
 
-    def whole(self, choices: Sequence[Finished]) -> Document:
+    def whole(self, choices: Sequence[FinishedChoice]) -> Document:
         document = {
             **self.frame(map(self._choice, choices), chunk=False, served=[c.served for c in choices]),
             "usage": self.usage(sum(len(c.tokens) for c in choices)),
@@ -156,16 +156,16 @@ class ChatWording(_Common):
         delta = {"role": "assistant", "content": ""}
         return self.frame([{"index": choice, "delta": delta, "logprobs": None, "finish_reason": None}], chunk=True)
 
-    def chunk(self, piece: Piece) -> Document:
+    def chunk(self, piece: TextPiece) -> Document:
         delta = {"content": piece.text} if piece.text else {}
         worded = self._with_tokens({"index": piece.choice, "delta": delta}, piece, piece.finish)
         return self.frame([worded], chunk=True, served=_at_end(piece))
 
-    def _choice(self, choice: Finished) -> Document:
+    def _choice(self, choice: FinishedChoice) -> Document:
         message = {"role": "assistant", "content": "".join(choice.text), "refusal": None}
         return self._with_tokens({"index": choice.index, "message": message}, choice, choice.finish)
 
-    def _with_tokens(self, worded: Document, source: Piece | Finished, finish: FinishReason | None) -> Document:
+    def _with_tokens(self, worded: Document, source: TextPiece | FinishedChoice, finish: FinishReason | None) -> Document:
         worded["logprobs"] = self._logprobs(source.entries) if self.generation.logprobs is not None and source.entries else None
         worded["finish_reason"] = finish
         if self.generation.return_token_ids:
@@ -184,11 +184,11 @@ class ChatWording(_Common):
         return {"token": printable(raw), "logprob": _finite(logprob), "bytes": list(raw)}
 
 
-def _at_end(piece: Piece) -> tuple[str | None, ...]:
+def _at_end(piece: TextPiece) -> tuple[str | None, ...]:
     return () if piece.finish is None else (piece.served,)
 
 
-def _with_served(worded: Document, source: Piece | Finished) -> Document:
+def _with_served(worded: Document, source: TextPiece | FinishedChoice) -> Document:
     """A choice that another model has made than the one that was asked for says so at its end."""
     if source.finish is not None and source.served is not None:
         worded["served_by"] = source.served

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
-from runtime.frontend.choice import Piece
+from runtime.frontend.choice import TextPiece
 from runtime.server.openai.format import Wording
 from runtime.server.openai.responses import dump
 
@@ -37,7 +37,7 @@ class _Mould(NamedTuple):
     tail: str
 
 
-class Chunks:
+class ChunkWriter:
     """One stream's chunks. Where a piece brings a text and nothing else, all around it was worded once per choice."""
 
     def __init__(self, wording: Wording, token_ids: bool) -> None:
@@ -50,11 +50,11 @@ class Chunks:
         documents = map(self._wording.opening, choices)
         return b"".join(event(document) for document in documents if document is not None)
 
-    def of(self, pieces: Iterable[Piece]) -> bytes:
+    def of(self, pieces: Iterable[TextPiece]) -> bytes:
         """One event per piece that says something; tokens whose text is held back say nothing yet."""
         return b"".join(map(self._event, pieces))
 
-    def _event(self, piece: Piece) -> bytes:
+    def _event(self, piece: TextPiece) -> bytes:
         if piece.text and piece.finish is None and not piece.entries:
             mould = self._mould(piece.choice)
             if mould is not None:
@@ -71,7 +71,7 @@ class Chunks:
 
     def _made(self, choice: int) -> _Mould | None:
         """None where a name has in it what marks the places: then every chunk is worded as a whole."""
-        worded = event(self._wording.chunk(Piece(choice, _TEXT, (_TOKEN,)))).decode()
+        worded = event(self._wording.chunk(TextPiece(choice, _TEXT, (_TOKEN,)))).decode()
         head, *rest = worded.split(_quote(_TEXT))
         if len(rest) != 1:
             return None

@@ -17,11 +17,11 @@ from typing import Protocol
 
 from runtime.policy.profiles import BlockProfile
 from runtime.sim.cost.hardware import Gpu
-from runtime.sim.models.shapes import ITEM, Shape
+from runtime.sim.models.shapes import ITEM, ModelShape
 
 
 @dataclass(slots=True)
-class Work:
+class BlockWork:
     """What a block is to do in a step; added up row by row.
 
     `rows` decode one token each and attend to `context` tokens together; `chunk` tokens of prompts in `chunks` rows attend to
@@ -46,7 +46,7 @@ class Work:
         self.chunk_context += start + count
         self.pairs += count * start + count * (count + 1) // 2
 
-    def add(self, other: Work) -> None:
+    def add(self, other: BlockWork) -> None:
         self.rows += other.rows
         self.context += other.context
         self.chunks += other.chunks
@@ -66,7 +66,7 @@ class BlockCost(Protocol):
     @property
     def fixed(self) -> float: ...
 
-    def ns(self, work: Work, steps: int = 1) -> float:
+    def ns(self, work: BlockWork, steps: int = 1) -> float:
         """One step; or `steps` of them in which every decoding row goes on by a token each time. Chunks are of the first one."""
         ...
 
@@ -81,7 +81,7 @@ class TableCost:
     pair: float
     fixed: float
 
-    def ns(self, work: Work, steps: int = 1) -> float:
+    def ns(self, work: BlockWork, steps: int = 1) -> float:
         first = self._products(work.rows + work.chunk)
         if self.kv or self.pair:
             first += max(self.kv * (work.context + work.chunk_context), self.pair * (work.context + work.pairs))
@@ -106,7 +106,7 @@ class TableCost:
         )
 
 
-def table_cost(shape: Shape, lo: int, hi: int, gpu: Gpu) -> TableCost:
+def table_cost(shape: ModelShape, lo: int, hi: int, gpu: Gpu) -> TableCost:
     """Components [lo, hi) of a model on a device."""
     layers = shape.attentions(lo, hi)
     nbytes = shape.read_bytes(lo, hi)
@@ -147,7 +147,7 @@ class ProfileCost:
     profile: BlockProfile
     fixed: float = 0.0
 
-    def ns(self, work: Work, steps: int = 1) -> float:
+    def ns(self, work: BlockWork, steps: int = 1) -> float:
         seconds = self.profile.prefill.at(work.chunk) if work.chunk else 0.0
         if work.rows:
             seconds += steps * self.profile.decode.at(work.rows, work.context / work.rows + (steps - 1) / 2)

@@ -48,7 +48,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkSpec:
     """One direction. `bandwidth`: bytes/s behind headers; `latency`: ns until the first byte."""
 
     name: str
@@ -74,29 +74,29 @@ GPUS: Mapping[str, Gpu] = {
     )
 }
 
-LINKS: Mapping[str, Link] = {
+LINKS: Mapping[str, LinkSpec] = {
     each.name: each
     for each in (
-        Link("nvlink3", 0.94 * 300e9, 10_000),
-        Link("nvlink2", 0.94 * 150e9, 10_000),
-        Link("pcie4", 0.80 * 32e9, 15_000),
-        Link("pcie3", 0.80 * 16e9, 15_000),
-        Link("100gbps", 0.94 * 12.5e9, 30_000),
-        Link("25gbps", 0.94 * 3.125e9, 30_000),
-        Link("nvme", 3e9, 100_000),
+        LinkSpec("nvlink3", 0.94 * 300e9, 10_000),
+        LinkSpec("nvlink2", 0.94 * 150e9, 10_000),
+        LinkSpec("pcie4", 0.80 * 32e9, 15_000),
+        LinkSpec("pcie3", 0.80 * 16e9, 15_000),
+        LinkSpec("100gbps", 0.94 * 12.5e9, 30_000),
+        LinkSpec("25gbps", 0.94 * 3.125e9, 30_000),
+        LinkSpec("nvme", 3e9, 100_000),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ServerSpec:
     """`count` devices of a kind. `inside`: between them; `host`: from its memory to one of them; `disk`: from its disk to its memory."""
 
     gpu: Gpu
     count: int
-    inside: Link = LINKS["nvlink3"]
-    host: Link = LINKS["pcie4"]
-    disk: Link = LINKS["nvme"]
+    inside: LinkSpec = LINKS["nvlink3"]
+    host: LinkSpec = LINKS["pcie4"]
+    disk: LinkSpec = LINKS["nvme"]
 
     def __post_init__(self) -> None:
         if not 1 <= self.count <= 1024:
@@ -104,11 +104,11 @@ class Server:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class ClusterHardware:
     """Servers, and `net`, the link of each to all others. `control_ns`: a control message's way to or from the scheduler."""
 
-    servers: tuple[Server, ...]
-    net: Link = LINKS["100gbps"]
+    servers: tuple[ServerSpec, ...]
+    net: LinkSpec = LINKS["100gbps"]
     control_ns: int = 50_000
 
     def __post_init__(self) -> None:
@@ -126,9 +126,9 @@ class Cluster:
         return sum(server.count for server in self.servers)
 
 
-def blockllm_cluster(gpu: Gpu = GPUS["A100-80GB"]) -> Cluster:
+def blockllm_cluster(gpu: Gpu = GPUS["A100-80GB"]) -> ClusterHardware:
     """Four servers with two, two, four and four devices, 100 Gbps between them (BlockLLM, section 7.1)."""
-    return Cluster(tuple(Server(gpu, count) for count in (2, 2, 4, 4)))
+    return ClusterHardware(tuple(ServerSpec(gpu, count) for count in (2, 2, 4, 4)))
 
 
 def gpu_named(name: str) -> Gpu:
@@ -136,7 +136,7 @@ def gpu_named(name: str) -> Gpu:
     return _of(GPUS, name, "device")
 
 
-def link_named(name: str) -> Link:
+def link_named(name: str) -> LinkSpec:
     """Raises InputError."""
     return _of(LINKS, name, "link")
 

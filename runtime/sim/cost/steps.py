@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from runtime.chains import BlockUse, Stage
 from runtime.sim.cost.blocks import (
     BlockCost,
+    BlockWork,
     TableCost,
-    Work,
     adapter_cost,
     launch_cost,
     prefix_cost,
     table_cost,
 )
 from runtime.sim.cost.hardware import Gpu
-from runtime.sim.models.family import VIRTUAL, Family
+from runtime.sim.models.family import VIRTUAL, SimulatedFamily
 from runtime.types import Row
 
 #: Sets of stages whose pieces are remembered; then it begins anew.
@@ -31,7 +31,7 @@ _MOST = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StepPiece:
     """A block, the adapters of a model in it, or launching these."""
 
     name: str
@@ -52,17 +52,17 @@ class Pricing:
     costs: of blocks by id, measured; for others the table's are taken.
     """
 
-    def __init__(self, gpu: Gpu, family: Family, costs: Mapping[str, BlockCost] | None = None) -> None:
+    def __init__(self, gpu: Gpu, family: SimulatedFamily, costs: Mapping[str, BlockCost] | None = None) -> None:
         self._gpu = gpu
         self._family = family
         self._costs: dict[str, BlockCost] = dict(costs or {})
-        self._pieces: dict[str, tuple[Piece, ...]] = {}
+        self._pieces: dict[str, tuple[StepPiece, ...]] = {}
         self._bits: dict[str, int] = {}
         self._mixes: dict[int, _Mix] = {}
         #: Of the latest step: ns in which the device waited for launches, and for the engine's own work.
         self.launching = 0
 
-    def pieces(self, stage: Stage) -> tuple[Piece, ...]:
+    def pieces(self, stage: Stage) -> tuple[StepPiece, ...]:
         """Each block of a stage, with the adapters that its model has there. Raises NotFound."""
         known = self._pieces.get(stage.id)
         if known is None:
@@ -93,7 +93,7 @@ class Pricing:
                 last.setdefault(end, []).append(row)
                 work = works.get(row.model)
                 if work is None:
-                    work = works[row.model] = Work()
+                    work = works[row.model] = BlockWork()
                 work.rows += 1
                 work.context += row.start + len(row.tokens) + over
         for end in marks[1:]:
@@ -111,7 +111,7 @@ class Pricing:
 
     # -- inside --------------------------------------------------------------------------------------------------------
 
-    def _ns(self, works: Mapping[str, Work], steps: int) -> int:
+    def _ns(self, works: Mapping[str, BlockWork], steps: int) -> int:
         """Nanoseconds of `steps` steps of some work by stage."""
         if not works:
             return 0
@@ -139,34 +139,34 @@ class Pricing:
         found = self._mixes[key] = _Mix(costs, round(sum(cost.fixed for cost, _ in costs)) + self._gpu.part_ns)
         return found
 
-    def _made(self, stage: Stage) -> Iterable[Piece]:
+    def _made(self, stage: Stage) -> Iterable[StepPiece]:
         for use in self._family.uses(stage):
             part = self._family.parts[use.block]
             if use.block not in self._costs:
                 self._costs[use.block] = table_cost(part.shape, part.lo, part.hi, self._gpu).faster(part.speed)
-            yield Piece(use.block, part.block.nbytes, self._costs[use.block])
+            yield StepPiece(use.block, part.block.nbytes, self._costs[use.block])
             if use.adapter_bytes:
                 yield from self._adapters(stage.model, use)
 
-    def _adapters(self, model: str, use: BlockUse) -> Iterable[Piece]:
+    def _adapters(self, model: str, use: BlockUse) -> Iterable[StepPiece]:
         """Launches are shared by all models with adapters of a kind in a block, unless the family branches."""
         kind, name = self._family.chain(model).spec.kind, f"{model}+{use.block}"
         if kind in VIRTUAL:
-            yield Piece(name, use.adapter_bytes, prefix_cost(use.adapter_bytes, self._gpu))
+            yield StepPiece(name, use.adapter_bytes, prefix_cost(use.adapter_bytes, self._gpu))
             return
         part = self._family.parts[use.block]
         with_whom = model if self._family.branching else kind
-        yield Piece(name, use.adapter_bytes, adapter_cost(use.adapter_bytes, self._gpu))
-        yield Piece(f"{with_whom} in {use.block}", 0, launch_cost(part.shape.attentions(part.lo, part.hi), self._gpu))
+        yield StepPiece(name, use.adapter_bytes, adapter_cost(use.adapter_bytes, self._gpu))
+        yield StepPiece(f"{with_whom} in {use.block}", 0, launch_cost(part.shape.attentions(part.lo, part.hi), self._gpu))
 
 
-def _works(rows: Iterable[Row]) -> dict[str, Work]:
+def _works(rows: Iterable[Row]) -> dict[str, BlockWork]:
     """What a step's rows are to do, by stage."""
-    works: dict[str, Work] = {}
+    works: dict[str, BlockWork] = {}
     for row in rows:
         work = works.get(row.model)
         if work is None:
-            work = works[row.model] = Work()
+            work = works[row.model] = BlockWork()
         count = len(row.tokens)
         if count == 1:
             work.rows += 1
@@ -188,8 +188,8 @@ def _joined(pieces: Iterable[tuple[BlockCost, tuple[str, ...]]]) -> tuple[tuple[
     return (*((cost, members) for members, cost in tables.items()), *others)
 
 
-def _together(works: Mapping[str, Work], members: Iterable[str]) -> Work:
-    total = Work()
+def _together(works: Mapping[str, BlockWork], members: Iterable[str]) -> BlockWork:
+    total = BlockWork()
     for stage in members:
         total.add(works[stage])
     return total

@@ -16,22 +16,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.sim.cost.blocks import Work, table_cost
-from runtime.sim.cost.hardware import GPUS, LINKS, Gpu, Link
-from runtime.sim.models.shapes import SHAPES, Shape
+from runtime.sim.cost.blocks import BlockWork, table_cost
+from runtime.sim.cost.hardware import GPUS, LINKS, Gpu, LinkSpec
+from runtime.sim.models.shapes import SHAPES, ModelShape
 
 #: What the paper reports, in shares of one token's latency.
 PAPER_COMPUTE, PAPER_BETWEEN = 0.629, 0.364
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class Figure7Setting:
     """`between` and `inside`: hops of a token between servers and inside one. `whole`: hops carry the whole context, not the new token."""
 
-    shape: Shape = SHAPES["llama-7b"]
+    shape: ModelShape = SHAPES["llama-7b"]
     gpu: Gpu = GPUS["A100-80GB"]
-    net: Link = LINKS["100gbps"]
-    nvlink: Link = LINKS["nvlink3"]
+    net: LinkSpec = LINKS["100gbps"]
+    nvlink: LinkSpec = LINKS["nvlink3"]
     batch: int = 32
     length: int = 512
     between: int = 1
@@ -60,9 +60,9 @@ class Split:
         return self.between / self.total
 
 
-def split(setting: Setting) -> Split:
+def split(setting: Figure7Setting) -> Split:
     """The latency of one new token of the batch."""
-    work = Work(rows=setting.batch, context=setting.batch * setting.length)
+    work = BlockWork(rows=setting.batch, context=setting.batch * setting.length)
     parts = 1 + setting.between + setting.inside
     compute = table_cost(setting.shape, 0, setting.shape.components, setting.gpu).ns(work) + parts * setting.gpu.part_ns
     nbytes = setting.batch * (setting.length if setting.whole else 1) * setting.shape.hidden_bytes

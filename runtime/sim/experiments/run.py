@@ -13,20 +13,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TextIO
 
-from runtime.agent.agent import Relay
+from runtime.agent.agent import Agent
 from runtime.agent.steps.queue import Lane
 from runtime.chains import Surrogate
 from runtime.policy.routing.variants import DispatchLimits
-from runtime.scheduler.admission.variant_choice import Adaptation
-from runtime.scheduler.observe.replay_log import Handler, Recorder, head_of
+from runtime.scheduler.admission.variant_choice import VariantChoice
+from runtime.scheduler.observe.replay_log import Handler, ReplayRecorder, head_of
 from runtime.scheduler.scheduler import Scheduler
 from runtime.sim.cost.hardware import Gpu
 from runtime.sim.cost.steps import Pricing
 from runtime.sim.experiments.scenario import Policy, Scenario
-from runtime.sim.models.family import Family, family_of
+from runtime.sim.models.family import SimulatedFamily, family_of
 from runtime.sim.models.size_variants import ladder_of
 from runtime.sim.models.stand_ins import with_stand_ins, with_variants
-from runtime.sim.results.recorder import Ledger
+from runtime.sim.results.recorder import RunRecorder
 from runtime.sim.run.engine import Host, SimEngine
 from runtime.sim.run.network import Network
 from runtime.sim.run.node import Cost, Node
@@ -48,7 +48,7 @@ class Played:
     """What a run left. `seconds`: of real time, `used`: of the processor; `events`: entries of the clock; `busy`: ns by device,
     `launching`: of them on all devices without a kernel; `counts`: the scheduler's own."""
 
-    ledger: Ledger
+    ledger: RunRecorder
     network: Network
     busy: dict[str, int]
     launching: int
@@ -118,7 +118,7 @@ def assemble(
     if record is not None:
         if scenario.apps.ladder:
             raise InputError("a run with a ladder keeps no log")
-        scheduler = Recorder(deciding, head_of(chains, blocks, policy.scheduler, surrogates, adaptation), record)
+        scheduler = ReplayRecorder(deciding, head_of(chains, blocks, policy.scheduler, surrogates, adaptation), record)
     hosts = [Host(server) for server in cluster.servers]
     servers = dict(cluster.devices())
     prices = {server.gpu: Pricing(server.gpu, family) for server in cluster.servers}
@@ -137,7 +137,7 @@ def _counts(scheduler: Scheduler) -> dict[str, int]:
     return {name: counters[name] for name in _COUNTED} | asdict(scheduler.control.counts)
 
 
-def _adaptation(scenario: Scenario, policy: Policy, family: Family, gpu: Gpu) -> tuple[Family, Adaptation | None]:
+def _adaptation(scenario: Scenario, policy: Policy, family: SimulatedFamily, gpu: Gpu) -> tuple[SimulatedFamily, VariantChoice | None]:
     """What requests may get beside what they name, and the family with it."""
     ladder = scenario.apps.ladder
     if ladder:
@@ -146,17 +146,17 @@ def _adaptation(scenario: Scenario, policy: Policy, family: Family, gpu: Gpu) ->
         return family, ladder_of(family, ladder, scores, scenario.apps.step_ms / 1e3, gpu)
     if policy.cutting.equivalents:
         family, variants = with_variants(family, DispatchLimits().equivalent)
-        return family, Adaptation(variants)
+        return family, VariantChoice(variants)
     return family, None
 
 
-def _node(name: str, scenario: Scenario, policy: Policy, family: Family, host: Host, pricing: Pricing) -> Node:
+def _node(name: str, scenario: Scenario, policy: Policy, family: SimulatedFamily, host: Host, pricing: Pricing) -> Node:
     pages = scenario.cluster.page_bytes // family.page_bytes
     if pages < 1:
         raise InputError(f"a device of {scenario.cluster.gpu} has no room for a page of {family.page_bytes:,} bytes")
     engine = SimEngine(name, host.server.gpu, family, pages, host, pricing, policy.stand_ins.right)
     lanes: tuple[Lane, ...] = ("real", "ahead") if policy.scheduler.speculation.own_lane else ("all",)
-    return Node(Relay(name, pages, policy.relay, engine.alike), engine, scenario.cluster.weight_bytes, lanes=lanes)
+    return Node(Agent(name, pages, policy.relay, engine.alike), engine, scenario.cluster.weight_bytes, lanes=lanes)
 
 
 def _played(

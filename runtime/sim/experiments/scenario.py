@@ -27,12 +27,12 @@ import msgspec
 from runtime.bench.lengths import parse_lengths
 from runtime.bench.popularity import Popularity
 from runtime.bench.traces import TraceFormat, read_trace
-from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
-from runtime.sim.cost.hardware import Cluster, Server, gpu_named, link_named
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, SpeculationConfig
+from runtime.sim.cost.hardware import ClusterHardware, ServerSpec, gpu_named, link_named
 from runtime.sim.models.family import App, Cutting
 from runtime.sim.models.stand_ins import StandIns
 from runtime.sim.run.clock import Streams
-from runtime.sim.run.node import Pace
+from runtime.sim.run.node import Periods
 from runtime.sim.workload.generators import (
     Asked,
     blockllm_demand,
@@ -76,10 +76,12 @@ class ClusterSettings:
         if not 0 < self.usable <= 1 or not 0 < self.weights < 1 or not 0 <= self.control_us < 1e6:
             raise InputError("usable and weights are shares of a device's memory, control_us is a time below a second")
 
-    def cluster(self) -> Cluster:
+    def cluster(self) -> ClusterHardware:
         """Raises InputError."""
         gpu, links = gpu_named(self.gpu), [link_named(name) for name in (self.inside, self.host, self.disk)]
-        return Cluster(tuple(Server(gpu, count, *links) for count in self.servers), link_named(self.net), round(self.control_us * 1000))
+        return ClusterHardware(
+            tuple(ServerSpec(gpu, count, *links) for count in self.servers), link_named(self.net), round(self.control_us * 1000)
+        )
 
     @property
     def weight_bytes(self) -> int:
@@ -157,7 +159,7 @@ class Policy:
 
     cutting: Cutting = field(default_factory=Cutting)
     scheduler: ClusterConfig = field(default_factory=ClusterConfig)
-    relay: RelayConfig = field(default_factory=RelayConfig)
+    relay: AgentConfig = field(default_factory=AgentConfig)
     stand_ins: StandIns = field(default_factory=StandIns)
 
     @property
@@ -172,7 +174,7 @@ class Scenario:
     cluster: ClusterSettings = field(default_factory=ClusterSettings)
     apps: AppSettings = field(default_factory=AppSettings)
     asked: AskedSettings = field(default_factory=AskedSettings)
-    pace: Pace = field(default_factory=Pace)
+    pace: Periods = field(default_factory=Periods)
     policies: Mapping[str, Policy] = field(default_factory=lambda: {"blocks": Policy()})
 
     def models(self) -> tuple[str, ...]:
@@ -228,7 +230,7 @@ def scenario_of(name: str, values: Mapping[str, Any]) -> Scenario:
         cluster,
         _settings(AppSettings, values.get("apps", {}), "apps"),
         _settings(AskedSettings, values.get("asked", {}), "asked"),
-        _settings(Pace, values.get("pace", {}), "pace"),
+        _settings(Periods, values.get("pace", {}), "pace"),
         {str(title): policy_of(_table(policy, f"policies.{title}"), devices) for title, policy in policies.items()},
     )
 
@@ -237,7 +239,7 @@ def policy_of(values: Mapping[str, Any], devices: int) -> Policy:
     """A policy from one flat table: each value goes where a setting has its name. Blocks are placed when all devices are there."""
     left = {"devices": devices, **values}
     stand_ins = _settings(StandIns, left.pop("stand_ins", {}), "stand_ins")
-    made = Policy(_taken(Cutting, left), _taken(ClusterConfig, left), _taken(RelayConfig, left), stand_ins)
+    made = Policy(_taken(Cutting, left), _taken(ClusterConfig, left), _taken(AgentConfig, left), stand_ins)
     if left:
         raise InputError(f"a policy has no {sorted(left)[0]!r}")
     return made

@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from runtime.sim.experiments.figure7 import PAPER_BETWEEN, PAPER_COMPUTE, Setting, split
+from runtime.sim.experiments.figure7 import PAPER_BETWEEN, PAPER_COMPUTE, Figure7Setting, split
 from runtime.sim.experiments.presets import Case, Preset
 from runtime.sim.experiments.run import play
 from runtime.sim.results.report import accuracy_of, document_of, ratios
@@ -64,7 +64,7 @@ def run_study(
 
 def figure7_document() -> dict[str, Any]:
     """Figure 7's split from the table of hardware, beside the paper's."""
-    found = split(Setting())
+    found = split(Figure7Setting())
     return {
         "compute": found.compute_share,
         "between_servers": found.between_share,

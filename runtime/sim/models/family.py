@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 from runtime.chains import Block, BlockUse, Chain, Stage
-from runtime.sim.models.shapes import Shape, shape_named
+from runtime.sim.models.shapes import ModelShape, shape_named
 from runtime.types import ModelSpec
 from zoo.errors import InputError, NotFound
 
@@ -78,23 +78,23 @@ class Cutting:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FamilyPart:
     """A block of the family: components [lo, hi) of a foundation's shape. `speed`: how many times as fast as that (a stand-in)."""
 
     block: Block
-    shape: Shape
+    shape: ModelShape
     lo: int
     hi: int
     speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class SimulatedFamily:
     """Chains by model and parts by block. `page_bytes`: of every device. `equivalents`: of a block, with scores (BL-06: pairs, not
     transitive). `branching`: adapters run model by model, not joined by kind (the paper's baseline)."""
 
     chains: Mapping[str, Chain]
-    parts: Mapping[str, Part]
+    parts: Mapping[str, FamilyPart]
     page_bytes: int
     equivalents: Mapping[str, tuple[tuple[str, float], ...]] = field(default_factory=dict)
     branching: bool = False
@@ -102,7 +102,7 @@ class Family:
     def blocks(self) -> tuple[Block, ...]:
         return tuple(part.block for part in self.parts.values())
 
-    def shape(self, model: str) -> Shape:
+    def shape(self, model: str) -> ModelShape:
         return self.parts[self.chain(model).uses[0].block].shape
 
     def chain(self, model: str) -> Chain:
@@ -120,7 +120,7 @@ class Family:
         return inside
 
 
-def family_of(apps: Sequence[App], cutting: Cutting) -> Family:
+def family_of(apps: Sequence[App], cutting: Cutting) -> SimulatedFamily:
     """The family of these applications, provisioned one way. Raises InputError for none, and for names given twice."""
     if not apps or len({app.name for app in apps}) != len(apps):
         raise InputError("a family has at least one application, each with a name of its own")
@@ -131,17 +131,17 @@ def family_of(apps: Sequence[App], cutting: Cutting) -> Family:
         made = _parts_of(app, cutting)
         parts.update({part.block.id: part for part in made})
         chains[app.name] = _chain_of(app, made, cutting, page_bytes)
-    return Family(chains, parts, page_bytes, _equivalents(apps, parts, cutting), cutting.provision == "ps")
+    return SimulatedFamily(chains, parts, page_bytes, _equivalents(apps, parts, cutting), cutting.provision == "ps")
 
 
-def _parts_of(app: App, cutting: Cutting) -> list[Part]:
+def _parts_of(app: App, cutting: Cutting) -> list[FamilyPart]:
     shape = shape_named(app.foundation)
     owner = app.name if _private(app, cutting) else app.foundation
     bounds = _bounds(shape, cutting.parts if cutting.provision == "blocks" else 1)
     found = []
     for lo, hi in pairwise(bounds):
         layers = -(-shape.attentions(lo, hi) // cutting.page_layers)
-        found.append(Part(Block(f"{owner}[{lo}:{hi}]", shape.bytes_of(lo, hi), layers), shape, lo, hi))
+        found.append(FamilyPart(Block(f"{owner}[{lo}:{hi}]", shape.bytes_of(lo, hi), layers), shape, lo, hi))
     return found
 
 
@@ -150,13 +150,13 @@ def _private(app: App, cutting: Cutting) -> bool:
     return cutting.provision == "pm" or app.kind == "full"
 
 
-def _bounds(shape: Shape, parts: int) -> list[int]:
+def _bounds(shape: ModelShape, parts: int) -> list[int]:
     """Where parts begin and the last one ends: between layers, as even as they go; the embedding is the first's, the head the last's."""
     parts = min(parts, shape.layers)
     return [0, *(1 + 2 * (shape.layers * part // parts) for part in range(1, parts)), shape.components]
 
 
-def _chain_of(app: App, parts: Sequence[Part], cutting: Cutting, page_bytes: int) -> Chain:
+def _chain_of(app: App, parts: Sequence[FamilyPart], cutting: Cutting, page_bytes: int) -> Chain:
     shape = parts[0].shape
     merged = app.kind in ("foundation", "full") or (_private(app, cutting) and app.kind in MERGED)
     own = 0.0 if merged else 1 - SHARED[app.kind]
@@ -187,7 +187,7 @@ def _chain_of(app: App, parts: Sequence[Part], cutting: Cutting, page_bytes: int
     return Chain(spec, f"{app.name}-1", uses)
 
 
-def _equivalents(apps: Sequence[App], parts: Mapping[str, Part], cutting: Cutting) -> Mapping[str, tuple[tuple[str, float], ...]]:
+def _equivalents(apps: Sequence[App], parts: Mapping[str, FamilyPart], cutting: Cutting) -> Mapping[str, tuple[tuple[str, float], ...]]:
     """Each part of a full fine-tune and the foundation's at its place, both ways, where both are there."""
     found: dict[str, tuple[tuple[str, float], ...]] = {}
     for app in apps:

@@ -16,7 +16,7 @@ ITEM = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """A decoder of `layers` equal layers. `gated`: three matrices in its ffn, else two. `tied`: the head is the embedding's matrix.
 
     Components: embedding, then attention and ffn of each layer, then the head: 2 + 2 * layers of them.
@@ -95,22 +95,22 @@ class Shape:
         return self.bytes_of(lo, hi) - (self.embedding if lo == 0 else 0)
 
 
-SHAPES: Mapping[str, Shape] = {
+SHAPES: Mapping[str, ModelShape] = {
     each.name: each
     for each in (
-        Shape("llama-1.1b", 22, 2048, 5632, 32, 32000, kv_heads=4),
-        Shape("chatglm-6b", 28, 4096, 16384, 32, 130528, gated=False, tied=True),
-        Shape("llama-7b", 32, 4096, 11008, 32, 32000),
-        Shape("vicuna-7b", 32, 4096, 11008, 32, 32000),
-        Shape("llama-13b", 40, 5120, 13824, 40, 32000),
-        Shape("gpt-neox-20b", 44, 6144, 24576, 64, 50432, gated=False),
-        Shape("llama-30b", 60, 6656, 17920, 52, 32000),
-        Shape("llama-65b", 80, 8192, 22016, 64, 32000),
+        ModelShape("llama-1.1b", 22, 2048, 5632, 32, 32000, kv_heads=4),
+        ModelShape("chatglm-6b", 28, 4096, 16384, 32, 130528, gated=False, tied=True),
+        ModelShape("llama-7b", 32, 4096, 11008, 32, 32000),
+        ModelShape("vicuna-7b", 32, 4096, 11008, 32, 32000),
+        ModelShape("llama-13b", 40, 5120, 13824, 40, 32000),
+        ModelShape("gpt-neox-20b", 44, 6144, 24576, 64, 50432, gated=False),
+        ModelShape("llama-30b", 60, 6656, 17920, 52, 32000),
+        ModelShape("llama-65b", 80, 8192, 22016, 64, 32000),
     )
 }
 
 
-def shape_named(name: str) -> Shape:
+def shape_named(name: str) -> ModelShape:
     """Raises InputError."""
     if name not in SHAPES:
         raise InputError(f"no foundation is called {name!r}; there are {', '.join(SHAPES)}")

@@ -11,17 +11,17 @@ from dataclasses import replace
 from runtime.chains import Chain, Variant
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.policy.routing.variants import DispatchLimits
-from runtime.scheduler.admission.variant_choice import Adaptation
-from runtime.sim.cost.blocks import Work, table_cost
+from runtime.scheduler.admission.variant_choice import VariantChoice
+from runtime.sim.cost.blocks import BlockWork, table_cost
 from runtime.sim.cost.hardware import Gpu
-from runtime.sim.models.family import Family, Part
+from runtime.sim.models.family import FamilyPart, SimulatedFamily
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (1, 256, 512, 1024)
 _CHUNKS = (1, 64, 256, 1024)
 
 
-def ladder_of(family: Family, names: tuple[str, ...], scores: tuple[float, ...], limit: float, gpu: Gpu) -> Adaptation:
+def ladder_of(family: SimulatedFamily, names: tuple[str, ...], scores: tuple[float, ...], limit: float, gpu: Gpu) -> VariantChoice:
     """`names`: models, the one that is asked for first; `scores`: agreement of each with it; `limit`: seconds of a step up to which the
     better one is taken."""
     asked = family.chain(names[0])
@@ -30,16 +30,16 @@ def ladder_of(family: Family, names: tuple[str, ...], scores: tuple[float, ...],
         for name, score in zip(names[1:], scores[1:], strict=True)
     )
     profiles = tuple(_profile(part, gpu) for part in family.parts.values())
-    return Adaptation(variants, DispatchLimits("accuracy", equivalent=0.0, limit=limit), DeviceProfile(gpu.name, profiles, ()))
+    return VariantChoice(variants, DispatchLimits("accuracy", equivalent=0.0, limit=limit), DeviceProfile(gpu.name, profiles, ()))
 
 
 def _standing_for(asked: Chain, chain: Chain) -> Chain:
     return replace(chain, spec=replace(chain.spec, name=asked.model), source=chain.model)
 
 
-def _profile(part: Part, gpu: Gpu) -> BlockProfile:
+def _profile(part: FamilyPart, gpu: Gpu) -> BlockProfile:
     cost = table_cost(part.shape, part.lo, part.hi, gpu)
-    decode = tuple(tuple(cost.ns(Work(rows, rows * context)) / 1e9 for context in _CONTEXTS) for rows in _ROWS)
-    prefill = tuple(cost.ns(Work(0, 0, 1, count, count, count * (count + 1) // 2)) / 1e9 for count in _CHUNKS)
+    decode = tuple(tuple(cost.ns(BlockWork(rows, rows * context)) / 1e9 for context in _CONTEXTS) for rows in _ROWS)
+    prefill = tuple(cost.ns(BlockWork(0, 0, 1, count, count, count * (count + 1) // 2)) / 1e9 for count in _CHUNKS)
     grid = Grid(tuple(map(float, _ROWS)), tuple(map(float, _CONTEXTS)), decode)
     return BlockProfile(part.block.id, part.block.nbytes, grid, Line(tuple(map(float, _CHUNKS)), prefill), 0.0)

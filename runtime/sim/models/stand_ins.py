@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from runtime.chains import Block, BlockUse, Chain, Surrogate, Variant
-from runtime.sim.models.family import Family, Part
+from runtime.sim.models.family import FamilyPart, SimulatedFamily
 from runtime.sim.models.variants import ScoredPair, variants_of
 from zoo.errors import InputError
 
@@ -33,7 +33,7 @@ class StandIns:
             raise InputError("stand-ins are at least as fast as their blocks, and right between never and always")
 
 
-def with_stand_ins(family: Family, stand_ins: StandIns) -> tuple[Family, Mapping[str, tuple[Surrogate, ...]]]:
+def with_stand_ins(family: SimulatedFamily, stand_ins: StandIns) -> tuple[SimulatedFamily, Mapping[str, tuple[Surrogate, ...]]]:
     """Surrogates by model. Never of a last block: what comes of that has left."""
     chains, parts = dict(family.chains), dict(family.parts)
     found: dict[str, tuple[Surrogate, ...]] = {}
@@ -49,7 +49,7 @@ def with_stand_ins(family: Family, stand_ins: StandIns) -> tuple[Family, Mapping
     return replace(family, chains=chains, parts=parts), found
 
 
-def _pruned(part: Part, speed: float) -> Part:
+def _pruned(part: FamilyPart, speed: float) -> FamilyPart:
     block = Block(f"{part.block.id}~", round(part.block.nbytes * _PRUNED), part.block.kv_layers)
     return replace(part, block=block, speed=speed)
 
@@ -58,7 +58,7 @@ def _with(chain: Chain, at: int, use: BlockUse) -> Chain:
     return replace(chain, uses=(*chain.uses[:at], use, *chain.uses[at + 1 :]))
 
 
-def with_variants(family: Family, least: float) -> tuple[Family, tuple[Variant, ...]]:
+def with_variants(family: SimulatedFamily, least: float) -> tuple[SimulatedFamily, tuple[Variant, ...]]:
     """Of every chain with at least that score; only of blocks that run without adapters, which were trained beside their own."""
     sizes = {block.id: block.nbytes for block in family.blocks()}
     chains, found = dict(family.chains), []

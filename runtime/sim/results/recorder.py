@@ -30,7 +30,7 @@ def _column() -> array[int]:
 
 
 @dataclass(slots=True)
-class Ledger:
+class RunRecorder:
     """`model`, `arrived`, `first`, `ended`, `tokens`: a request's, by number in the order of arrival; `ended` 0 while it is
     alive. `served`: by number, what requests ran on that did not run on what they named."""
 

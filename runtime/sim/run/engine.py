@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from runtime.chains import Array, Likeness, Stage, StageResult
-from runtime.sim.cost.hardware import Gpu, Server
-from runtime.sim.cost.steps import Piece, Pricing
-from runtime.sim.models.family import Family
+from runtime.sim.cost.hardware import Gpu, ServerSpec
+from runtime.sim.cost.steps import Pricing, StepPiece
+from runtime.sim.models.family import SimulatedFamily
 from runtime.types import EngineMemory, ModelSpec, Sampled, StepPlan, StepResult
 
 #: Bytes of a number of what travels: hidden states, and pages as they are.
@@ -38,7 +38,7 @@ class Hollow:
 class Host:
     """A server's memory: what was read from its disk stays there. `read`: when each piece is there whole."""
 
-    server: Server
+    server: ServerSpec
     read: dict[str, int] = field(default_factory=dict)
 
     def loaded(self, name: str, nbytes: int, begin: int) -> int:
@@ -54,7 +54,7 @@ class _Loaded:
     """A stage on the device. `array_width`: of its hidden states."""
 
     spec: ModelSpec
-    pieces: tuple[Piece, ...]
+    pieces: tuple[StepPiece, ...]
     array_width: int
     head: bool
 
@@ -71,7 +71,7 @@ class SimEngine:
         self,
         device: str,
         gpu: Gpu,
-        family: Family,
+        family: SimulatedFamily,
         page_capacity: int,
         host: Host,
         pricing: Pricing | None = None,

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runtime.sim.cost.hardware import Cluster
+from runtime.sim.cost.hardware import ClusterHardware
 
 #: Bytes of a message beside its arrays.
 ENVELOPE = 256
 
 
 @dataclass(slots=True)
-class Traffic:
+class LinkTraffic:
     """What went over a kind of link: messages, bytes, and how long it took, waiting included, in ns."""
 
     messages: int = 0
@@ -32,15 +32,15 @@ class Traffic:
 class Network:
     """`inside`, `between`: traffic inside servers and between them."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: ClusterHardware) -> None:
         self._cluster = cluster
         self._server = dict(cluster.devices())
         self._own_free = dict.fromkeys(self._server, 0)
         self._out_free = [0] * len(cluster.servers)
         self._in_free = [0] * len(cluster.servers)
         self.control_ns = cluster.control_ns
-        self.inside = Traffic()
-        self.between = Traffic()
+        self.inside = LinkTraffic()
+        self.between = LinkTraffic()
 
     def server_of(self, device: str) -> int:
         return self._server[device]

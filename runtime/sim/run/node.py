@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from runtime.agent.agent import Relay
+from runtime.agent.agent import Agent
 from runtime.agent.steps.queue import Lane
 from runtime.sim.run.engine import SimEngine
 
@@ -17,7 +17,7 @@ class Node:
     """One device. `lanes`: of its steps; `due`: their next begin is scheduled; `stepping`: until when a step of each is under way.
     `debt`: ns that the lane of stand-ins has taken from the step under way in the other one. `loader_free`: when its loader is free."""
 
-    relay: Relay
+    relay: Agent
     engine: SimEngine
     weights: int
     alive: bool = True
@@ -32,7 +32,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Periods:
     """Nanoseconds of virtual time. `tick`: between two ticks of the scheduler; `report`: between two reports of a device; 0 for none."""
 
     tick: int = 1_000_000_000

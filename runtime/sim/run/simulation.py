@@ -6,7 +6,7 @@
 
 Contract: commands are carried out in order, messages between two parties arrive in the order in which they were sent. The same inputs
 give the same calls in the same order. Nothing runs inside what scheduled it. Raises Stalled when requests are alive and nothing is due.
-It decides nothing of the schedule; what it measures goes into a Ledger.
+It decides nothing of the schedule; what it measures goes into a RunRecorder.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ import msgspec
 from runtime.agent.steps.queue import Lane
 from runtime.chains import Array, Stage
 from runtime.control.agent_io import (
-    CheckInputs,
+    ActivationsVerified,
+    AgentCommand,
     DropStage,
-    InputsChecked,
     LoadStage,
     PagesWritten,
     ReadPages,
-    RelayCommand,
     Send,
-    SendInputs,
+    SendActivations,
     StageFailed,
     StageLoaded,
+    VerifyActivations,
     WritePages,
 )
-from runtime.control.scheduler_io import Arrive, Down, Emit, Replace, SchedulerEvent, Tick
-from runtime.messages import PROTOCOL, SCHEDULER, Message, Ready
+from runtime.control.scheduler_io import AddRequest, AgentDown, EmitTokens, ReplaceAgent, SchedulerEvent, Tick
+from runtime.messages import PROTOCOL, SCHEDULER, AgentHello, Message
 from runtime.scheduler.observe.replay_log import Handler
-from runtime.sim.results.recorder import Ledger, Sample
+from runtime.sim.results.recorder import RunRecorder, Sample
 from runtime.sim.run.clock import EventClass, VirtualClock
 from runtime.sim.run.engine import hollow_rows
 from runtime.sim.run.network import Network
-from runtime.sim.run.node import Cost, Node, Pace
+from runtime.sim.run.node import Cost, Node, Periods
 from runtime.types import SequenceRequest
 from zoo.errors import ZooError
 
@@ -68,18 +68,18 @@ class Simulation:
         scheduler: Handler,
         nodes: dict[str, Node],
         network: Network,
-        pace: Pace | None = None,
+        pace: Periods | None = None,
         revive: Callable[[str], Node] | None = None,
         timed: bool = False,
         counts: Callable[[], dict[str, int]] = dict,
     ) -> None:
         self.clock = VirtualClock()
-        self.ledger = Ledger()
+        self.ledger = RunRecorder()
         self.cost = Cost()
         self.nodes = nodes
         self.network = network
         self._scheduler = scheduler
-        self._pace = pace or Pace()
+        self._pace = pace or Periods()
         self._revive = revive
         self._timed = timed
         self.counts = counts
@@ -88,7 +88,7 @@ class Simulation:
 
     def run(
         self, requests: Iterable[SequenceRequest], faults: Sequence[tuple[int, str]] = (), progress: Callable[[int], None] | None = None
-    ) -> Ledger:
+    ) -> RunRecorder:
         """Play until every request has ended. `requests`: in the order of `arrival`; `faults`: when a device dies, and which."""
         self._coming = iter(requests)
         for name in self.nodes:
@@ -128,7 +128,7 @@ class Simulation:
     def _arrive(self, request: SequenceRequest) -> None:
         self.ledger.ask(request, self.clock.now)
         self._ask_next()
-        self._tell(Arrive(request))
+        self._tell(AddRequest(request))
 
     def _tell(self, event: Message | SchedulerEvent) -> None:
         """Tell the scheduler, and carry out what it says."""
@@ -143,9 +143,9 @@ class Simulation:
         for command in commands:
             if type(command) is Send:
                 said.setdefault(command.to, []).append(command)
-            elif type(command) is Emit:
+            elif type(command) is EmitTokens:
                 self.ledger.hear(command.events, now)
-            elif type(command) is Replace:
+            elif type(command) is ReplaceAgent:
                 self._replace(command.device)
         for device, sends in said.items():
             self.clock.at(now + self.network.control_ns, EventClass.ARRIVED, (self._hear_all, device, sends))
@@ -172,7 +172,7 @@ class Simulation:
         node = self.nodes[name]
         server = f"server-{self.network.server_of(name)}"
         self._tell(
-            Ready(
+            AgentHello(
                 name, PROTOCOL, VERSION, node.engine.page_capacity, node.engine.page_bytes, node.weights, name, server, 0, node.relay.inputs
             )
         )
@@ -181,7 +181,7 @@ class Simulation:
         """What the scheduler said to a device at one moment, in order."""
         node, now = self.nodes[name], self.clock.now
         if node.alive:
-            commands: list[RelayCommand] = []
+            commands: list[AgentCommand] = []
             for send in sends:
                 commands += node.relay.handle(send.message, send.arrays, now)
             self._carry_out(name, node, commands)
@@ -191,7 +191,7 @@ class Simulation:
         if node.alive:
             self._carry_out(name, node, node.relay.handle(message, arrays, self.clock.now))
 
-    def _carry_out(self, name: str, node: Node, commands: Iterable[RelayCommand]) -> None:
+    def _carry_out(self, name: str, node: Node, commands: Iterable[AgentCommand]) -> None:
         now = self.clock.now
         for command in commands:
             if type(command) is Send:
@@ -207,11 +207,13 @@ class Simulation:
                 node.engine.write_pages(command.pages, command.data)
                 written = PagesWritten(command.move, command.lo, command.hi)
                 self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, written))
-            elif type(command) is SendInputs:
+            elif type(command) is SendActivations:
                 rows = hollow_rows(command.pieces)
                 self._send(name, command.to, msgspec.structs.replace(command.message, digest=_DIGEST), (rows,))
-            elif type(command) is CheckInputs:
-                self.clock.at(now, EventClass.LOADED, (self._hear, name, node.life, InputsChecked(command.move, command.lo, command.hi)))
+            elif type(command) is VerifyActivations:
+                self.clock.at(
+                    now, EventClass.LOADED, (self._hear, name, node.life, ActivationsVerified(command.move, command.lo, command.hi))
+                )
         self._wake(name, node)
 
     def _send(self, source: str, to: str, message: Message, arrays: Sequence[Array]) -> None:
@@ -309,7 +311,7 @@ class Simulation:
     def _die(self, name: str) -> None:
         """The device is gone with all that it held: the scheduler notices after a message's time, and tells the others."""
         self.nodes[name].alive = False
-        self.clock.at(self.clock.now + self.network.control_ns, EventClass.ARRIVED, (self._tell, Down(name, "it died")))
+        self.clock.at(self.clock.now + self.network.control_ns, EventClass.ARRIVED, (self._tell, AgentDown(name, "it died")))
 
     def _replace(self, name: str) -> None:
         if self._revive is None:

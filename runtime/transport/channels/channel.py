@@ -1,7 +1,7 @@
 """What carries messages, as frames: to one peer and from it, or to all that have connected to one address and from them.
 
     Road      a socket of pyzmq: takes everything, in threads of its own
-    Twofold   short messages over `transport.channels.seqpacket`, and over a road what that does not take; put back in order by their numbers
+    DualChannel   short messages over `transport.channels.seqpacket`, and over a road what that does not take; put back in order by their numbers
 
 Contract: for one thread; nothing waits. `put` hands a message over whole or says that there is no room. Each end hears in order what it
 is told.
@@ -16,7 +16,7 @@ from typing import Protocol
 
 import zmq
 
-from runtime.transport.channels.seqpacket import Quick
+from runtime.transport.channels.seqpacket import SeqpacketSocket
 from runtime.transport.wire import Frame, number_of
 
 #: Frames of fewer bytes are copied into the transport: what is not wakes a thread of ours when it has gone.
@@ -32,7 +32,7 @@ _LONGEST = 10.0
 Came = tuple[bytes, list[memoryview]]
 
 
-class Carrier(Protocol):
+class Channel(Protocol):
     @property
     def polled(self) -> Iterable[zmq.Socket[bytes] | int]:
         """What a poller is to look at."""
@@ -59,7 +59,7 @@ class Carrier(Protocol):
         ...
 
 
-class Road:
+class ZmqChannel:
     """A socket of pyzmq. `named`: of several others (a ROUTER), who are known by name."""
 
     late = False
@@ -96,7 +96,7 @@ class Road:
 
 
 @dataclass(slots=True)
-class Order:
+class ReorderBuffer:
     """Puts one end's messages back in order. `due`: the number that is next; `ahead`: what came before its turn; `since`: when the first
     of these did."""
 
@@ -132,12 +132,12 @@ class Order:
         return out
 
 
-class Twofold:
+class DualChannel:
     """See the top of the file. Messages carry their numbers (`transport.wire`); whoever has not connected both ways is heard as he comes."""
 
-    def __init__(self, road: Road, quick: Quick, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, road: ZmqChannel, quick: SeqpacketSocket, clock: Callable[[], float] = time.monotonic) -> None:
         self._road, self._quick, self._clock = road, quick, clock
-        self._orders: dict[bytes, Order] = {}
+        self._orders: dict[bytes, ReorderBuffer] = {}
 
     @property
     def polled(self) -> tuple[zmq.Socket[bytes] | int, ...]:
@@ -174,13 +174,13 @@ class Twofold:
     def _short(self) -> Iterator[Came]:
         for who, frames in self._quick.take(_BURST):
             if who not in self._orders:
-                self._orders[who] = Order()
+                self._orders[who] = ReorderBuffer()
             yield from self._in_order(who, frames)
 
     def _in_order(self, who: bytes, frames: list[memoryview]) -> Iterator[Came]:
         order = self._orders.get(who)
         if order is None and self._quick.has(who):
-            order = self._orders[who] = Order()
+            order = self._orders[who] = ReorderBuffer()
         if order is None:
             yield who, frames
         else:

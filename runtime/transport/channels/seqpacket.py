@@ -31,7 +31,7 @@ _MAX_ENDS = 4096
 _COUNT = struct.Struct("=I")
 
 
-class Quick:
+class SeqpacketSocket:
     """One end of such a connection, or all that others made to one path: then `who` says which. For one thread."""
 
     def __init__(self) -> None:

@@ -12,9 +12,9 @@ from contextlib import suppress
 
 import zmq
 
-from runtime.transport.channels.channel import COPIED_BYTES, Carrier, Road, Twofold
-from runtime.transport.channels.seqpacket import AVAILABLE, SUFFIX, Quick
-from runtime.transport.keys import Doorkeeper, Keys
+from runtime.transport.channels.channel import COPIED_BYTES, Channel, DualChannel, ZmqChannel
+from runtime.transport.channels.seqpacket import AVAILABLE, SUFFIX, SeqpacketSocket
+from runtime.transport.keys import Authenticator, Keys
 from runtime.transport.wire import MAX_FRAME_BYTES
 
 ADDRESS = re.compile(r"(?:(?:ipc|unix):///[^\0]{1,100}|tcp://[A-Za-z0-9_.:\[\]-]{3,255}|inproc://[A-Za-z0-9_.-]{1,100})")
@@ -31,9 +31,9 @@ class Sockets:
         self._keys, self._high_water = keys, high_water
         self._own_context = context is None
         self._context = context if context is not None else zmq.Context()
-        self._doorkeeper: Doorkeeper | None = None
+        self._doorkeeper: Authenticator | None = None
 
-    def bound(self, address: str) -> tuple[Carrier, str]:
+    def bound(self, address: str) -> tuple[Channel, str]:
         """What all connect to, and the address that they find it at. Raises ValueError for an address that is none, for tcp without keys;
         zmq.ZMQError.
         """
@@ -43,7 +43,7 @@ class Sockets:
         socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a peer that connects again is let in: its numbers tell whether something was lost
         if address.startswith("tcp:"):
-            self._doorkeeper = Doorkeeper(self._context, self._secrets())
+            self._doorkeeper = Authenticator(self._context, self._secrets())
             self._secrets().guard(socket)
         try:
             socket.bind(_slow(address))
@@ -52,24 +52,24 @@ class Sockets:
             self.close()
             raise
         if address.startswith(_UNIX) and AVAILABLE:
-            quick = Quick()
+            quick = SeqpacketSocket()
             with suppress(OSError):  # others find nobody there, and take the other way
                 quick.listen(address.removeprefix(_UNIX) + SUFFIX)
-            return Twofold(Road(socket, named=True), quick), address
-        return Road(socket, named=True), socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+            return DualChannel(ZmqChannel(socket, named=True), quick), address
+        return ZmqChannel(socket, named=True), socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
-    def connected(self, address: str, who: bytes) -> Carrier:
+    def connected(self, address: str, who: bytes) -> Channel:
         """To one peer; says who this is."""
         socket = self._socket(zmq.DEALER)
         socket.setsockopt(zmq.ROUTING_ID, who)
         if address.startswith("tcp:"):
             self._secrets().introduce(socket)
         socket.connect(_slow(address))
-        road = Road(socket, named=False)
+        road = ZmqChannel(socket, named=False)
         if address.startswith(_UNIX) and AVAILABLE:
-            quick = Quick()
+            quick = SeqpacketSocket()
             if quick.dial(address.removeprefix(_UNIX) + SUFFIX, who):
-                return Twofold(road, quick)
+                return DualChannel(road, quick)
             quick.close()
         return road
 
@@ -96,7 +96,7 @@ class Sockets:
         return self._keys
 
 
-class Bell:
+class Waker:
     """Wakes a poller; `ring` is for any thread."""
 
     def __init__(self) -> None:

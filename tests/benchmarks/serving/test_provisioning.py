@@ -13,13 +13,13 @@ from benchmarks.serving.sides import Made, Wanted, wanted_of, zoo
 from benchmarks.serving.swapped import answered, provision
 from benchmarks.serving.twenty import by_popularity, members
 from runtime.bench.summary import Slo, summarize
-from runtime.bench.workload import Ask
+from runtime.bench.workload import WorkloadRequest
 from tests.checkpoints import make, make_lora
 from zoo.api import Zoo
 
 
-def _asks(*rows: tuple[float, str]) -> list[Ask]:
-    return [Ask(number, at, model, (5, 6), 4) for number, (at, model) in enumerate(rows)]
+def _asks(*rows: tuple[float, str]) -> list[WorkloadRequest]:
+    return [WorkloadRequest(number, at, model, (5, 6), 4) for number, (at, model) in enumerate(rows)]
 
 
 class _Engine:
@@ -28,7 +28,7 @@ class _Engine:
     def __init__(self) -> None:
         self.batches: list[tuple[str, list[int]]] = []
 
-    def run(self, model: str, batch: Sequence[Ask]) -> list[float]:
+    def run(self, model: str, batch: Sequence[WorkloadRequest]) -> list[float]:
         self.batches.append((model, [ask.number for ask in batch]))
         return [1.0 + 0.5 * place for place in range(len(batch))]
 

@@ -18,7 +18,7 @@ import torch
 from cli.serving.cluster import start_cluster
 from cli.serving.options import ServeOptions
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.driver.log_file import Journal
+from runtime.cluster.driver.log_file import LogFile
 from runtime.config import EngineConfig
 from runtime.engine.catalog.block_profiles import measured_pieces
 from runtime.engine.catalog.describe import describe_chain
@@ -65,7 +65,7 @@ def measured(zoo: Zoo, load_seconds: float, seconds: float = 0.001, threads: int
 @contextmanager
 def started(zoo: Zoo, log: Path | None = None) -> Iterator[tuple[ClusterDriver, Trace]]:
     trace, threads = Trace(), torch.get_num_threads()
-    journal = Journal(log) if log is not None else None
+    journal = LogFile(log) if log is not None else None
     try:
         with start_cluster(zoo, OPTIONS, [MODEL], None, trace, None if journal is None else journal.write) as driver:
             yield driver, trace
@@ -145,7 +145,7 @@ def test_a_log_has_what_was_moved_and_nobody_else_reads_it(tmp_path: Path) -> No
     log = tmp_path / "log"
     log.touch()
     log.chmod(0o644)
-    journal = Journal(log)
+    journal = LogFile(log)
     with clusters.cluster("threads", log=journal.write) as driver:
         assert driver.move("nobody", range(1), "b") == "no sequence nobody"
         # The first ones may end before the other device has loaded what it is to run.
@@ -170,4 +170,4 @@ def moved(driver: ClusterDriver, one: SequenceRequest) -> bool:
 
 def test_a_log_that_cannot_be_written_is_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
-        Journal(tmp_path / "nowhere" / "log")
+        LogFile(tmp_path / "nowhere" / "log")

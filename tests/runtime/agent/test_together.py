@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.agent.agent import Relay
+from runtime.agent.agent import Agent
 from runtime.agent.steps.inbound import parts_of
 from runtime.chains import Array, Hop, Slice, Stacked, Stage, StageResult, cut, own, stacked
-from runtime.config import RelayConfig
+from runtime.config import AgentConfig
 from runtime.control.agent_io import Send, StageLoaded
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.messages import Close, Load, Open, Pass
+from runtime.messages import CloseSequences, ForwardRows, LoadStages, OpenSequences
 from runtime.types import SamplingParams, SequenceRequest, StepResult
 
 MODEL = counting_model("m", "1 2* 3 4* 5* 6", max_model_len=64, page_tokens=4)
@@ -25,27 +25,27 @@ def states(*values: int) -> Array:
     return Array("uint8", (len(values), 2), bytes(byte for value in values for byte in (value, value)))
 
 
-def relay(**to: str) -> Relay:
+def relay(**to: str) -> Agent:
     """The one in the middle of these sequences' paths, by where they end."""
-    made = Relay("d", 64, RelayConfig())
-    made.handle(Load((STAGE,), (("b",),)), (), 0)
+    made = Agent("d", 64, AgentConfig())
+    made.handle(LoadStages((STAGE,), (("b",),)), (), 0)
     made.handle(StageLoaded(STAGE, replace(MODEL.spec, name=STAGE.id, kv_layers=1), 0), (), 0)
     for seq, last in to.items():
         open_(made, seq, last)
     return made
 
 
-def open_(made: Relay, seq: str, last: str, epoch: int = 1) -> None:
+def open_(made: Agent, seq: str, last: str, epoch: int = 1) -> None:
     request = SequenceRequest(seq, seq, "m", (1, 2), SamplingParams(8))
-    made.handle(Open((epoch,), (request,), ((),), (PATHS[last],), (False,), (0,), (None,)), (), 0)
+    made.handle(OpenSequences((epoch,), (request,), ((),), (PATHS[last],), (False,), (0,), (None,)), (), 0)
 
 
-def come(seqs: str, counts: tuple[int, ...]) -> Pass:
+def come(seqs: str, counts: tuple[int, ...]) -> ForwardRows:
     ones = (1,) * len(counts)
-    return Pass(tuple(seqs), ones, ones, (0,) * len(counts), counts, (True,) * len(counts), (0,) * len(counts))
+    return ForwardRows(tuple(seqs), ones, ones, (0,) * len(counts), counts, (True,) * len(counts), (0,) * len(counts))
 
 
-def ran(made: Relay, values: dict[str, tuple[int, ...]]) -> list[Send]:
+def ran(made: Agent, values: dict[str, tuple[int, ...]]) -> list[Send]:
     """A step is run: what sequences' rows give."""
     step = made.next_step(0)
     assert step is not None
@@ -62,7 +62,7 @@ def rows_in(sends: list[Send]) -> dict[str, dict[str, bytes]]:
             seq: bytes(own(part).data) for seq, part in zip(send.message.seqs, parts_of(send.message.counts, send.arrays), strict=True)
         }
         for send in sends
-        if isinstance(send.message, Pass)
+        if isinstance(send.message, ForwardRows)
     }
 
 
@@ -80,8 +80,8 @@ def test_rows_of_one_message_are_one_input_and_go_on_as_one_array() -> None:
     made.check()
 
 
-def replace_hops(rows: Pass) -> Pass:
-    return Pass(rows.seqs, rows.epochs, (2,) * len(rows.seqs), rows.starts, rows.counts, rows.sample, rows.generated)
+def replace_hops(rows: ForwardRows) -> ForwardRows:
+    return ForwardRows(rows.seqs, rows.epochs, (2,) * len(rows.seqs), rows.starts, rows.counts, rows.sample, rows.generated)
 
 
 def test_rows_that_part_take_their_own() -> None:
@@ -101,7 +101,7 @@ def test_who_is_gone_does_not_go_on_with_the_others(again: bool) -> None:
     if again:
         open_(made, "a", "y", 2)
     else:
-        made.handle(Close(("a",), (1,)), (), 0)
+        made.handle(CloseSequences(("a",), (1,)), (), 0)
     outputs = Stacked([row.seq for row in step.plan.rows], states(5, 6))
     sends = [each for each in made.finish_step(StageResult(StepResult(step.plan.step, ()), outputs), 0) if isinstance(each, Send)]
     assert rows_in(sends) == {"y": {"b": bytes((6, 6))}}

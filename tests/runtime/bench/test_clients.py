@@ -20,7 +20,7 @@ from runtime.bench.http import HttpClient, base_of
 from runtime.bench.inside import DriverClient
 from runtime.bench.memory import listener, peak_bytes
 from runtime.bench.summary import Slo, summarize
-from runtime.bench.workload import Ask, Workload, WorkloadSettings, build
+from runtime.bench.workload import Workload, WorkloadRequest, WorkloadSettings, build
 from runtime.cluster.local import LocalDriver
 from runtime.config import BatchingConfig, ServerConfig
 from runtime.engine.fakes.fake import FakeEngine
@@ -64,12 +64,16 @@ def test_every_token_of_a_server_is_heard(tokenizer: Tokenizer) -> None:  # noqa
 
 def test_texts_can_be_asked_and_are_counted_by_the_server(tokenizer: Tokenizer) -> None:  # noqa: F811
     with running(tokenizer) as server:
-        (answer,) = over_http(server.address, Workload((Ask(0, 0.0, BASE.name, "hello there", 5),)))
+        (answer,) = over_http(server.address, Workload((WorkloadRequest(0, 0.0, BASE.name, "hello there", 5),)))
     assert (answer.error, answer.tokens) == (None, 5) and answer.heard.prompt_tokens > 0
 
 
 def test_refusals_are_counted_by_their_status(tokenizer: Tokenizer) -> None:  # noqa: F811
-    asks = (Ask(0, 0.0, "nobody", (5,), 2), Ask(1, 0.0, BASE.name, (5,) * 400, 2), Ask(2, 0.0, BASE.name, (5,), 2))
+    asks = (
+        WorkloadRequest(0, 0.0, "nobody", (5,), 2),
+        WorkloadRequest(1, 0.0, BASE.name, (5,) * 400, 2),
+        WorkloadRequest(2, 0.0, BASE.name, (5,), 2),
+    )
     with running(tokenizer, config=ServerConfig(api_key="k3y")) as server:
         found = summarize(over_http(server.address, Workload(asks), "k3y"), Slo())
         locked = summarize(over_http(server.address, Workload(asks)), Slo())
@@ -80,7 +84,7 @@ def test_refusals_are_counted_by_their_status(tokenizer: Tokenizer) -> None:  # 
 
 def test_an_engine_that_fails_is_a_server_error_in_the_stream(tokenizer: Tokenizer) -> None:  # noqa: F811
     with running(tokenizer, fail_at=(6,), pace=lambda _: time.sleep(0.02)) as server:
-        (answer,) = over_http(server.address, Workload((Ask(0, 0.0, BASE.name, (5, 6), 20),)))
+        (answer,) = over_http(server.address, Workload((WorkloadRequest(0, 0.0, BASE.name, (5, 6), 20),)))
     assert answer.error == "server error" and 0 < len(answer.heard.stamps) < 20 and answer.ttft is not None
 
 
@@ -88,7 +92,7 @@ def test_nobody_there() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        (answer,) = over_http(address, Workload((Ask(0, 0.0, "m", (5,), 2),)))
+        (answer,) = over_http(address, Workload((WorkloadRequest(0, 0.0, "m", (5,), 2),)))
         assert answer.error == "connect"
         with pytest.raises(Unavailable, match="does not say what it serves"):
             listed(address)
@@ -140,20 +144,20 @@ def raw_server(*pieces: bytes, head: bytes = b"HTTP/1.1 200 OK\r\n", stall: floa
 )
 def test_streams_of_other_servers(pieces: tuple[bytes, ...], error: str | None, lots: tuple[int, ...], tokens: int) -> None:
     with raw_server(*pieces) as address:
-        (answer,) = over_http(address, Workload((Ask(0, 0.0, "m", (5,), 2),)))
+        (answer,) = over_http(address, Workload((WorkloadRequest(0, 0.0, "m", (5,), 2),)))
     assert (answer.error, answer.heard.lots, answer.tokens) == (error, lots, tokens)
     assert "\n" not in (answer.heard.detail or "")
 
 
 def test_a_server_that_stalls_times_out() -> None:
     with raw_server(CHUNK, stall=0.6) as address:
-        (answer,) = over_http(address, Workload((Ask(0, 0.0, "m", (5,), 2),)), timeout=0.3)
+        (answer,) = over_http(address, Workload((WorkloadRequest(0, 0.0, "m", (5,), 2),)), timeout=0.3)
     assert answer.error == "timeout" and answer.heard.lots == (1,)
 
 
 def test_a_refusal_without_json() -> None:
     with raw_server(b"go\naway", b"", head=b"HTTP/1.1 503 Service Unavailable\r\n") as address:
-        (answer,) = over_http(address, Workload((Ask(0, 0.0, "m", (5,), 2),)))
+        (answer,) = over_http(address, Workload((WorkloadRequest(0, 0.0, "m", (5,), 2),)))
     assert (answer.error, answer.heard.detail) == ("http 503", "go away")
 
 
@@ -171,7 +175,7 @@ def test_an_answer_without_a_length_ends_when_the_server_hangs_up() -> None:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        (answer,) = over_http(f"http://127.0.0.1:{listening.getsockname()[1]}", Workload((Ask(0, 0.0, "m", (5,), 2),)))
+        (answer,) = over_http(f"http://127.0.0.1:{listening.getsockname()[1]}", Workload((WorkloadRequest(0, 0.0, "m", (5,), 2),)))
         thread.join(5)
     assert (answer.error, answer.heard.lots) == (None, (2,))
 
@@ -179,12 +183,12 @@ def test_an_answer_without_a_length_ends_when_the_server_hangs_up() -> None:
 @pytest.mark.parametrize("head", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 20_000])
 def test_what_is_no_http_is_a_broken_stream(head: bytes) -> None:
     with raw_server(CHUNK, head=head) as address:
-        (answer,) = over_http(address, Workload((Ask(0, 0.0, "m", (5,), 2),)))
+        (answer,) = over_http(address, Workload((WorkloadRequest(0, 0.0, "m", (5,), 2),)))
     assert answer.error == "broken stream"
 
 
 def test_connections_are_kept_for_the_next_question(tokenizer: Tokenizer) -> None:  # noqa: F811
-    asks = tuple(Ask(number, 0.0, "nobody" if number == 3 else BASE.name, (5, 6), 3) for number in range(8))
+    asks = tuple(WorkloadRequest(number, 0.0, "nobody" if number == 3 else BASE.name, (5, 6), 3) for number in range(8))
     with running(tokenizer) as server, connections() as made:
         answers = over_http(server.address, Workload(asks, clients=1))
     assert [answer.error for answer in answers] == [None] * 3 + ["http 404"] + [None] * 4
@@ -208,7 +212,7 @@ def connections() -> Iterator[list[int]]:
 
 def test_a_key_that_cannot_be_sent_is_refused() -> None:
     with pytest.raises(InputError, match="cannot be sent"):
-        over_http("http://127.0.0.1:1", Workload((Ask(0, 0.0, "m", (5,), 2),)), "k3y\r\nx-evil: 1")
+        over_http("http://127.0.0.1:1", Workload((WorkloadRequest(0, 0.0, "m", (5,), 2),)), "k3y\r\nx-evil: 1")
 
 
 def test_addresses() -> None:
@@ -241,10 +245,10 @@ def test_the_same_workload_straight_through_the_driver() -> None:
 
 def test_the_driver_takes_no_texts_and_refuses_what_does_not_fit() -> None:
     async def text(driver: LocalDriver) -> list[Answer]:
-        return await drive(Workload((Ask(0, 0.0, BASE.name, "text", 2),)), DriverClient(driver, WallClock()), WallClock())
+        return await drive(Workload((WorkloadRequest(0, 0.0, BASE.name, "text", 2),)), DriverClient(driver, WallClock()), WallClock())
 
     async def long(driver: LocalDriver) -> list[Answer]:
-        return await drive(Workload((Ask(0, 0.0, BASE.name, (5,) * 999, 2),)), DriverClient(driver, WallClock()), WallClock())
+        return await drive(Workload((WorkloadRequest(0, 0.0, BASE.name, (5,) * 999, 2),)), DriverClient(driver, WallClock()), WallClock())
 
     with pytest.raises(InputError, match="tokenizer"):
         in_driver(FakeEngine((BASE,), 512), text)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runtime.bench.answers import Answer, Heard
+from runtime.bench.answers import Answer, TokenTimes
 from runtime.bench.arrivals import Arrivals
 from runtime.bench.drive import drive
-from runtime.bench.workload import Ask, Workload, WorkloadSettings, build
+from runtime.bench.workload import Workload, WorkloadRequest, WorkloadSettings, build
 
 
 @dataclass
@@ -52,7 +52,7 @@ class OneServer:
     inside: int = 0
     most: int = 0
 
-    async def ask(self, ask: Ask) -> Heard:
+    async def ask(self, ask: WorkloadRequest) -> TokenTimes:
         self.inside += 1
         self.most = max(self.most, self.inside)
         async with self.lock:
@@ -61,7 +61,7 @@ class OneServer:
                 await self.clock.until(self.clock.now() + self.seconds / 2)
                 stamps.append(self.clock.now())
         self.inside -= 1
-        return Heard(tuple(stamps), (1, 1), 2, len(ask.prompt))
+        return TokenTimes(tuple(stamps), (1, 1), 2, len(ask.prompt))
 
 
 class LateClock(VirtualClock):
@@ -84,8 +84,8 @@ def run(workload: Workload, seconds: float, kind: type[VirtualClock] = VirtualCl
     return asyncio.run(all_of_it())
 
 
-def asks(*at: float) -> tuple[Ask, ...]:
-    return tuple(Ask(number, time, "m", (1, 2), 2) for number, time in enumerate(at))
+def asks(*at: float) -> tuple[WorkloadRequest, ...]:
+    return tuple(WorkloadRequest(number, time, "m", (1, 2), 2) for number, time in enumerate(at))
 
 
 def test_an_open_loop_sends_when_due_and_latencies_hold_the_queue() -> None:
@@ -116,7 +116,7 @@ def test_poisson_arrivals_are_sent_at_their_times() -> None:
 
 def test_a_defect_of_the_client_ends_the_run_and_leaves_no_task() -> None:
     class Broken:
-        async def ask(self, ask: Ask) -> Heard:
+        async def ask(self, ask: WorkloadRequest) -> TokenTimes:
             if ask.number == 1:
                 raise RuntimeError("a defect")
             await asyncio.Event().wait()

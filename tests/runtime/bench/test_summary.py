@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.bench.answers import Answer, Heard
+from runtime.bench.answers import Answer, TokenTimes
 from runtime.bench.summary import Slo, percentile, ratios, spread, summarize
 
 
@@ -16,7 +16,7 @@ def answer(
 ) -> Answer:
     lots = lots or (1,) * len(stamps)
     ended = stamps[-1] if stamps else due + 9.0
-    return Answer(0, "m", due, max(sent, due), ended, Heard(stamps, lots, sum(lots), 5, error, error and f"{error}!"))
+    return Answer(0, "m", due, max(sent, due), ended, TokenTimes(stamps, lots, sum(lots), 5, error, error and f"{error}!"))
 
 
 def test_one_answer() -> None:

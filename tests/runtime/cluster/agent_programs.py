@@ -15,17 +15,17 @@ from typing import Any, TypeVar
 import msgspec
 import zmq
 
-from runtime.agent.agent import Relay
+from runtime.agent.agent import Agent
 from runtime.chains import StageEngine
-from runtime.cluster.agent_process.exit_status import Ended
+from runtime.cluster.agent_process.exit_status import AgentEnded
 from runtime.cluster.agent_process.loop import AgentLoop, AgentSettings
 from runtime.cluster.agent_process.main import Identity, Preparation, Word
-from runtime.config import RelayConfig
-from runtime.engine.fakes.integer_engine import CountingEngine
-from runtime.engine.fakes.integer_model import CountingModel, counting_model
-from runtime.messages import SCHEDULER, Beat, Message, Peers, Ready, Report
-from runtime.transport.messenger import Cut, Mail, Post
-from runtime.transport.tensor_link import Directed
+from runtime.config import AgentConfig
+from runtime.engine.fakes.integer_engine import IntegerEngine
+from runtime.engine.fakes.integer_model import IntegerModel, counting_model
+from runtime.messages import SCHEDULER, AgentHello, AgentStats, Heartbeat, Message, PeerList
+from runtime.transport.messenger import Envelope, Messenger, PeerCut
+from runtime.transport.tensor_link import TensorLink
 
 LIMIT = 20.0
 VERSION = "1"
@@ -37,22 +37,22 @@ M = TypeVar("M", bound=Message)
 class End:
     """The scheduler's end: what came, apart from reports and beats."""
 
-    post: Post
-    mail: list[Mail] = field(default_factory=list)
-    cuts: list[Cut] = field(default_factory=list)
-    ready: dict[str, Mail] = field(default_factory=dict)
-    reports: dict[str, Report] = field(default_factory=dict)
+    post: Messenger
+    mail: list[Envelope] = field(default_factory=list)
+    cuts: list[PeerCut] = field(default_factory=list)
+    ready: dict[str, Envelope] = field(default_factory=dict)
+    reports: dict[str, AgentStats] = field(default_factory=dict)
     beats: int = 0
 
     def pump(self, seconds: float = 0.01) -> None:
         for item in self.post.receive(seconds):
-            if isinstance(item, Cut):
+            if isinstance(item, PeerCut):
                 self.cuts.append(item)
-            elif isinstance(item.message, Ready):
+            elif isinstance(item.message, AgentHello):
                 self.ready[item.sender] = item
-            elif isinstance(item.message, Report):
+            elif isinstance(item.message, AgentStats):
                 self.reports[item.sender] = item.message
-            elif isinstance(item.message, Beat):
+            elif isinstance(item.message, Heartbeat):
                 self.beats += 1
             else:
                 self.mail.append(item)
@@ -67,9 +67,9 @@ class End:
         """Wait for agents, and tell them all of each other."""
         self.until(lambda: set(names) <= self.ready.keys())
         agents = tuple((name, self.ready[name].incarnation, address(self.ready[name])) for name in names)
-        rails = tuple(message.rail for name in names if isinstance(message := self.ready[name].message, Ready))
+        rails = tuple(message.rail for name in names if isinstance(message := self.ready[name].message, AgentHello))
         for name in names:
-            self.post.send(name, Peers(agents, rails))
+            self.post.send(name, PeerList(agents, rails))
 
     def next(self, kind: type[M]) -> M:
         """The next message of a kind; those before it stay."""
@@ -80,8 +80,8 @@ class End:
         return found.message
 
 
-def address(mail: Mail) -> str:
-    assert isinstance(mail.message, Ready)
+def address(mail: Envelope) -> str:
+    assert isinstance(mail.message, AgentHello)
     return mail.message.address
 
 
@@ -89,9 +89,9 @@ def address(mail: Mail) -> str:
 class Threaded:
     loop: AgentLoop
     thread: threading.Thread
-    ended: list[Ended]
+    ended: list[AgentEnded]
 
-    def wait(self) -> Ended:
+    def wait(self) -> AgentEnded:
         self.thread.join(LIMIT)
         assert not self.thread.is_alive()
         return self.ended[0]
@@ -101,10 +101,10 @@ class Threaded:
 def threads(*names: str, engines: Sequence[StageEngine] = (), **settings: Any) -> Iterator[tuple[End, dict[str, Threaded]]]:
     """Agents in threads of this process."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    end = End(Post(SCHEDULER, bind="inproc://scheduler", context=context))
+    end = End(Messenger(SCHEDULER, bind="inproc://scheduler", context=context))
     agents = {}
     for at, name in enumerate(names):
-        engine = engines[at] if engines else CountingEngine([MODEL], 200)
+        engine = engines[at] if engines else IntegerEngine([MODEL], 200)
         agents[name] = _thread(name, engine, context, AgentSettings(**{"report_seconds": 0.02} | settings))
     try:
         yield end, agents
@@ -117,11 +117,11 @@ def threads(*names: str, engines: Sequence[StageEngine] = (), **settings: Any) -
 
 
 def _thread(name: str, engine: StageEngine, context: zmq.Context[zmq.Socket[bytes]], settings: AgentSettings) -> Threaded:
-    post = Post(name, 1, f"inproc://{name}", context=context)
+    post = Messenger(name, 1, f"inproc://{name}", context=context)
     post.learn(SCHEDULER, 0, "inproc://scheduler")
-    directed = None if settings.direct is None else Directed(name, post, engine.direct(settings.direct, ""))  # type: ignore[attr-defined]
-    loop = AgentLoop(engine, Relay(name, engine.page_capacity, RelayConfig()), post, settings, VERSION, directed=directed)
-    ended: list[Ended] = []
+    directed = None if settings.direct is None else TensorLink(name, post, engine.direct(settings.direct, ""))  # type: ignore[attr-defined]
+    loop = AgentLoop(engine, Agent(name, engine.page_capacity, AgentConfig()), post, settings, VERSION, directed=directed)
+    ended: list[AgentEnded] = []
 
     def run() -> None:
         try:
@@ -136,14 +136,14 @@ def _thread(name: str, engine: StageEngine, context: zmq.Context[zmq.Socket[byte
     return Threaded(loop, thread, ended)
 
 
-def counting(models: Sequence[CountingModel] = (MODEL,), pages: int = 200, **others: Any) -> Preparation:
+def counting(models: Sequence[IntegerModel] = (MODEL,), pages: int = 200, **others: Any) -> Preparation:
     return Preparation("counting", {"models": [msgspec.to_builtins(model) for model in models], "pages": pages, **others})
 
 
 def identity(name: str, scheduler: str, folder: Path, incarnation: int = 1, **others: Any) -> Identity:
     settings = AgentSettings(report_seconds=0.05, hello_seconds=others.pop("hello_seconds", 10.0))
     return Identity(
-        name, incarnation, scheduler, f"ipc://{folder}/{name}.{incarnation}", settings, RelayConfig(), beat_seconds=0.05, **others
+        name, incarnation, scheduler, f"ipc://{folder}/{name}.{incarnation}", settings, AgentConfig(), beat_seconds=0.05, **others
     )
 
 

@@ -13,12 +13,12 @@ from runtime.chains import Block
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.launcher import Fleet
-from runtime.cluster.launch.processes import ProcessConfig, Processes
-from runtime.cluster.launch.threads import Threads
+from runtime.cluster.launch.launcher import AgentLauncher
+from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
+from runtime.cluster.launch.threads import ThreadLauncher
 from runtime.config import ClusterConfig
-from runtime.engine.fakes.integer_engine import CountingEngine
-from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected
+from runtime.engine.fakes.integer_engine import IntegerEngine
+from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 from tests.runtime.cluster.agent_programs import counting
 
@@ -32,22 +32,24 @@ CUTS = (3, 5)
 DEVICES = ("a", "b", "c")
 
 
-def blocks(models: Sequence[CountingModel] = MODELS, cuts: Sequence[int] = CUTS) -> list[Block]:
+def blocks(models: Sequence[IntegerModel] = MODELS, cuts: Sequence[int] = CUTS) -> list[Block]:
     return list({block.id: block for model in models for block in model.blocks(*cuts)}.values())
 
 
-def processes(pages: int = 400, pace: float = 0.0, models: Sequence[CountingModel] = MODELS, **others: Any) -> Processes:
+def processes(pages: int = 400, pace: float = 0.0, models: Sequence[IntegerModel] = MODELS, **others: Any) -> ProcessLauncher:
     settings = AgentSettings(report_seconds=0.05)
-    return Processes(ProcessConfig(counting(models, pages, pace=pace), settings=settings, **{"beat_seconds": 0.1} | others))
+    return ProcessLauncher(ProcessConfig(counting(models, pages, pace=pace), settings=settings, **{"beat_seconds": 0.1} | others))
 
 
-def in_threads(pages: int = 400) -> Threads:
-    return Threads(lambda device: lambda: CountingEngine(MODELS, pages), settings=AgentSettings(report_seconds=0.05), beat_seconds=0.1)
+def in_threads(pages: int = 400) -> ThreadLauncher:
+    return ThreadLauncher(
+        lambda device: lambda: IntegerEngine(MODELS, pages), settings=AgentSettings(report_seconds=0.05), beat_seconds=0.1
+    )
 
 
 @contextmanager
 def cluster(
-    fleet: Fleet | Literal["processes", "threads"] = "processes",
+    fleet: AgentLauncher | Literal["processes", "threads"] = "processes",
     lives: LifeConfig | None = None,
     devices: Sequence[str] = DEVICES,
     log: Callable[[bytes], object] | None = None,

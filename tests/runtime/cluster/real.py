@@ -20,9 +20,9 @@ from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agent_process.main import Preparation
 from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.launcher import Fleet
-from runtime.cluster.launch.processes import ProcessConfig, Processes
-from runtime.config import BatchingConfig, ClusterConfig, DirectConfig, EngineConfig, RelayConfig
+from runtime.cluster.launch.launcher import AgentLauncher
+from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
+from runtime.config import AgentConfig, BatchingConfig, ClusterConfig, DirectConfig, EngineConfig
 from runtime.control.scheduler_io import Tick
 from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.catalog.surrogates import surrogates_of
@@ -36,7 +36,7 @@ from tests.runtime.engine.drive import drive
 from tests.runtime.engine.oracle import greedy, reference, same_tokens
 from tests.runtime.engine.test_equality import prompts
 from tests.runtime.virtual import ListTrace
-from zoo.records import Equivalence, Run
+from zoo.records import Equivalence, ScoredRun
 
 Backend = Literal["processes", "ray"]
 MODELS = ("llama", "neox", "lora", "stitched")
@@ -64,7 +64,7 @@ def put_family(bench: Bench) -> None:
     put_chain(bench.store, "stitched", ("llama", 0, 2), ("wide", 0, 2))
     put_chain(bench.store, "cheaper", ("llama", 0, 1), ("slim", 1, 2), ("llama", 2, 3), embedding="llama", head="llama")
     with bench.store.catalog.writing() as writer:  # components 3 and 4 are its second layer's
-        writer.put_equivalences([Equivalence("surrogate", Run("llama", 3, 5), Run("cheaper", 3, 5), "probe", 0.5)])
+        writer.put_equivalences([Equivalence("surrogate", ScoredRun("llama", 3, 5), ScoredRun("cheaper", 3, 5), "probe", 0.5)])
 
 
 def questions() -> dict[Question, tuple[int, ...]]:
@@ -116,14 +116,14 @@ def cluster(
         assert driver.shutdown(LIMIT)
 
 
-def _fleet(backend: Backend, preparation: Preparation, boundary_bytes: int, direct: DirectConfig | None) -> Fleet:
-    settings, relay = AgentSettings(report_seconds=0.05, direct=direct), RelayConfig(chunk=8, window=1, boundary_bytes=boundary_bytes)
+def _fleet(backend: Backend, preparation: Preparation, boundary_bytes: int, direct: DirectConfig | None) -> AgentLauncher:
+    settings, relay = AgentSettings(report_seconds=0.05, direct=direct), AgentConfig(chunk=8, window=1, boundary_bytes=boundary_bytes)
     if backend == "processes":
-        return Processes(ProcessConfig(preparation, relay, settings, beat_seconds=0.1))
+        return ProcessLauncher(ProcessConfig(preparation, relay, settings, beat_seconds=0.1))
     from cli.serving.agent_engines import ENGINES
-    from runtime.cluster.launch.ray_actors import RayConfig, Rays
+    from runtime.cluster.launch.ray_actors import RayConfig, RayLauncher
 
-    return Rays(RayConfig(preparation, ENGINES, None, relay, settings))
+    return RayLauncher(RayConfig(preparation, ENGINES, None, relay, settings))
 
 
 def asked(question: Question, seq: str) -> SequenceRequest:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 
 from runtime.chains import Array
 from runtime.transport.checksums import joined_rows
-from runtime.transport.interfaces import CHECKSUM, Came, Said
+from runtime.transport.interfaces import CHECKSUM, ArrivedTensor, PeerNotice
 
 
 class StandIn:
-    """Implements `runtime.transport.interfaces.Direct` for one agent. `links`: peers that it has a link to; `accepts`: that have one to it."""
+    """Implements `runtime.transport.interfaces.TensorTransport` for one agent. `links`: peers that it has a link to; `accepts`: that have one to it."""
 
     def __init__(self, rail: str = "rail") -> None:
         self.rail = rail
@@ -22,8 +22,8 @@ class StandIn:
         self.forgotten: list[str] = []
         self.sent: dict[tuple[str, int], Sequence[Array]] = {}
         self.expected: list[tuple[str, int]] = []
-        self.to_say: list[Said] = []
-        self.arrived: list[Came] = []
+        self.to_say: list[PeerNotice] = []
+        self.arrived: list[ArrivedTensor] = []
         self.wake: Callable[[], None] = lambda: None
 
     def begin(self, wake: Callable[[], None]) -> None:
@@ -38,7 +38,7 @@ class StandIn:
     def over(self, peer: str, outgoing: bool, reason: str) -> None:
         self.ended.append((peer, outgoing, reason))
 
-    def said(self) -> list[Said]:
+    def said(self) -> list[PeerNotice]:
         out, self.to_say = self.to_say, []
         return out
 
@@ -57,9 +57,9 @@ class StandIn:
 
     def come(self, peer: str, ticket: int, arrays: Sequence[Array] = (), error: str = "") -> None:
         """Let it come, or not."""
-        self.arrived.append(Came(peer, ticket, tuple(arrays), error))
+        self.arrived.append(ArrivedTensor(peer, ticket, tuple(arrays), error))
 
-    def came(self) -> list[Came]:
+    def came(self) -> list[ArrivedTensor]:
         out, self.arrived = self.arrived, []
         return out
 

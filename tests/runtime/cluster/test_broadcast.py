@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.processes import ProcessConfig, Processes
+from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
 from runtime.config import ClusterConfig
 from runtime.types import TokenEvent
 from tests.runtime.cluster.agent_programs import counting
@@ -22,7 +22,7 @@ DEVICES = ("a", "b", "c", "d")
 @contextmanager
 def broadcasting() -> Iterator[ClusterDriver]:
     settings = AgentSettings(report_seconds=0.05, weights=6500)
-    fleet = Processes(ProcessConfig(counting(MODELS, 400, pace=0.2), settings=settings, beat_seconds=0.1))
+    fleet = ProcessLauncher(ProcessConfig(counting(MODELS, 400, pace=0.2), settings=settings, beat_seconds=0.1))
     config = ClusterConfig(placing="copies", dispatch="broadcast", devices=len(DEVICES), chunk=16)
     driver = ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(), list(DEVICES), fleet, config)
     try:

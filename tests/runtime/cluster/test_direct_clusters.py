@@ -12,13 +12,13 @@ import pytest
 
 from runtime.chains import Stage
 from runtime.cluster.agent_process.loop import AgentSettings
-from runtime.cluster.launch.processes import ProcessConfig, Processes
-from runtime.cluster.launch.threads import Threads
+from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
+from runtime.cluster.launch.threads import ThreadLauncher
 from runtime.config import DirectConfig
-from runtime.engine.fakes.integer_links import ConnectedCounting
+from runtime.engine.fakes.integer_links import LinkedIntegerEngine
 from runtime.engine.tensors.links import DirectLinks
 from runtime.engine.tensors.process_groups import Gloo
-from runtime.messages import Close, Moved, Receive, Settle, Stuck
+from runtime.messages import CloseSequences, FinishMigration, MigrationFailed, MigrationReady, StartMigration
 from tests.runtime.cluster.agent_process.test_loop import (
     GREEDY,
     LENGTH,
@@ -36,7 +36,7 @@ from tests.runtime.engine.links import Faulty
 DIRECT = DirectConfig(seconds=1.0)
 
 
-class Counting(ConnectedCounting):
+class Counting(LinkedIntegerEngine):
     """`rail`: what its links go by."""
 
     rail: Gloo
@@ -51,9 +51,9 @@ def with_rail(rail: Gloo, models: Any = MODELS, pages: int = 400) -> Counting:
     return engine
 
 
-def in_threads(rails: dict[str, Gloo]) -> Threads:
+def in_threads(rails: dict[str, Gloo]) -> ThreadLauncher:
     settings = AgentSettings(report_seconds=0.05, direct=DIRECT)
-    return Threads(lambda device: lambda: with_rail(rails.get(device) or Gloo()), settings=settings, beat_seconds=0.1)
+    return ThreadLauncher(lambda device: lambda: with_rail(rails.get(device) or Gloo()), settings=settings, beat_seconds=0.1)
 
 
 def links(driver: Any) -> dict[str, dict[str, str]]:
@@ -63,7 +63,7 @@ def links(driver: Any) -> dict[str, dict[str, str]]:
 def test_tokens_are_the_models_own_and_kills_lose_nothing() -> None:
     """Real processes. Whoever is killed has tensors on their way, to it and from it; its next life gets links of its own."""
     settings = AgentSettings(report_seconds=0.05, direct=DirectConfig())
-    fleet = Processes(ProcessConfig(counting(MODELS, 400), settings=settings, beat_seconds=0.1))
+    fleet = ProcessLauncher(ProcessConfig(counting(MODELS, 400), settings=settings, beat_seconds=0.1))
     with cluster(fleet, sharing="off") as driver:
         with Load(driver, clients=6) as load:
             assert eventually(lambda: any("direct" in each.values() for each in links(driver).values()) and load.done > 10)
@@ -119,36 +119,39 @@ def test_pages_that_move_directly_are_verified(fault: str) -> None:
         decode(end, one, whole, 3, tokens)
         upto = len(tokens) - 1
 
-        def move(number: int) -> Moved | Stuck:
+        def move(number: int) -> MigrationReady | MigrationFailed:
             end.post.send(
-                "b", Receive(number, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", upto, (), True, one)
+                "b",
+                StartMigration(number, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", upto, (), True, one),
             )
-            end.until(lambda: any(isinstance(each.message, Moved | Stuck) for each in end.mail))
-            found = next(each for each in end.mail if isinstance(each.message, Moved | Stuck))
+            end.until(lambda: any(isinstance(each.message, MigrationReady | MigrationFailed) for each in end.mail))
+            found = next(each for each in end.mail if isinstance(each.message, MigrationReady | MigrationFailed))
             end.mail.remove(found)
-            assert isinstance(found.message, Moved | Stuck)
+            assert isinstance(found.message, MigrationReady | MigrationFailed)
             return found.message
 
         first = move(1)
-        assert isinstance(first, Moved)  # it begins the link
-        end.post.send("b", Settle(1, "s", 1, False))
+        assert isinstance(first, MigrationReady)  # it begins the link
+        end.post.send("b", FinishMigration(1, "s", 1, False))
         end.until(lambda: ("b", "direct") in end.reports["a"].links)
         rail.sound = False
         second = move(2)
-        assert isinstance(second, {"none": Moved, "changed": Stuck, "swallowed": Moved | Stuck}[fault])
+        assert isinstance(
+            second, {"none": MigrationReady, "changed": MigrationFailed, "swallowed": MigrationReady | MigrationFailed}[fault]
+        )
         if fault == "swallowed":
             end.until(lambda: dict(end.reports["a"].links)["b"] != "direct")
-        if isinstance(second, Moved):
+        if isinstance(second, MigrationReady):
             assert second.copied == ((0, upto),)
-            end.post.send("b", Settle(2, "s", 2, True))
+            end.post.send("b", FinishMigration(2, "s", 2, True))
             opened(end, one, there, 2, tuple(tokens[29:]), keep=True, computed=upto)
-            end.post.send("a", Close(("s",), (1,)))
+            end.post.send("a", CloseSequences(("s",), (1,)))
             decode(end, one, there, 5, tokens, 2)
         else:
             decode(end, one, whole, 5, tokens)
         assert tokens[29:] == expected(MODEL, one.prompt, GREEDY)
-        if fault == "swallowed" and isinstance(second, Stuck):
-            assert isinstance(move(3), Moved)  # by the host again
+        if fault == "swallowed" and isinstance(second, MigrationFailed):
+            assert isinstance(move(3), MigrationReady)  # by the host again
 
 
 def test_agents_whose_tensors_cannot_meet_go_by_the_host() -> None:

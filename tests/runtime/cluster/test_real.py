@@ -21,7 +21,7 @@ from cli.serving.options import gather
 from runtime.chains import devices_of
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig, ControlConfig, SpeculationConfig
-from runtime.scheduler.controllers.actions import Drain, Wish
+from runtime.scheduler.controllers.actions import Drain, MoveRequest
 from runtime.scheduler.scheduler import Scheduler
 from tests.runtime.cluster.clusters import eventually
 from tests.runtime.cluster.real import MODELS, Load, Question, answers_of, asked, cluster, on_scheduler, put_family, tokens
@@ -208,7 +208,7 @@ def test_instances_come_and_go_and_change_places(three: tuple[ClusterDriver, Any
         for seq, member in scheduler.members.items():
             for use, source in zip(member.chain.uses, devices_of(member.chain, member.path) if member.path else (), strict=False):
                 if use.block == block and source != target:
-                    orders.wish(Wish(seq, frozenset([block]), source, target, now + 5_000_000_000, "BL-24"))
+                    orders.wish(MoveRequest(seq, frozenset([block]), source, target, now + 5_000_000_000, "BL-24"))
 
     def where(block: str) -> list[str]:
         return list(driver._scheduler.provision.instances[block])

@@ -7,9 +7,9 @@ import time
 from runtime.chains import Surrogate
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.threads import Threads
+from runtime.cluster.launch.threads import ThreadLauncher
 from runtime.config import ClusterConfig, SpeculationConfig
-from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import surrogate_of
 from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest, blocks, eventually
 
@@ -18,11 +18,11 @@ def test_exact_tokens_over_real_agents() -> None:
     """Where rows wait is a bottleneck: from then on newcomers have that hop predicted. Its device is the slowest here by far."""
     stand_in = surrogate_of(MODELS[0], "org/m~", 4, 3)
 
-    def engine(device: str) -> CountingEngine:
+    def engine(device: str) -> IntegerEngine:
         seconds = 0.006 if device == "a" else 0.0002
-        return CountingEngine([*MODELS, stand_in], 400, rewrites=True, pace=lambda ns: time.sleep(seconds))
+        return IntegerEngine([*MODELS, stand_in], 400, rewrites=True, pace=lambda ns: time.sleep(seconds))
 
-    engines = Threads(lambda device: lambda: engine(device), settings=AgentSettings(report_seconds=0.02), beat_seconds=0.1)
+    engines = ThreadLauncher(lambda device: lambda: engine(device), settings=AgentSettings(report_seconds=0.02), beat_seconds=0.1)
     config = ClusterConfig(placing="split", speculation=SpeculationConfig("exact", top=0.5))
     chains = [model.chain(*CUTS) for model in MODELS]
     known = {"org/m": [Surrogate("org/m~", 4, 5, 1)]}

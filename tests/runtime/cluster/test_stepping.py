@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtime.agent.local.agent import Agent
+from runtime.agent.local.agent import LocalAgent
 from runtime.cluster.stepping import Stepping
 from runtime.config import BatchingConfig
 from runtime.engine.executors.background import Background
@@ -49,7 +49,7 @@ class Timed:
         return self.told
 
 
-class Slow(Agent):
+class Slow(LocalAgent):
     """An agent whose every decision takes CONTROL nanoseconds of the device's clock."""
 
     device: Device
@@ -90,7 +90,7 @@ def test_the_device_waits_for_control_between_any_two_steps_and_not_at_all_looki
 def test_an_end_by_a_token_costs_one_row_at_most() -> None:
     wanted = request("a", max_tokens=50, stop_token_ids=(answer(M, (1, 2, 3), request("x", max_tokens=9).sampling)[4],))
     device = Device(True)
-    agent = Agent(device.models(), device.page_capacity, BatchingConfig(), ahead=True)
+    agent = LocalAgent(device.models(), device.page_capacity, BatchingConfig(), ahead=True)
     events: list[TokenEvent] = []
     steps = Stepping(device, agent, threading.Condition(), lambda: device.now, events.extend)
     agent.add(wanted, 0)

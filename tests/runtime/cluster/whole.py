@@ -13,10 +13,10 @@ from msgspec import structs
 from runtime.agent.speculation.hop import same_bits
 from runtime.chains import Array, Block, BlockUse, Chain, Likeness, Stage, StageResult
 from runtime.cluster.agent_process.loop import AgentSettings
-from runtime.cluster.agents.inline import Alone
+from runtime.cluster.agents.inline import InlineAgent
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.config import ClusterConfig, ControlConfig, RelayConfig
-from runtime.control.scheduler_io import Serve
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig
+from runtime.control.scheduler_io import ServeModel
 from runtime.engine.fakes.fake import FakeEngine
 from runtime.tracing.sink import TraceSink
 from runtime.types import EngineMemory, ModelSpec, StepPlan
@@ -77,10 +77,10 @@ def inline(
     """One agent alone, as `zoo serve` makes it of stored models."""
     specs = {spec.name: spec for spec in (*engine.models(), *available)}
     served = [specs[spec.name] for spec in engine.models()]
-    relay = RelayConfig(token_budget=token_budget, max_rows=max_sequences, divide=True)
-    only = Alone(lambda: Whole(engine), relay, AgentSettings(), engine.device, trace=trace)
+    relay = AgentConfig(token_budget=token_budget, max_rows=max_sequences, divide=True)
+    only = InlineAgent(lambda: Whole(engine), relay, AgentSettings(), engine.device, trace=trace)
     config = ClusterConfig(max_running=max_sequences, chunk=4 * token_budget, control=ControlConfig.off(), sharing="off")
     return ClusterDriver(
         [chain_of(spec) for spec in served], [*{block.id: block for spec in served for block in blocks_of(spec)}.values()], [only.device],
-        only, config, trace=trace, describe=lambda name: Serve(chain_of(specs[name]), blocks_of(specs[name])),
+        only, config, trace=trace, describe=lambda name: ServeModel(chain_of(specs[name]), blocks_of(specs[name])),
     )  # fmt: skip

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from runtime.agent.local.agent import Agent
+from runtime.agent.local.agent import LocalAgent
 from runtime.config import BatchingConfig
 from runtime.types import Engine, Launched, SequenceRequest, StepResult, TokenEvent
 
@@ -26,7 +26,7 @@ class Drive:
 
 def drive(engine: Engine, arrivals: Mapping[int, Iterable[SequenceRequest]], config: BatchingConfig | None = None) -> Drive:
     """Run until all is done. `arrivals`: step number -> requests that arrive before it."""
-    agent = Agent(engine.models(), engine.page_capacity, config or BatchingConfig())
+    agent = LocalAgent(engine.models(), engine.page_capacity, config or BatchingConfig())
     out, step, last = Drive(), 0, max(arrivals)
     while agent.busy or step <= last:
         for request in arrivals.get(step, ()):
@@ -47,7 +47,7 @@ def drive(engine: Engine, arrivals: Mapping[int, Iterable[SequenceRequest]], con
 
 def drive_ahead(engine: Engine, arrivals: Mapping[int, Iterable[SequenceRequest]], config: BatchingConfig | None = None) -> Drive:
     """The same, each step launched before the result of the one before is asked for."""
-    agent = Agent(engine.models(), engine.page_capacity, config or BatchingConfig(), ahead=True)
+    agent = LocalAgent(engine.models(), engine.page_capacity, config or BatchingConfig(), ahead=True)
     out, step, last = Drive(), 0, max(arrivals)
     launched: deque[Launched] = deque()
     while agent.busy or step <= last:

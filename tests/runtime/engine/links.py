@@ -12,7 +12,7 @@ from runtime.config import DirectConfig
 from runtime.engine.tensors.links import DirectLinks
 from runtime.engine.tensors.process_groups import Gloo
 from runtime.engine.tensors.rendezvous import Rendezvous
-from runtime.transport.interfaces import Came, Said
+from runtime.transport.interfaces import ArrivedTensor, PeerNotice
 
 LIMIT = 20.0
 
@@ -23,7 +23,7 @@ class Wire:
     def __init__(self, config: DirectConfig, rails: tuple[Gloo, Gloo] | None = None, as_bytes: bool = False) -> None:
         one, other = rails or (Gloo(), Gloo())
         self.ends = {"a": DirectLinks(one, config, as_bytes), "b": DirectLinks(other, config, as_bytes)}
-        self.changes: Callable[[str, Said], Said | None] = lambda who, said: said
+        self.changes: Callable[[str, PeerNotice], PeerNotice | None] = lambda who, said: said
         self.over: list[tuple[str, bool, str]] = []
         for end in self.ends.values():
             end.begin(lambda: None)
@@ -62,9 +62,9 @@ class Wire:
         self.a.offer("b")
         self.until(lambda: self.a.carries("b", 1))
 
-    def came(self, count: int = 1, seconds: float = LIMIT) -> list[Came]:
+    def came(self, count: int = 1, seconds: float = LIMIT) -> list[ArrivedTensor]:
         """So much of what b expects of a."""
-        out: list[Came] = []
+        out: list[ArrivedTensor] = []
 
         def enough() -> bool:
             out.extend(self.b.came())

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_completion
-from runtime.frontend.choice import Choice, Piece
+from runtime.frontend.choice import AnswerChoice, TextPiece
 from runtime.frontend.schemas import CompletionBody
 from runtime.frontend.served_models import ServedModel
 from runtime.frontend.tokenizer import Tokenizer
@@ -32,13 +32,13 @@ def events_of(tokens: list[int], finish: str = "length", **first: object) -> lis
     ]
 
 
-def take_all(asked: Generation, events: list[TokenEvent], cuts: list[int]) -> list[Piece]:
-    choice = Choice(asked, 0)
+def take_all(asked: Generation, events: list[TokenEvent], cuts: list[int]) -> list[TextPiece]:
+    choice = AnswerChoice(asked, 0)
     edges = [0, *sorted(cuts), len(events)]
     return [choice.take(events[a:b]) for a, b in itertools.pairwise(edges) if b > a]
 
 
-def text_of(pieces: list[Piece]) -> str:
+def text_of(pieces: list[TextPiece]) -> str:
     return "".join(piece.text for piece in pieces)
 
 
@@ -65,7 +65,7 @@ def test_without_stops_the_text_is_the_decoded_text(byte_tokenizer: Tokenizer, t
 
 def test_the_end_token_is_counted_and_not_shown(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hello", add_special=False)
-    choice = Choice(generation(tokenizer, stop_token_ids=[ids[-1]]), 0)
+    choice = AnswerChoice(generation(tokenizer, stop_token_ids=[ids[-1]]), 0)
     piece = choice.take(events_of(ids, "stop"))
     assert piece.tokens == tuple(ids) and choice.tokens == len(ids)
     assert tokenizer.decode([ids[-1]]).strip() not in piece.text[-1:]
@@ -73,17 +73,17 @@ def test_the_end_token_is_counted_and_not_shown(tokenizer: Tokenizer) -> None:
 
 def test_a_stop_string_asks_for_an_abort_only_while_the_sequence_runs(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("hello world", add_special=False)
-    running = Choice(generation(tokenizer, stop="wor"), 0).take(events_of([*ids, ids[0]])[:-1])
+    running = AnswerChoice(generation(tokenizer, stop="wor"), 0).take(events_of([*ids, ids[0]])[:-1])
     assert running.finish == "stop" and running.cut and running.text.endswith("hello ")
     ids = tokenizer.encode("hello", add_special=False)
-    ended = Choice(generation(tokenizer, stop="lo"), 0).take(events_of(ids))
+    ended = AnswerChoice(generation(tokenizer, stop="lo"), 0).take(events_of(ids))
     assert ended.finish == "stop" and not ended.cut
 
 
 def test_nothing_comes_after_the_end(tokenizer: Tokenizer) -> None:
-    choice = Choice(generation(tokenizer), 0)
+    choice = AnswerChoice(generation(tokenizer), 0)
     assert choice.take(events_of([7, 8])).finish == "length"
-    assert choice.take(events_of([9])) == Piece(0, finish="length")
+    assert choice.take(events_of([9])) == TextPiece(0, finish="length")
 
 
 def test_prompt_logprobs_in_chunks_become_one_entry_per_token(tokenizer: Tokenizer) -> None:
@@ -92,7 +92,7 @@ def test_prompt_logprobs_in_chunks_become_one_entry_per_token(tokenizer: Tokeniz
     parts = tuple(
         PromptLogprobs("r/0", i, (Logprob(prompt[i], -float(i)),), ((Logprob(9, -0.1),),)) for i in range(1, len(prompt))
     )  # fmt: skip
-    piece = Choice(asked, 0).take(events_of([7], prompt_logprobs=parts))
+    piece = AnswerChoice(asked, 0).take(events_of([7], prompt_logprobs=parts))
     assert [entry.logprob for entry in piece.entries] == [None, *(-float(i) for i in range(1, len(prompt))), -0.5]
     assert [entry.token for entry in piece.entries] == [*prompt, 7]
     assert piece.entries[len(prompt)].offset == len(tokenizer.decode(prompt))
@@ -100,5 +100,5 @@ def test_prompt_logprobs_in_chunks_become_one_entry_per_token(tokenizer: Tokeniz
 
 
 def test_a_failure_carries_its_reason(tokenizer: Tokenizer) -> None:
-    piece = Choice(generation(tokenizer), 0).take([TokenEvent("r/0", "r", 0, None, finish="error", error="the engine failed")])
+    piece = AnswerChoice(generation(tokenizer), 0).take([TokenEvent("r/0", "r", 0, None, finish="error", error="the engine failed")])
     assert (piece.finish, piece.error, piece.tokens) == ("error", "the engine failed", ())

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from runtime.chains import Surrogate
-from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
-from runtime.control.scheduler_io import Pause, Resume, Serve, Tick
-from runtime.engine.fakes.integer_engine import CountingEngine
-from runtime.engine.fakes.integer_model import CountingModel, counting_model, surrogate_of
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, SpeculationConfig
+from runtime.control.scheduler_io import PauseSequence, ResumeSequence, ServeModel, Tick
+from runtime.engine.fakes.integer_engine import IntegerEngine
+from runtime.engine.fakes.integer_model import IntegerModel, counting_model, surrogate_of
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS
@@ -46,7 +46,7 @@ class Anything(Changing):
         self.pages, self.latency = rng.choice((70, 90, 150, 400)), rng.choice((MS // 100, MS // 10, MS // 3))
         self.page_bytes_per_ms = rng.choice((1e9, 1000.0, 200.0, 50.0))
         self.restart = rng.choice((5, 50)) * MS
-        self.relay_config = RelayConfig(
+        self.relay_config = AgentConfig(
             chunk=rng.choice((4, 16, 64)), window=rng.choice((1, 2, 4)), patience_ms=rng.choice((50, 2000)),
             boundary_bytes=(0, 2000, 1 << 20)[self.seed // 3 % 3],
         )  # fmt: skip
@@ -60,12 +60,12 @@ class Anything(Changing):
         self.blocks = [block for model in KNOWN for block in model.blocks(*CUT)]
         stand_in = surrogate_of(M, "m~", 4, rng.choice((0, 2, 5)))
         self.surrogates = {"m": [Surrogate("m~", 4, 5, 1)]}
-        self.make_engine = lambda name: CountingEngine([*KNOWN, stand_in], self.pages, device=name, rewrites=True)
+        self.make_engine = lambda name: IntegerEngine([*KNOWN, stand_in], self.pages, device=name, rewrites=True)
         super().__post_init__()
         self.scheduler.speculation.pin([(M.chain(*CUT).uses[1].block, f"d{at}") for at in range(self.devices)])
         self._plan(rng, () if predicted else rng.choice(((), (P,), (P, Q))))
 
-    def _plan(self, rng: random.Random, versions: Sequence[CountingModel]) -> None:
+    def _plan(self, rng: random.Random, versions: Sequence[IntegerModel]) -> None:
         within = rng.choice((20, 60, 150)) * MS
         self.ask(request("warm", (1,), "m", max_tokens=1))
         for one in asked(rng, rng.randrange(6, 22)):
@@ -85,8 +85,8 @@ class Anything(Changing):
         for seq in tuple(self.requests):
             if rng.random() < paused:
                 begin = rng.randrange(100 * MS)
-                self.at(begin, lambda seq=seq: self.tell(Pause(seq)))
-                self.at(begin + rng.randrange(150 * MS), lambda seq=seq: self.tell(Resume(seq)))
+                self.at(begin, lambda seq=seq: self.tell(PauseSequence(seq)))
+                self.at(begin + rng.randrange(150 * MS), lambda seq=seq: self.tell(ResumeSequence(seq)))
             elif rng.random() < gone:
                 self.abort(seq, rng.randrange(120 * MS))
                 del self.requests[seq]
@@ -127,5 +127,5 @@ def _config(rng: random.Random, devices: int, predicted: bool) -> ClusterConfig:
     )  # fmt: skip
 
 
-def _serve(model: CountingModel) -> Serve:
+def _serve(model: IntegerModel) -> ServeModel:
     return serve(model, "m", *CUT)

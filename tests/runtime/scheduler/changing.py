@@ -7,19 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from runtime.chains import Block, Chain, Variant
-from runtime.control.scheduler_io import Arrive, Serve, Updated
-from runtime.engine.fakes.integer_engine import CountingEngine
-from runtime.engine.fakes.integer_model import CountingModel, expected
+from runtime.control.scheduler_io import AddRequest, ModelUpdated, ServeModel
+from runtime.engine.fakes.integer_engine import IntegerEngine
+from runtime.engine.fakes.integer_model import IntegerModel, expected
 from tests.runtime.scheduler.virtual_cluster import VirtualCluster
 
 
-def as_version(model: CountingModel, of: str, *cuts: int) -> Chain:
+def as_version(model: IntegerModel, of: str, *cuts: int) -> Chain:
     """A counting model as a version of a model of another name, which engines find under its own."""
     return replace(model.chain(*cuts), spec=replace(model.spec, name=of), source=model.spec.name)
 
 
-def serve(model: CountingModel, of: str, *cuts: int, variants: tuple[Variant, ...] = (), blocks: Sequence[Block] = ()) -> Serve:
-    return Serve(as_version(model, of, *cuts), (*model.blocks(*cuts), *blocks), variants)
+def serve(model: IntegerModel, of: str, *cuts: int, variants: tuple[Variant, ...] = (), blocks: Sequence[Block] = ()) -> ServeModel:
+    return ServeModel(as_version(model, of, *cuts), (*model.blocks(*cuts), *blocks), variants)
 
 
 @dataclass
@@ -29,15 +29,15 @@ class Changing(VirtualCluster):
     `every`: books are checked behind each so-many-th event.
     """
 
-    known: Sequence[CountingModel] = ()
+    known: Sequence[IntegerModel] = ()
     given: dict[str, str] = field(default_factory=dict)
-    updated: list[Updated] = field(default_factory=list)
+    updated: list[ModelUpdated] = field(default_factory=list)
     every: int = 1
     _events: int = 0
 
     def __post_init__(self) -> None:
         if self.make_engine is None:
-            self.make_engine = lambda name: CountingEngine(self.known, self.pages, device=name)
+            self.make_engine = lambda name: IntegerEngine(self.known, self.pages, device=name)
         super().__post_init__()
 
     def check(self) -> None:
@@ -47,12 +47,12 @@ class Changing(VirtualCluster):
 
     def tell(self, event: Any) -> None:
         super().tell(event)
-        if isinstance(event, Arrive) and (member := self.scheduler.members.get(event.request.seq)) is not None:
+        if isinstance(event, AddRequest) and (member := self.scheduler.members.get(event.request.seq)) is not None:
             self.given[event.request.seq] = member.chain.loaded_as
 
     def carry_out(self, commands: Any) -> None:
         commands = list(commands)
-        self.updated += [command for command in commands if isinstance(command, Updated)]
+        self.updated += [command for command in commands if isinstance(command, ModelUpdated)]
         super().carry_out(commands)
 
     def expect(self) -> None:
@@ -68,7 +68,7 @@ class Changing(VirtualCluster):
         """What of is loaded on any device, as the scheduler knows it."""
         return {stage.partition("[")[0] for device in self.scheduler.devices for stage in device.loaded}
 
-    def expect_only(self, *models: tuple[CountingModel, Sequence[int]]) -> None:
+    def expect_only(self, *models: tuple[IntegerModel, Sequence[int]]) -> None:
         """Devices hold blocks and stages of these models, and nothing else; engines and scheduler agree."""
         blocks = {block.id for model, cut in models for block in model.blocks(*cut)}
         assert {block for device in self.scheduler.devices for block in device.blocks} == blocks == set(self.scheduler.provision.instances)

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from runtime.chains import Surrogate
-from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
-from runtime.control.scheduler_io import Pause, Resume
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, SpeculationConfig
+from runtime.control.scheduler_io import PauseSequence, ResumeSequence
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -57,8 +57,8 @@ def ask(cluster: VirtualCluster, rng: random.Random, count: int = 40) -> list[st
         at, seq = rng.randrange(200 * MS), one.seq
         cluster.ask(one, at=at)
         begin = at + rng.randrange(20 * MS)
-        cluster.at(begin, lambda seq=seq: cluster.tell(Pause(seq)))
-        cluster.at(begin + rng.randrange(100 * MS), lambda seq=seq: cluster.tell(Resume(seq)))
+        cluster.at(begin, lambda seq=seq: cluster.tell(PauseSequence(seq)))
+        cluster.at(begin + rng.randrange(100 * MS), lambda seq=seq: cluster.tell(ResumeSequence(seq)))
         if rng.random() < 0.2:
             cluster.abort(seq, at + rng.randrange(100 * MS))
             gone.append(seq)
@@ -69,7 +69,7 @@ def played(seed: int) -> VirtualCluster:
     rng = random.Random(seed)
     cluster = crowd(
         rng, rng.choice((60, 90, 400)), latency=rng.choice((MS // 100, MS // 4)), page_bytes_per_ms=rng.choice((1e9, 200.0)),
-        relay_config=RelayConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))), lanes=rng.choice((("all",), ("real", "ahead"))),
+        relay_config=AgentConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))), lanes=rng.choice((("all",), ("real", "ahead"))),
     )  # fmt: skip
     gone = ask(cluster, rng)
     for _ in range(rng.randrange(4)):

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.messages import Done
+from runtime.messages import RowsDone
 from tests.runtime.scheduler.virtual_cluster import VirtualCluster
 from tests.runtime.virtual import request
 
@@ -24,7 +24,7 @@ def test_a_wrong_number_of_tokens_ends_that_sequence(count: int, answer: int) ->
 
     def lying(event: Any) -> None:
         nonlocal seen
-        if isinstance(event, Done) and "bad" in event.seqs:
+        if isinstance(event, RowsDone) and "bad" in event.seqs:
             seen += 1
             if seen == answer:
                 event = replace(

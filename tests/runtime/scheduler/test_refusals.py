@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from runtime.chains import Stage
-from runtime.cluster.driver.view import Sight
+from runtime.cluster.driver.view import ClusterView
 from runtime.config import ClusterConfig
-from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.types import ModelSpec
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -20,7 +20,7 @@ from zoo.errors import NotServable
 M = counting_model("m", "1 2* 3* 4")
 
 
-class Small(CountingEngine):
+class Small(IntegerEngine):
     """Has no room for anything."""
 
     def load(self, stage: Stage) -> ModelSpec:
@@ -30,8 +30,8 @@ class Small(CountingEngine):
 def one_small(*small: str) -> VirtualCluster:
     """Two devices that are to hold everything, some of which cannot."""
 
-    def made(name: str) -> CountingEngine:
-        return (Small if name in small else CountingEngine)([M], 256, device=name)
+    def made(name: str) -> IntegerEngine:
+        return (Small if name in small else IntegerEngine)([M], 256, device=name)
 
     return VirtualCluster([M], devices=2, config=ClusterConfig(devices=2, placing="copies"), make_engine=made)
 
@@ -76,7 +76,7 @@ def test_what_a_device_was_given_again_and_has_refused_runs_on_the_others() -> N
     assert all(cluster.scheduler.provision.instances[block] == ["d0"] for block in blocks)
 
 
-class Stuffed(CountingEngine):
+class Stuffed(IntegerEngine):
     """Has no room for anything for a while. `asked`: how often it was asked."""
 
     asked = 0
@@ -102,7 +102,7 @@ def test_what_was_refused_is_tried_again_after_a_while_and_runs() -> None:
     cluster.ask(request("a", range(4), "m"), at=MS)
     cluster.ask(request("soon", range(4), "m"), at=5_000 * MS)  # it is not asked for at once
     cluster.at(8_000 * MS, lambda: setattr(engine, "full", False))
-    sight, seen = Sight(cluster.scheduler, None, None, threading.Condition()), []  # type: ignore[arg-type]
+    sight, seen = ClusterView(cluster.scheduler, None, None, threading.Condition()), []  # type: ignore[arg-type]
     for second in (3, 14, 50):
         cluster.at(second * 1000 * MS, lambda: seen.append(sight.refused()))
     cluster.ask(request("late", range(4), "m", max_tokens=8), at=60_000 * MS)
@@ -133,8 +133,8 @@ def test_what_is_refused_again_and_again_is_asked_for_less_and_less() -> None:
 def test_the_one_of_many_devices_that_is_large_enough_is_found(large: int) -> None:
     """Others are weighed each time, not all of them."""
 
-    def made(name: str) -> CountingEngine:
-        return CountingEngine([M], 40 if name == f"d{large}" else 8, device=name)
+    def made(name: str) -> IntegerEngine:
+        return IntegerEngine([M], 40 if name == f"d{large}" else 8, device=name)
 
     cluster = VirtualCluster([M], devices=12, config=ClusterConfig(devices=12, placing="copies"), make_engine=made)
     cluster.ask(request("long", range(30), "m", max_tokens=20), at=50 * MS)

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from runtime.chains import devices_of
-from runtime.config import ClusterConfig, RelayConfig
+from runtime.config import AgentConfig, ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -86,7 +86,7 @@ def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
     rng = random.Random(seed)
     chunk, window = rng.choice((4, 8, 64)), rng.choice((1, 2, 5))
     cluster = VirtualCluster(
-        [M, N], CUTS, devices=3, pages=rng.choice((120, 400)), relay_config=RelayConfig(chunk=chunk, window=window, patience_ms=200),
+        [M, N], CUTS, devices=3, pages=rng.choice((120, 400)), relay_config=AgentConfig(chunk=chunk, window=window, patience_ms=200),
         page_bytes_per_ms=rng.choice((1e9, 200.0, 20.0)), latency=rng.choice((MS // 100, MS // 4)),
     )  # fmt: skip
     for one in some(14, seed):

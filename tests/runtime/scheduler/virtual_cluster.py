@@ -15,29 +15,29 @@ from typing import Any
 import msgspec
 from blake3 import blake3
 
-from runtime.agent.agent import Relay
+from runtime.agent.agent import Agent
 from runtime.agent.steps.queue import Lane
 from runtime.chains import Array, Block, Chain, Likeness, StageEngine, Surrogate, devices_of
-from runtime.config import ClusterConfig, RelayConfig
+from runtime.config import AgentConfig, ClusterConfig
 from runtime.control.agent_io import (
-    CheckInputs,
+    ActivationsVerified,
     DropStage,
-    InputsChecked,
     LoadStage,
     PagesWritten,
     ReadPages,
     Send,
-    SendInputs,
+    SendActivations,
     StageFailed,
     StageLoaded,
     StageStep,
+    VerifyActivations,
     WritePages,
 )
-from runtime.control.scheduler_io import Abort, Arrive, Down, Emit, Replace, Tick
-from runtime.engine.fakes.integer_engine import CountingEngine
-from runtime.engine.fakes.integer_model import CountingModel, expected
-from runtime.messages import PROTOCOL, SCHEDULER, Pages, Ready
-from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.control.scheduler_io import AbortSequence, AddRequest, AgentDown, EmitTokens, ReplaceAgent, Tick
+from runtime.engine.fakes.integer_engine import IntegerEngine
+from runtime.engine.fakes.integer_model import IntegerModel, expected
+from runtime.messages import PROTOCOL, SCHEDULER, AgentHello, PageData
+from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.scheduler.scheduler import Scheduler
 from runtime.transport.checksums import joined_rows
 from runtime.types import SequenceRequest, StepPlan, TokenEvent
@@ -51,7 +51,7 @@ class Node:
     """One life of a device."""
 
     name: str
-    relay: Relay
+    relay: Agent
     engine: StageEngine
     running: set[Lane] = field(default_factory=set)
     alive: bool = True
@@ -60,7 +60,7 @@ class Node:
 
 @dataclass
 class VirtualCluster:
-    models: Sequence[CountingModel] = ()
+    models: Sequence[IntegerModel] = ()
     cuts: Sequence[Sequence[int]] = ()
     chains: Sequence[Chain] = ()
     blocks: Sequence[Block] = ()
@@ -68,7 +68,7 @@ class VirtualCluster:
     devices: int = 2
     pages: int = 256
     config: ClusterConfig | None = None
-    relay_config: RelayConfig = field(default_factory=lambda: RelayConfig(chunk=8, window=1))
+    relay_config: AgentConfig = field(default_factory=lambda: AgentConfig(chunk=8, window=1))
     latency: int = MS // 10
     page_bytes_per_ms: float = 1e9
     restart: int = 50 * MS
@@ -77,12 +77,12 @@ class VirtualCluster:
     alpha: int = MS
     beta: int = 10_000
     surrogates: Mapping[str, Sequence[Surrogate]] = field(default_factory=dict)
-    stand_ins: Sequence[CountingModel] = ()
+    stand_ins: Sequence[IntegerModel] = ()
     lanes: tuple[Lane, ...] = ("all",)
     costs: Callable[[StepPlan], int] | None = None
     alike: Callable[[Array, Array], Likeness] | None = None
-    adaptation: Adaptation | None = None
-    damage: Callable[[Pages], bool] = lambda pages: False
+    adaptation: VariantChoice | None = None
+    damage: Callable[[PageData], bool] = lambda pages: False
     servers: Sequence[str] = ()
     #: Whether relays make the next steps ahead while they wait, and say first what others wait for, as agents' loops have them do.
     prepares: bool = True
@@ -114,10 +114,10 @@ class VirtualCluster:
         for request in requests:
             self.requests[request.seq] = request
             self.told[request.seq] = Told()
-            self.at(at, lambda request=request: self.tell(Arrive(request)))
+            self.at(at, lambda request=request: self.tell(AddRequest(request)))
 
     def abort(self, seq: str, at: int) -> None:
-        self.at(at, lambda: self.tell(Abort(seq)))
+        self.at(at, lambda: self.tell(AbortSequence(seq)))
 
     def ticks(self, every: int, until: int) -> None:
         for when in range(every, until, every):
@@ -179,7 +179,7 @@ class VirtualCluster:
         node = self.nodes.get(name)
         if node is not None and node.alive:
             node.alive = False
-            self.at(self.now + self.latency, lambda: self.tell(Down(name, "killed")))
+            self.at(self.now + self.latency, lambda: self.tell(AgentDown(name, "killed")))
 
     def migrate(self, seq: str, blocks: range, target: str, **how: bool) -> str | None:
         """Move blocks of a sequence; the reason if that cannot be."""
@@ -205,17 +205,17 @@ class VirtualCluster:
     def bring_up(self, name: str) -> None:
         number = int(name[1:])
         engine = self.make_engine(name) if self.make_engine else self._counting(name)
-        self.nodes[name] = Node(name, Relay(name, engine.page_capacity, self.relay_config, self.alike or engine.alike), engine)
+        self.nodes[name] = Node(name, Agent(name, engine.page_capacity, self.relay_config, self.alike or engine.alike), engine)
         limit = self.limits[number] if self.limits else 0
-        ready = Ready(
+        ready = AgentHello(
             name, PROTOCOL, "test", engine.page_capacity, engine.page_bytes, limit, name, self.servers[number] if self.servers else "",
             inputs=self.relay_config.boundary_bytes,
         )  # fmt: skip
         self.at(self.now + self.latency, lambda: self.tell(ready))
 
-    def _counting(self, name: str) -> CountingEngine:
+    def _counting(self, name: str) -> IntegerEngine:
         models = [*self.models, *self.stand_ins]
-        return CountingEngine(models, self.pages, device=name, alpha=self.alpha, beta=self.beta, rewrites=bool(self.stand_ins))
+        return IntegerEngine(models, self.pages, device=name, alpha=self.alpha, beta=self.beta, rewrites=bool(self.stand_ins))
 
     def tell(self, event: Any) -> None:
         self.carry_out(self.scheduler.handle(event, self.now))
@@ -225,9 +225,9 @@ class VirtualCluster:
             match command:
                 case Send(to, message, arrays):
                     self.post("scheduler", to, message, arrays)
-                case Emit(events):
+                case EmitTokens(events):
                     self.hear(events)
-                case Replace(device):
+                case ReplaceAgent(device):
                     if self.replace:
                         self.at(self.now + self.restart, lambda device=device: self.bring_up(device))
 
@@ -278,18 +278,18 @@ class VirtualCluster:
                     digest = blake3(bytes(array.data)).hexdigest()
                     if self.damage(message):
                         digest = "0" * 64
-                    answer = Pages(message.move, message.seq, message.epoch, message.lo, message.hi, digest)
+                    answer = PageData(message.move, message.seq, message.epoch, message.lo, message.hi, digest)
                     nbytes = len(pages) * node.engine.page_bytes
                     self.post(node.name, to, answer, (array,), int(nbytes / self.page_bytes_per_ms * MS))
-                case SendInputs(pieces, to, message):
+                case SendActivations(pieces, to, message):
                     array = joined_rows(pieces)
                     digest = "0" * 64 if self.damage(message) else blake3(array.data).hexdigest()
                     self.fed_bytes += len(array.data)
                     answer = msgspec.structs.replace(message, digest=digest)
                     self.post(node.name, to, answer, (array,), int(len(array.data) / self.page_bytes_per_ms * MS))
-                case CheckInputs(data, digest, move, lo, hi):
+                case VerifyActivations(data, digest, move, lo, hi):
                     error = "" if blake3(bytes(data.data)).hexdigest() == digest else "the hidden states do not verify"
-                    self.obey(node, node.relay.handle(InputsChecked(move, lo, hi, error), (), self.now))
+                    self.obey(node, node.relay.handle(ActivationsVerified(move, lo, hi, error), (), self.now))
                 case WritePages(pages, data, digest, move, lo, hi):
                     error = "" if blake3(bytes(data.data)).hexdigest() == digest else "the pages do not verify"
                     if not error:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.processes import Processes
+from runtime.cluster.launch.processes import ProcessLauncher
 from runtime.config import ClusterConfig, ServerConfig
 from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.frontend.tokenizer import Tokenizer
@@ -26,14 +26,14 @@ DEVICES = ("a", "b")
 
 
 @pytest.fixture(scope="module")
-def cluster(tokenizer: Tokenizer) -> Iterator[tuple[Running, Processes]]:
+def cluster(tokenizer: Tokenizer) -> Iterator[tuple[Running, ProcessLauncher]]:
     fleet = processes(models=MODELS, pace=1.0)
     driver = ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(MODELS, CUTS), DEVICES, fleet, ClusterConfig(placing="split"))
     with driver, serving(driver, FakeSource(tokenizer, known=[model.spec for model in MODELS]), ServerConfig()) as server:
         yield server, fleet
 
 
-def test_answers_are_the_models_own(cluster: tuple[Running, Processes]) -> None:
+def test_answers_are_the_models_own(cluster: tuple[Running, ProcessLauncher]) -> None:
     with cluster[0].client() as client:
         assert {model.id for model in client.models.list()} == {"org/base", "org/fine"}
         for model in MODELS:
@@ -46,7 +46,7 @@ def test_answers_are_the_models_own(cluster: tuple[Running, Processes]) -> None:
         assert chunks[-1].choices[0].finish_reason == "length"
 
 
-def test_state_and_metrics_are_there(cluster: tuple[Running, Processes]) -> None:
+def test_state_and_metrics_are_there(cluster: tuple[Running, ProcessLauncher]) -> None:
     server, fleet = cluster
     state = server.state()
     assert [(each["id"], each["pid"], each["alive"]) for each in state["agents"]] == [(name, fleet.pid(name, 1), True) for name in DEVICES]
@@ -65,7 +65,7 @@ def test_state_and_metrics_are_there(cluster: tuple[Running, Processes]) -> None
     assert all(f'blockzoo:agent_deaths_total{{device="{name}"}} 0.0' in metrics for name in DEVICES)
 
 
-def test_health_tells_the_truth_while_an_agent_is_replaced_and_no_request_is_lost(cluster: tuple[Running, Processes]) -> None:
+def test_health_tells_the_truth_while_an_agent_is_replaced_and_no_request_is_lost(cluster: tuple[Running, ProcessLauncher]) -> None:
     server, fleet = cluster
     prompt, answers = [9, 8, 7], []
     wanted = expected(MODELS[0], prompt, SamplingParams(120, ignore_eos=True))

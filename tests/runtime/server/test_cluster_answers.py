@@ -10,12 +10,12 @@ import pytest
 
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.threads import Threads
+from runtime.cluster.launch.threads import ThreadLauncher
 from runtime.config import ClusterConfig, ServerConfig
-from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import counting_model, expected
 from runtime.frontend.tokenizer import Tokenizer
-from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.types import SamplingParams
 from tests.runtime.scheduler.admission.test_variant_choice import variant_of
 from tests.runtime.server.harness import FakeSource, serving
@@ -35,11 +35,13 @@ def asked(client: Any, chat: bool, **body: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_variant_that_ran_is_named_whole_and_in_streams(tokenizer: Tokenizer, chat: bool) -> None:
-    fleet = Threads(lambda device: lambda: CountingEngine((OWN, SMALL), 400), settings=AgentSettings(report_seconds=0.05), beat_seconds=0.1)
+    fleet = ThreadLauncher(
+        lambda device: lambda: IntegerEngine((OWN, SMALL), 400), settings=AgentSettings(report_seconds=0.05), beat_seconds=0.1
+    )
     blocks = {block.id: block for block in (*SMALL.blocks(*CUT), *OWN.blocks(*CUT))}
     smaller = {use.block: 10 for use in SMALL.chain(*CUT).uses} | {use.block: 1000 for use in OWN.chain(*CUT).uses}
     sized = [replace(block, nbytes=smaller[block.id]) for block in blocks.values()]
-    adaptation = Adaptation((variant_of(OWN, SMALL, *CUT),))
+    adaptation = VariantChoice((variant_of(OWN, SMALL, *CUT),))
     driver = ClusterDriver([OWN.chain(*CUT)], sized, ["a"], fleet, ClusterConfig(), adaptation=adaptation)
     with driver, serving(driver, FakeSource(tokenizer, known=[OWN.spec]), ServerConfig()) as server, server.http() as client:
         for stream in (False, True):

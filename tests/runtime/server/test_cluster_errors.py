@@ -18,13 +18,13 @@ import pytest
 from runtime.chains import Array, devices_of
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.processes import ProcessConfig, Processes
+from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
 from runtime.cluster.version import own_version
-from runtime.config import ClusterConfig, RelayConfig, ServerConfig
+from runtime.config import AgentConfig, ClusterConfig, ServerConfig
 from runtime.engine.fakes.integer_model import expected
 from runtime.frontend.tokenizer import Tokenizer
-from runtime.messages import PROTOCOL, Close, Done, Message, Pages, Pass, Ready, Settle, Want
-from runtime.transport.messenger import Cut, Post
+from runtime.messages import PROTOCOL, AgentHello, CloseSequences, FinishMigration, ForwardRows, Message, PageData, PageRequest, RowsDone
+from runtime.transport.messenger import Messenger, PeerCut
 from runtime.types import Sampled, SamplingParams
 from tests.runtime.cluster.agent_programs import counting
 from tests.runtime.cluster.clusters import blocks, eventually
@@ -43,10 +43,10 @@ LIMIT = 20.0
 
 @contextmanager
 def served(tokenizer: Tokenizer, pages: int = PAGES, weights: int = 0) -> Iterator[Running]:
-    fleet = Processes(
+    fleet = ProcessLauncher(
         ProcessConfig(
             counting(MODELS, pages, pace=1.0),
-            RelayConfig(window=1),
+            AgentConfig(window=1),
             AgentSettings(weights, report_seconds=0.05),
             beat_seconds=0.1,
             warm=False,
@@ -110,10 +110,10 @@ def address_of(driver: Any, device: str) -> tuple[int, str]:
 
 
 @contextmanager
-def impostor(server: Running, name: str, *devices: str, life: int | None = None) -> Iterator[Post]:
+def impostor(server: Running, name: str, *devices: str, life: int | None = None) -> Iterator[Messenger]:
     """Somebody who has got at the sockets, and calls himself that; nobody who has been denied before."""
     driver: Any = server.driver
-    post = Post(name, next(LIVES) if life is None else life)
+    post = Messenger(name, next(LIVES) if life is None else life)
     post.learn("scheduler", 0, driver._company._post.address)
     for device in devices:
         post.learn(device, *address_of(driver, device))
@@ -121,12 +121,12 @@ def impostor(server: Running, name: str, *devices: str, life: int | None = None)
     post.close()
 
 
-def denied(post: Post) -> str:
+def denied(post: Messenger) -> str:
     """Why whoever he speaks to will not have him."""
     said: list[str] = []
 
     def heard() -> bool:
-        said.extend(item.reason for item in post.receive(0.05) if isinstance(item, Cut) and item.denied)
+        said.extend(item.reason for item in post.receive(0.05) if isinstance(item, PeerCut) and item.denied)
         return bool(said)
 
     assert eventually(heard, LIMIT)
@@ -142,7 +142,7 @@ def test_an_agent_of_another_version_is_refused_and_the_cluster_goes_on(server: 
     driver: Any = server.driver
     driver._company._post.admit(lambda name, life: True)  # as if somebody had started it
     with impostor(server, "z") as post:
-        post.send("scheduler", Ready("z", protocol, version, PAGES, 64, 0, "ipc:///nowhere"))
+        post.send("scheduler", AgentHello("z", protocol, version, PAGES, 64, 0, "ipc:///nowhere"))
         assert "it is of version" in denied(post)
     driver._company._post.admit(driver._company.lives.begun)
     asked.expect()
@@ -155,7 +155,7 @@ def test_an_agent_that_nobody_has_started_takes_nobodys_place(server: Running, n
     """It has got at the sockets, and calls itself the next life of an agent: the real one goes on."""
     asked = Asked(server, [[5, 6, 7]], 40)
     with impostor(server, name) as post:
-        post.send("scheduler", Ready(name, PROTOCOL, own_version(), PAGES, 64, 0, "ipc:///nowhere"))
+        post.send("scheduler", AgentHello(name, PROTOCOL, own_version(), PAGES, 64, 0, "ipc:///nowhere"))
         assert f"nobody waits for {name}" in denied(post)
     asked.expect()
     assert tokens(ask(server, [4, 5])) == own([4, 5])
@@ -168,7 +168,7 @@ def test_nobody_takes_a_peers_place_at_an_agent(server: Running, name: str) -> N
     asked = Asked(server, [[5, 6, 7]], 60)
     one = running(server)
     with impostor(server, name, "a") as post:
-        for message in (Close((one.seq,), (one.epoch,)), Want(9, one.seq, one.epoch, (0, 1), 0, 4, "z")):
+        for message in (CloseSequences((one.seq,), (one.epoch,)), PageRequest(9, one.seq, one.epoch, (0, 1), 0, 4, "z")):
             post.send("a", message)
         post.receive(0.3)
     asked.expect()
@@ -181,8 +181,8 @@ def test_what_an_earlier_life_of_an_agent_says_is_not_heard(server: Running) -> 
     asked = Asked(server, [[5, 6, 7]], 40)
     one = running(server)
     with impostor(server, "b", life=0) as post:
-        post.send("scheduler", Ready("b", PROTOCOL, own_version(), PAGES, 64, 0, "ipc:///nowhere"))
-        post.send("scheduler", Done("b", (one.seq,), (one.epoch,), (1,), (Sampled(one.seq, 7),)))
+        post.send("scheduler", AgentHello("b", PROTOCOL, own_version(), PAGES, 64, 0, "ipc:///nowhere"))
+        post.send("scheduler", RowsDone("b", (one.seq,), (one.epoch,), (1,), (Sampled(one.seq, 7),)))
         post.receive(0.2)
     asked.expect()
     driver: Any = server.driver
@@ -210,31 +210,33 @@ def test_forged_and_stale_handles_do_nothing(server: Running) -> None:
     with impostor(server, "z", *DEVICES) as post:
         for device in DEVICES:
             for stale in (0, epoch - 1, epoch + 7):
-                post.send(device, Pass((seq,), (stale,), (1,), (3,), (1,), (True,), (1,)), (row,))
-                post.send(device, Want(9, seq, stale, (0, 1), 0, 4, "z"))
-                post.send(device, Pages(9, seq, stale, 0, 4, digest), (page,))
-            post.send(device, Pass((seq,), (epoch,), (7,), (3,), (1,), (True,), (1,)), (row,))
-            post.send(device, Want(9, seq, epoch, (5, 9), 0, 4, "z"))
-            post.send(device, Want(9, "nobody", epoch, (0, 1), 0, 4, "z"))
+                post.send(device, ForwardRows((seq,), (stale,), (1,), (3,), (1,), (True,), (1,)), (row,))
+                post.send(device, PageRequest(9, seq, stale, (0, 1), 0, 4, "z"))
+                post.send(device, PageData(9, seq, stale, 0, 4, digest), (page,))
+            post.send(device, ForwardRows((seq,), (epoch,), (7,), (3,), (1,), (True,), (1,)), (row,))
+            post.send(device, PageRequest(9, seq, epoch, (5, 9), 0, 4, "z"))
+            post.send(device, PageRequest(9, "nobody", epoch, (0, 1), 0, 4, "z"))
         answers: list[Any] = []
 
         def heard() -> bool:
-            answers.extend(item.message for item in post.receive(0.05) if not isinstance(item, Cut))
+            answers.extend(item.message for item in post.receive(0.05) if not isinstance(item, PeerCut))
             return len(answers) >= 2
 
         assert eventually(heard, LIMIT)
-        assert all(isinstance(each, Pages) and each.error for each in answers)
+        assert all(isinstance(each, PageData) and each.error for each in answers)
     asked.expect()
 
 
 @pytest.mark.parametrize(
-    "order", [Close(("s",), (9,)), Settle(1, "s", 1, True), Done("z", ("s",), (1,), (1,), (None,))], ids=lambda o: type(o).__name__
+    "order",
+    [CloseSequences(("s",), (9,)), FinishMigration(1, "s", 1, True), RowsDone("z", ("s",), (1,), (1,), (None,))],
+    ids=lambda o: type(o).__name__,
 )
 def test_orders_of_whoever_is_not_the_scheduler_are_denied(server: Running, order: Message) -> None:
     asked = Asked(server, [[5, 6, 7, 8, 9]], 60)
     one = running(server)
-    if not isinstance(order, Done):
-        names = {"seqs": (one.seq,)} if isinstance(order, Close) else {"seq": one.seq}
+    if not isinstance(order, RowsDone):
+        names = {"seqs": (one.seq,)} if isinstance(order, CloseSequences) else {"seq": one.seq}
         order = msgspec.structs.replace(order, **names)  # type: ignore[arg-type]
     with impostor(server, "z", "a") as post:
         post.send("a", order)
@@ -261,7 +263,7 @@ def test_pages_that_do_not_verify_are_not_used(server: Running) -> None:
         forged = Array("uint8", (layers, 64), bytes(64 * layers))
         for _ in range(20):
             for lo in range(0, 60, 4):
-                post.send(target, Pages(number, one.seq, one.epoch, lo, lo + 4, "0" * 64), (forged,))
+                post.send(target, PageData(number, one.seq, one.epoch, lo, lo + 4, "0" * 64), (forged,))
             post.receive(0.001)
     asked.expect()
     assert driver.sight.moves().started >= 1

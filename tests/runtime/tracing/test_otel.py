@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.tracing.otel import Spans
+from runtime.tracing.otel import OtelSpans
 from tests.runtime.scheduler.test_scheduler import CUTS, M, N, some
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 
@@ -19,7 +19,7 @@ def spans_of(kill: bool = False):
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     cluster = VirtualCluster([M, N], CUTS, devices=2)
-    spans = Spans(provider, offset=0)
+    spans = OtelSpans(provider, offset=0)
     cluster.ask(*some(6, 2))
     if kill:
         cluster.at(9 * MS, lambda: cluster.kill("d1"))

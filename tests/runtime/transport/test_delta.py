@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from runtime.chains import Array
-from runtime.messages import Close, Done, Go, Message, Pass
-from runtime.transport.delta import DoneAgain, GoAgain, Heard, PassAgain, Said
-from runtime.transport.send_queue import Outbox
+from runtime.messages import CloseSequences, ForwardRows, Message, RowsDone, RunRows
+from runtime.transport.delta import DeltaDecoder, DeltaEncoder, ForwardRowsDelta, RowsDoneDelta, RunRowsDelta
+from runtime.transport.send_queue import SendQueue
 from runtime.transport.validate import WireError
 from runtime.transport.wire import decode
 from runtime.types import Logprob, Sampled
@@ -17,13 +17,13 @@ from runtime.types import Logprob, Sampled
 SEQS = ("a", "b")
 
 
-def step(at: int) -> tuple[Pass, Go, Done]:
+def step(at: int) -> tuple[ForwardRows, RunRows, RowsDone]:
     """A decode step of two sequences, of which the second has run for longer."""
     ones, starts, generated = (1, 1), (at, at + 7), (at, at + 4)
     return (
-        Pass(SEQS, (1, 3), (1, 2), starts, ones, (True, True), generated),
-        Go(SEQS, (1, 3), starts, ones, (at + 5, 2 * at), (True, True), generated, ones),
-        Done("x", SEQS, (1, 3), ones, (Sampled("a", at), Sampled("b", 3 * at))),
+        ForwardRows(SEQS, (1, 3), (1, 2), starts, ones, (True, True), generated),
+        RunRows(SEQS, (1, 3), starts, ones, (at + 5, 2 * at), (True, True), generated, ones),
+        RowsDone("x", SEQS, (1, 3), ones, (Sampled("a", at), Sampled("b", 3 * at))),
     )
 
 
@@ -54,7 +54,7 @@ moves = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6), st.sampled_from
 
 @given(moves)
 def test_what_is_heard_is_what_was_said(moves: list[tuple[int, int, dict[str, object]]]) -> None:
-    said, heard = Said(), Heard()
+    said, heard = DeltaEncoder(), DeltaDecoder()
     for kind, at, change in moves:
         message = changed(step(at)[kind], change)
         short = said.short(message)
@@ -63,11 +63,11 @@ def test_what_is_heard_is_what_was_said(moves: list[tuple[int, int, dict[str, ob
 
 
 def test_a_decode_step_is_short() -> None:
-    said = Said()
+    said = DeltaEncoder()
     for message in step(4):
         assert said.short(message) is message
         said.went(message)
-    assert [said.short(message) for message in step(5)] == [PassAgain(), GoAgain((10, 10)), DoneAgain((5, 15))]
+    assert [said.short(message) for message in step(5)] == [ForwardRowsDelta(), RunRowsDelta((10, 10)), RowsDoneDelta((5, 15))]
     assert [said.short(message) for message in step(6)[:2]] == list(step(6)[:2]), "one was left out"
     for message in step(5):
         for change in CHANGES:
@@ -76,15 +76,15 @@ def test_a_decode_step_is_short() -> None:
 
 
 def test_nothing_goes_on_from_nothing() -> None:
-    for short in (PassAgain(), GoAgain((1, 2)), DoneAgain((1, 2))):
-        assert Heard().full(short) is None
-    heard = Heard()
+    for short in (ForwardRowsDelta(), RunRowsDelta((1, 2)), RowsDoneDelta((1, 2))):
+        assert DeltaDecoder().full(short) is None
+    heard = DeltaDecoder()
     for message in step(1):
         heard.full(message)
-    assert heard.full(GoAgain((1,))) is None and heard.full(DoneAgain((1, 2, 3))) is None
+    assert heard.full(RunRowsDelta((1,))) is None and heard.full(RowsDoneDelta((1, 2, 3))) is None
     turns = structs.replace(step(1)[0], turns=(2, 4), ahead=(True, True))
     heard.full(turns)
-    assert heard.full(PassAgain()) is None
+    assert heard.full(ForwardRowsDelta()) is None
 
 
 def test_what_could_not_be_sent_is_not_gone_on_from() -> None:
@@ -95,7 +95,7 @@ def test_what_could_not_be_sent_is_not_gone_on_from() -> None:
         went.append(decode([memoryview(bytes(frame)) for frame in frames]).message)  # type: ignore[arg-type]
         return True
 
-    outbox, array = Outbox(put, 1 << 20), Array("float32", (2, 1), bytes(8))  # type: ignore[arg-type]
+    outbox, array = SendQueue(put, 1 << 20), Array("float32", (2, 1), bytes(8))  # type: ignore[arg-type]
     outbox.send(step(1)[0], (array,))
     for wrong in ((), (Array("float32", (1, 1), bytes(4)),)):
         try:
@@ -103,6 +103,6 @@ def test_what_could_not_be_sent_is_not_gone_on_from() -> None:
         except WireError:
             continue
         raise AssertionError("rows went out without what they are")
-    outbox.send(Close(("a",), (1,)))
+    outbox.send(CloseSequences(("a",), (1,)))
     outbox.send(step(2)[0], (array,))
-    assert went == [step(1)[0], Close(("a",), (1,)), PassAgain()]
+    assert went == [step(1)[0], CloseSequences(("a",), (1,)), ForwardRowsDelta()]

@@ -12,36 +12,36 @@ import pytest
 from msgspec.structs import replace
 
 from runtime.chains import Array
-from runtime.messages import SCHEDULER, Halt, Lost, Meet, Message, Pages, Pass, Want
-from runtime.transport.checksums import Seals, digest_of
-from runtime.transport.interfaces import Said
-from runtime.transport.messenger import Cut, Mail, Post
-from runtime.transport.tensor_link import Directed
+from runtime.messages import SCHEDULER, ForwardRows, Message, PageData, PageRequest, RendezvousKey, RowsLost, Shutdown
+from runtime.transport.checksums import ArrayChecksums, digest_of
+from runtime.transport.interfaces import PeerNotice
+from runtime.transport.messenger import Envelope, Messenger, PeerCut
+from runtime.transport.tensor_link import TensorLink
 from tests.runtime.cluster.standin import StandIn
 
 LIMIT = 20.0
-ROW = Pass(("s",), (1,), (1,), (4,), (1,), (True,), (2,))
+ROW = ForwardRows(("s",), (1,), (1,), (4,), (1,), (True,), (2,))
 STATE = Array("float32", (1, 2), bytes(range(8)))
-PAGES = Pages(1, "s", 1, 0, 4, "d")
+PAGES = PageData(1, "s", 1, 0, 4, "d")
 PAGE = Array("uint8", (1, 64), bytes(64))
-WANT = Want(1, "s", 1, (0, 2), 0, 4, "a")
+WANT = PageRequest(1, "s", 1, (0, 2), 0, 4, "a")
 
 
 @dataclass
 class Two:
     """Agents a and b, and the scheduler's post. `direct`: the stand-ins of both."""
 
-    a: Directed
-    b: Directed
+    a: TensorLink
+    b: TensorLink
     direct_a: StandIn
     direct_b: StandIn
-    scheduler: Post
-    post_a: Post
-    post_b: Post
+    scheduler: Messenger
+    post_a: Messenger
+    post_b: Messenger
 
-    def at_b(self, count: int, seconds: float = LIMIT) -> list[Mail | Cut]:
+    def at_b(self, count: int, seconds: float = LIMIT) -> list[Envelope | PeerCut]:
         """So many things that are through at b."""
-        out: list[Mail | Cut] = []
+        out: list[Envelope | PeerCut] = []
         end = time.monotonic() + seconds
         while len(out) < count and time.monotonic() < end:
             self.a.receive(0)
@@ -58,7 +58,7 @@ class Two:
         end = time.monotonic() + LIMIT
         while time.monotonic() < end:
             for item in self.scheduler.receive(0.02):
-                if isinstance(item, Mail) and isinstance(item.message, Lost):
+                if isinstance(item, Envelope) and isinstance(item.message, RowsLost):
                     return item.message
         raise AssertionError("nothing was told to be lost")
 
@@ -66,13 +66,13 @@ class Two:
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[Two]:
     with ExitStack() as stack:
-        posts = [Post(name, 1 if name != SCHEDULER else 0, f"ipc://{tmp_path}/{name}") for name in ("a", "b", SCHEDULER)]
+        posts = [Messenger(name, 1 if name != SCHEDULER else 0, f"ipc://{tmp_path}/{name}") for name in ("a", "b", SCHEDULER)]
         for post in posts:
             stack.callback(post.close)
         for post in posts[:2]:
             post.learn(SCHEDULER, 0, posts[2].address)
         directs = [StandIn(), StandIn()]
-        ends = [Directed(name, post, direct) for name, post, direct in zip("ab", posts, directs, strict=False)]
+        ends = [TensorLink(name, post, direct) for name, post, direct in zip("ab", posts, directs, strict=False)]
         ends[0].learn("b", 1, ends[1].address)
         ends[1].learn("a", 1, ends[0].address)
         for end, peer in zip(ends, "ba", strict=True):
@@ -88,7 +88,7 @@ def test_arrays_are_announced_and_come_with_their_message(two: Two) -> None:
     assert two.direct_a.sent["b", 1] == (STATE,)
     two.direct_b.come("a", 1, [STATE])
     (mail,) = two.at_b(1)
-    assert isinstance(mail, Mail) and (mail.message, mail.arrays, mail.ticket) == (ROW, (STATE,), None)
+    assert isinstance(mail, Envelope) and (mail.message, mail.arrays, mail.ticket) == (ROW, (STATE,), None)
 
 
 def test_what_came_behind_an_announced_message_waits_for_it(two: Two) -> None:
@@ -100,16 +100,16 @@ def test_what_came_behind_an_announced_message_waits_for_it(two: Two) -> None:
     two.direct_b.come("a", 2, [STATE])  # the later one first
     assert two.at_b(1, 0.1) == []
     two.direct_b.come("a", 1, [STATE])
-    assert [item.message for item in two.at_b(3) if isinstance(item, Mail)] == [ROW, WANT, again]
+    assert [item.message for item in two.at_b(3) if isinstance(item, Envelope)] == [ROW, WANT, again]
 
 
 def test_another_peers_messages_do_not_wait(two: Two) -> None:
     two.a.send("b", ROW, (STATE,))
     two.until_expected(1)
     two.scheduler.learn("b", 1, two.b.address)
-    two.scheduler.send("b", Halt())
+    two.scheduler.send("b", Shutdown())
     (mail,) = two.at_b(1)
-    assert isinstance(mail, Mail) and mail.sender == SCHEDULER
+    assert isinstance(mail, Envelope) and mail.sender == SCHEDULER
 
 
 def test_rows_whose_tensor_does_not_come_are_lost_and_what_is_behind_them_goes_on(two: Two) -> None:
@@ -118,9 +118,9 @@ def test_rows_whose_tensor_does_not_come_are_lost_and_what_is_behind_them_goes_o
     two.until_expected(1)
     two.direct_b.come("a", 1, error="it has not come within 1 s")
     (mail,) = two.at_b(1)
-    assert isinstance(mail, Mail) and mail.message == WANT
+    assert isinstance(mail, Envelope) and mail.message == WANT
     lost = two.lost()
-    assert isinstance(lost, Lost) and (lost.device, lost.seqs, lost.epochs, lost.retry) == ("b", ("s",), (1,), True)
+    assert isinstance(lost, RowsLost) and (lost.device, lost.seqs, lost.epochs, lost.retry) == ("b", ("s",), (1,), True)
     assert "within 1 s" in lost.reason
 
 
@@ -129,7 +129,7 @@ def test_pages_whose_tensor_does_not_come_say_so(two: Two) -> None:
     two.until_expected(1)
     two.direct_b.come("a", 1, error="gone")
     (mail,) = two.at_b(1)
-    assert isinstance(mail, Mail) and isinstance(mail.message, Pages)
+    assert isinstance(mail, Envelope) and isinstance(mail.message, PageData)
     assert "gone" in mail.message.error and mail.arrays == ()
 
 
@@ -137,9 +137,9 @@ def test_who_announces_without_a_link_is_cut_off(two: Two) -> None:
     two.direct_b.accepts.clear()
     two.a.send("b", ROW, (STATE,))
     (cut,) = two.at_b(1)
-    assert isinstance(cut, Cut) and cut.peer == "a" and "no link" in cut.reason
+    assert isinstance(cut, PeerCut) and cut.peer == "a" and "no link" in cut.reason
     assert two.direct_b.expected == [] and two.direct_b.forgotten == ["a"]
-    assert any(isinstance(item, Cut) and item.denied for item in _within(two.a))  # and is told
+    assert any(isinstance(item, PeerCut) and item.denied for item in _within(two.a))  # and is told
 
 
 def test_a_ticket_that_was_used_is_a_forgery(two: Two) -> None:
@@ -147,7 +147,7 @@ def test_a_ticket_that_was_used_is_a_forgery(two: Two) -> None:
     two.until_expected(7)
     two.post_a.send("b", ROW, (STATE,), 7)
     (cut,) = two.at_b(1)
-    assert isinstance(cut, Cut) and "ticket" in cut.reason
+    assert isinstance(cut, PeerCut) and "ticket" in cut.reason
 
 
 def test_more_than_can_come_is_a_forgery(two: Two) -> None:
@@ -155,18 +155,18 @@ def test_more_than_can_come_is_a_forgery(two: Two) -> None:
     for ticket in (1, 2, 3):
         two.post_a.send("b", PAGES, (large,), ticket)
     items = two.at_b(1)
-    assert isinstance(items[0], Cut) and "more than can come" in items[0].reason
+    assert isinstance(items[0], PeerCut) and "more than can come" in items[0].reason
     assert len(two.direct_b.expected) == 2
 
 
 def test_a_post_without_direct_links_refuses_what_is_announced(two: Two, tmp_path: Path) -> None:
-    plain = Post("c", 1, f"ipc://{tmp_path}/c")
+    plain = Messenger("c", 1, f"ipc://{tmp_path}/c")
     try:
         two.post_a.learn("c", 1, plain.address)
         plain.learn("a", 1, two.post_a.address)
         two.post_a.send("c", ROW, (STATE,), 1)
         items = _within(plain)
-        assert isinstance(items[0], Cut) and "directly" in items[0].reason
+        assert isinstance(items[0], PeerCut) and "directly" in items[0].reason
     finally:
         plain.close()
 
@@ -182,13 +182,13 @@ def test_what_cannot_go_directly_goes_by_the_host(two: Two, why: str) -> None:
         two.a.reach("b", "another" if why == "other rails" else "")
     two.a.send("b", message, (array,))
     (mail,) = two.at_b(1)
-    assert isinstance(mail, Mail) and bytes(mail.arrays[0].data) == array.data
+    assert isinstance(mail, Envelope) and bytes(mail.arrays[0].data) == array.data
     assert two.direct_a.offered == (["b"] if why == "no link yet" else [])
     assert not two.direct_a.sent and not two.direct_b.expected
 
 
 def test_ends_of_links_hear_of_each_other_whoever_speaks_first(two: Two) -> None:
-    two.direct_a.to_say = [Said("b", True, "token", b"1"), Said("b", False, "", b"", "over")]
+    two.direct_a.to_say = [PeerNotice("b", True, "token", b"1"), PeerNotice("b", False, "", b"", "over")]
     two.a.receive(0)
     assert two.at_b(1, 0.2) == []
     assert two.direct_b.heard == [("a", False, "token", b"1")]
@@ -198,10 +198,10 @@ def test_ends_of_links_hear_of_each_other_whoever_speaks_first(two: Two) -> None
 def test_what_is_said_of_links_before_it_is_known_how_a_peer_can_be_reached_waits(two: Two) -> None:
     two.b.forget("a")
     two.b.learn("a", 2, two.a.address)  # a later life, which is not learnt by a rail yet
-    later = Post("a", 2)
+    later = Messenger("a", 2)
     try:
         later.learn("b", 1, two.b.address)
-        later.send("b", Meet(True, "token", b"1"))
+        later.send("b", RendezvousKey(True, "token", b"1"))
         assert _within(two.b, 0.3) == [] and two.direct_b.heard == []
         two.b.reach("a", "rail")
         assert two.direct_b.heard == [("a", False, "token", b"1")]
@@ -211,7 +211,7 @@ def test_what_is_said_of_links_before_it_is_known_how_a_peer_can_be_reached_wait
 
 def test_a_peer_that_cannot_be_linked_is_told_so(two: Two) -> None:
     two.b.reach("a", "another")
-    two.direct_a.to_say = [Said("b", True, "token", b"1")]
+    two.direct_a.to_say = [PeerNotice("b", True, "token", b"1")]
     two.a.receive(0)
     end = time.monotonic() + LIMIT
     while not two.direct_a.ended and time.monotonic() < end:
@@ -240,15 +240,15 @@ def test_what_goes_directly_is_sealed_and_verified_where_it_lies(two: Two) -> No
     assert not two.b.verified(Array("uint8", (1, 64), bytes(63) + b"\1"), digest)
     two.direct_a.links.clear()
     array, digest = two.a.sealed("b", ((STATE, 0, 1),))
-    assert digest == digest_of(STATE) and Seals().verified(array, digest) and two.b.verified(array, digest)
+    assert digest == digest_of(STATE) and ArrayChecksums().verified(array, digest) and two.b.verified(array, digest)
 
 
 def test_state_is_what_links_are(two: Two) -> None:
     assert two.a.links() == (("b", "direct"),) and two.b.links() == ()
 
 
-def _within(end: Directed | Post, seconds: float = 1.0) -> list[Mail | Cut]:
-    out: list[Mail | Cut] = []
+def _within(end: TensorLink | Messenger, seconds: float = 1.0) -> list[Envelope | PeerCut]:
+    out: list[Envelope | PeerCut] = []
     until = time.monotonic() + seconds
     while not out and time.monotonic() < until:
         out += end.receive(0.02)

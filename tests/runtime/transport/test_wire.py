@@ -13,75 +13,79 @@ from msgspec import structs
 from runtime.chains import Array, Hop, RunAhead, Stage
 from runtime.messages import (
     PROTOCOL,
-    Beat,
+    AgentHello,
+    AgentStats,
     Bid,
-    Close,
-    Done,
-    Go,
-    Lost,
-    Meet,
+    CloseSequences,
+    ForwardRows,
+    Heartbeat,
+    HopAssigned,
+    LinkClosed,
     Message,
-    Moved,
+    MigrationReady,
     Offer,
-    Open,
-    Pages,
-    Pass,
-    Peers,
-    Ready,
-    Report,
+    OpenSequences,
+    PageData,
+    PageRequest,
+    PeerList,
+    RendezvousKey,
     Retract,
-    Unlinked,
-    Verdict,
-    Want,
-    Won,
+    RowsDone,
+    RowsLost,
+    RunRows,
+    SpeculationResult,
 )  # fmt: skip
 from runtime.transport import wire
-from runtime.transport.delta import PassAgain
+from runtime.transport.delta import ForwardRowsDelta
 from runtime.transport.validate import WireError
 from runtime.transport.wire import Frame, OtherProtocol, decode, encode
 from runtime.types import Logprob, PromptLogprobs, Sampled, SamplingParams, SequenceRequest
 
-ROWS = Pass(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4))
-TURNS = Pass(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4), (4, 5), (True, False))
-PAIR = Pass(("a", "b"), (1, 1), (1, 1), (0, 0), (1, 1), (True, True), (0, 0))
+ROWS = ForwardRows(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4))
+TURNS = ForwardRows(("a", "b"), (1, 2), (1, 1), (0, 7), (3, 1), (False, True), (0, 4), (4, 5), (True, False))
+PAIR = ForwardRows(("a", "b"), (1, 1), (1, 1), (0, 0), (1, 1), (True, True), (0, 0))
 STATES = (Array("float32", (3, 2), bytes(range(24))), Array("float32", (1, 2), bytes(range(8))))
 REQUEST = SequenceRequest("a", "r", "org/m", (1, 2, 3), SamplingParams(4, logit_bias=((3, -1.5),), stop_token_ids=(7,)), slo_ms=50)
 MESSAGES: list[tuple[Message, tuple[Array, ...]]] = [
-    (Open((1,), (REQUEST,), ((5, 6),), ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),), (False,), (0,), (("b", 4),)), ()),
-    (Close(("a",), (3,)), ()),
-    (Go(("a", "b"), (1, 1), (0, 4), (2, 1), (8, 9, 10), (False, True), (0, 1), (1, 1)), ()),
+    (OpenSequences((1,), (REQUEST,), ((5, 6),), ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),), (False,), (0,), (("b", 4),)), ()),
+    (CloseSequences(("a",), (3,)), ()),
+    (RunRows(("a", "b"), (1, 1), (0, 4), (2, 1), (8, 9, 10), (False, True), (0, 1), (1, 1)), ()),
     (ROWS, STATES),
     (ROWS, (Array("float32", (4, 2), bytes(range(32))),)),
-    (Go(("a",), (1,), (0,), (2,), (8, 9), (False,), (0,), (1,), (4,), (True,)), ()),
+    (RunRows(("a",), (1,), (0,), (2,), (8, 9), (False,), (0,), (1,), (4,), (True,)), ()),
     (TURNS, STATES),
-    (Verdict("x", ("a", "b"), (1, 2), (4, 6), (True, False), (1.0, 0.25)), ()),
+    (SpeculationResult("x", ("a", "b"), (1, 2), (4, 6), (True, False), (1.0, 0.25)), ()),
     (
-        Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),), (False,), (0,), (None,), (None,), (((1, ("y", "z")),),)),
+        OpenSequences(
+            (1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9, (0, 2))),), (False,), (0,), (None,), (None,), (((1, ("y", "z")),),)
+        ),
         (),
     ),
     (Offer("x", ("a", "b"), (1, 1), (1, 2), (8, 3)), ()),
     (Bid("y", ("a", "b"), (1, 1), (1, 2)), ()),
     (Retract(("a",), (1,), (1,)), ()),
-    (Won("x", ("a",), (1,), (1,), (0,), (8,), ("y",)), ()),
-    (Pages(1, "a", 2, 0, 16, "d" * 64), (Array("uint8", (4, 64), bytes(256)),)),
-    (Pages(1, "a", 2, 0, 16, "", "it is not here"), ()),
-    (Pages(1, "a", 2, 4, 6, "d" * 64, "", 3, ((0, 6), (9, 10))), (Array("float16", (2, 5), bytes(20)),)),
-    (Pages(1, "a", 2, 4, 6, "", "it is not kept", 3, ((9, 10),)), ()),
-    (Want(1, "a", 2, (3, 5), 4, 6, "x", 3), ()),
-    (Ready("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x"), ()),
+    (HopAssigned("x", ("a",), (1,), (1,), (0,), (8,), ("y",)), ()),
+    (PageData(1, "a", 2, 0, 16, "d" * 64), (Array("uint8", (4, 64), bytes(256)),)),
+    (PageData(1, "a", 2, 0, 16, "", "it is not here"), ()),
+    (PageData(1, "a", 2, 4, 6, "d" * 64, "", 3, ((0, 6), (9, 10))), (Array("float16", (2, 5), bytes(20)),)),
+    (PageData(1, "a", 2, 4, 6, "", "it is not kept", 3, ((9, 10),)), ()),
+    (PageRequest(1, "a", 2, (3, 5), 4, 6, "x", 3), ()),
+    (AgentHello("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x"), ()),
     (
-        Done("x", ("a",), (1,), (3,), (Sampled("a", 5, -0.5, (Logprob(5, -0.5),)),), (PromptLogprobs("a", 1, (Logprob(2, -1.0),), ((),)),)),
+        RowsDone(
+            "x", ("a",), (1,), (3,), (Sampled("a", 5, -0.5, (Logprob(5, -0.5),)),), (PromptLogprobs("a", 1, (Logprob(2, -1.0),), ((),)),)
+        ),
         (),
     ),
-    (Lost("x", ("a",), (1,), "no pages", True), ()),
-    (Report("x", 1, 2, 3, 4, 5, (("block", 1),)), ()),
-    (Peers((("x", 1, "ipc:///x"),)), ()),
-    (Peers((("x", 1, "ipc:///x"), ("y", 2, "ipc:///y")), ("gloo/here", "")), ()),
-    (Ready("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x", rail="gloo/here"), ()),
-    (Report("x", 1, 2, 3, 4, 5, (("block", 1),), (("y", "direct"),)), ()),
-    (Meet(True, "store/0/0", b"\0\1"), ()),
-    (Unlinked(False, "it has not come"), ()),
-    (Beat(12), ()),
+    (RowsLost("x", ("a",), (1,), "no pages", True), ()),
+    (AgentStats("x", 1, 2, 3, 4, 5, (("block", 1),)), ()),
+    (PeerList((("x", 1, "ipc:///x"),)), ()),
+    (PeerList((("x", 1, "ipc:///x"), ("y", 2, "ipc:///y")), ("gloo/here", "")), ()),
+    (AgentHello("x", PROTOCOL, "1.0", 100, 64, 0, "ipc:///x", rail="gloo/here"), ()),
+    (AgentStats("x", 1, 2, 3, 4, 5, (("block", 1),), (("y", "direct"),)), ()),
+    (RendezvousKey(True, "store/0/0", b"\0\1"), ()),
+    (LinkClosed(False, "it has not come"), ()),
+    (Heartbeat(12), ()),
 ]
 
 
@@ -116,7 +120,7 @@ def changed(body: Frame, **fields: object) -> bytes:
 
 
 def test_another_protocol_is_told_before_anything_is_read() -> None:
-    body = changed(frames_of(Beat(1))[0], protocol=PROTOCOL + 1)[:17]
+    body = changed(frames_of(Heartbeat(1))[0], protocol=PROTOCOL + 1)[:17]
     with pytest.raises(OtherProtocol, match=f"it speaks protocol {PROTOCOL + 1}, not {PROTOCOL}"):
         decode([body])
 
@@ -127,16 +131,16 @@ def test_another_protocol_is_told_before_anything_is_read() -> None:
         [],
         [b""],
         [b"BZoo"],
-        [changed(frames_of(Beat(1))[0], magic=b"HTTP")],
-        [bytes(frames_of(Beat(1))[0]) + b"\0"],
-        [bytes(frames_of(Beat(1))[0])[:-1]],
-        [*frames_of(Beat(1)), b"more"],
+        [changed(frames_of(Heartbeat(1))[0], magic=b"HTTP")],
+        [bytes(frames_of(Heartbeat(1))[0]) + b"\0"],
+        [bytes(frames_of(Heartbeat(1))[0])[:-1]],
+        [*frames_of(Heartbeat(1)), b"more"],
         [*frames_of(ROWS, STATES), b""],
         frames_of(ROWS, STATES)[:1],
         [frames_of(ROWS, STATES)[0], bytes(31)],
         [frames_of(ROWS, STATES)[0], bytes(33)],
         [frames_of(ROWS, STATES)[0], bytes(8), bytes(24)],
-        [bytes(frames_of(Beat(1))[0][:16]) + b"\x93" * 4000],
+        [bytes(frames_of(Heartbeat(1))[0][:16]) + b"\x93" * 4000],
     ],
     ids=range(13),
 )
@@ -165,7 +169,7 @@ def announced(
     return [bytes(body), *data]
 
 
-@pytest.mark.parametrize(("message", "short"), [(ROWS, None), (ROWS, PassAgain())], ids=["in full", "in short"])
+@pytest.mark.parametrize(("message", "short"), [(ROWS, None), (ROWS, ForwardRowsDelta())], ids=["in full", "in short"])
 def test_arrays_that_come_directly_are_only_said(message: Message, short: Message | None) -> None:
     nothing = tuple(structs.replace(each, data=None) for each in STATES)
     (body,) = encode(3, message, nothing, short, 7)
@@ -180,7 +184,7 @@ def test_arrays_that_come_directly_are_only_said(message: Message, short: Messag
 
 def test_what_comes_beside_its_message_says_nothing_of_tickets() -> None:
     """The frames of those who send nothing directly are what they would be if there were no such thing."""
-    for message, arrays in ((ROWS, STATES), (PAIR, (Array("float32", (2, 2), bytes(16)),)), (Beat(1), ())):
+    for message, arrays in ((ROWS, STATES), (PAIR, (Array("float32", (2, 2), bytes(16)),)), (Heartbeat(1), ())):
         body, *_ = encode(0, message, arrays)
         assert len(msgspec.msgpack.decode(bytes(body)[16:])) == 2
         assert decode(frames_of(message, arrays)).ticket is None
@@ -206,45 +210,48 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         lying(PAIR, [("float32", (1, 2))], bytes(16), counts=(1 << 60,)),
         lying(PAIR, [("float32", (1, 0))], b"", counts=(1 << 60,)),
         lying(ROWS, [("float32", (2, 2)), ("float32", (1, 2))], bytes(16), bytes(8)),
-        lying(Pass(("a",), (1,), (1,), (0,), (1 << 30,), (True,), (0,)), [("float32", (1 << 30, 0))], b""),
-        lying(Pass(("a",), (1,), (1,), (0,), (0,), (True,), (0,)), [("float32", (0, 2))], b""),
+        lying(ForwardRows(("a",), (1,), (1,), (0,), (1 << 30,), (True,), (0,)), [("float32", (1 << 30, 0))], b""),
+        lying(ForwardRows(("a",), (1,), (1,), (0,), (0,), (True,), (0,)), [("float32", (0, 2))], b""),
         lying(ROWS, [("float32", (2, 2)), ("float32", (2, 2))], bytes(16), bytes(16)),
         lying(ROWS, [("float32", (5, 2))], bytes(40)),
         lying(ROWS, [("float32", (4,))], bytes(16)),
-        lying(Pages(1, "a", 1, 0, 4, "d"), []),
-        lying(Pages(1, "a", 1, 0, 4, "", "no"), [("uint8", (1, 4))], bytes(4)),
-        lying(Pages(1, "a", 1, 0, 4, "d"), [("float32", (1, 1))], bytes(4)),
-        lying(Pages(1, "a", 1, 0, 4, "d", "", 2), [("float32", (1, 1))], bytes(4)),
-        lying(Pages(1, "a", 1, 4, 4, "d", "", 2), [("float32", (0, 1))], b""),
-        lying(Beat(1), [("uint8", (1,))], b"x"),
-        lying(Close(("a", "b"), (1,)), []),
-        lying(Go(("a",), (1,), (0,), (2,), (8,), (True,), (0,), (1,)), []),
-        lying(Go(("a",), (1,), (-1,), (1,), (8,), (True,), (0,), (1,)), []),
-        lying(Done("x", ("a", "b"), (1, 1), (1, 1), (None, None), (), (2, 4, 6)), []),
-        lying(Done("x", ("a", "b"), (1, 1), (1, 1), (None, None), turns=(2,)), []),
-        lying(Go(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (-2,), (True,)), []),
-        lying(Go(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (2,)), []),
-        lying(Verdict("x", ("a",), (1,), (2, 4), (True,), (1.0,)), []),
-        lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (RunAhead(0, Stage("m", 0, 3), None),)), []),
-        lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (), (((0, ("x",)),),)), []),
-        lying(Open((1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9)),), (False,), (0,), (None,), (), (((1, ()),),)), []),
+        lying(PageData(1, "a", 1, 0, 4, "d"), []),
+        lying(PageData(1, "a", 1, 0, 4, "", "no"), [("uint8", (1, 4))], bytes(4)),
+        lying(PageData(1, "a", 1, 0, 4, "d"), [("float32", (1, 1))], bytes(4)),
+        lying(PageData(1, "a", 1, 0, 4, "d", "", 2), [("float32", (1, 1))], bytes(4)),
+        lying(PageData(1, "a", 1, 4, 4, "d", "", 2), [("float32", (0, 1))], b""),
+        lying(Heartbeat(1), [("uint8", (1,))], b"x"),
+        lying(CloseSequences(("a", "b"), (1,)), []),
+        lying(RunRows(("a",), (1,), (0,), (2,), (8,), (True,), (0,), (1,)), []),
+        lying(RunRows(("a",), (1,), (-1,), (1,), (8,), (True,), (0,), (1,)), []),
+        lying(RowsDone("x", ("a", "b"), (1, 1), (1, 1), (None, None), (), (2, 4, 6)), []),
+        lying(RowsDone("x", ("a", "b"), (1, 1), (1, 1), (None, None), turns=(2,)), []),
+        lying(RunRows(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (-2,), (True,)), []),
+        lying(RunRows(("a",), (1,), (0,), (1,), (8,), (True,), (0,), (1,), (2,)), []),
+        lying(SpeculationResult("x", ("a",), (1,), (2, 4), (True,), (1.0,)), []),
+        lying(
+            OpenSequences((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (RunAhead(0, Stage("m", 0, 3), None),)),
+            [],
+        ),
+        lying(OpenSequences((1,), (REQUEST,), ((),), ((Hop("x", 0, 3),),), (False,), (0,), (None,), (), (((0, ("x",)),),)), []),
+        lying(OpenSequences((1,), (REQUEST,), ((),), ((Hop("x", 0, 3), Hop("y", 3, 9)),), (False,), (0,), (None,), (), (((1, ()),),)), []),
         lying(Offer("x", ("a",), (1,), (1, 2), (8,)), []),
-        lying(Won("x", ("a",), (1,), (-1,), (0,), (8,), ("y",)), []),
-        lying(Done("x", ("a",), (1,), (-7,), (None,)), []),
-        lying(Done("x", ("a",), (1,), (1,), (Sampled("a", -1),)), []),
-        lying(Verdict("x", ("a",), (1,), (2,), (True,), (float("nan"),)), []),
-        lying(Verdict("x", ("a",), (1,), (2,), (True,), (float("inf"),)), []),
-        lying(Report("x", -1, 0, 0, 0, 0, ()), []),
-        lying(Report("x", 0, 0, 0, 0, -5, ()), []),
-        lying(Ready("x", 1, "v", -1, 8, 0, "ipc://x"), []),
-        lying(Moved("x", 1, "a", (), (), -8), []),
-        lying(Want(1, "a", 1, (0, 1), -4, 4, "x"), []),
-        lying(Peers((("x", 1, "ipc:///x"),), ("a", "b")), []),
-        lying(Ready("x", 1, "v", 1, 8, 0, "ipc://x", rail="x" * 201), []),
-        lying(Meet(True, "", b"x"), []),
-        lying(Meet(True, "k" * 201, b"x"), []),
-        lying(Meet(True, "k", bytes((1 << 16) + 1)), []),
-        lying(Unlinked(True, "no"), [("uint8", (1,))], b"x"),
+        lying(HopAssigned("x", ("a",), (1,), (-1,), (0,), (8,), ("y",)), []),
+        lying(RowsDone("x", ("a",), (1,), (-7,), (None,)), []),
+        lying(RowsDone("x", ("a",), (1,), (1,), (Sampled("a", -1),)), []),
+        lying(SpeculationResult("x", ("a",), (1,), (2,), (True,), (float("nan"),)), []),
+        lying(SpeculationResult("x", ("a",), (1,), (2,), (True,), (float("inf"),)), []),
+        lying(AgentStats("x", -1, 0, 0, 0, 0, ()), []),
+        lying(AgentStats("x", 0, 0, 0, 0, -5, ()), []),
+        lying(AgentHello("x", 1, "v", -1, 8, 0, "ipc://x"), []),
+        lying(MigrationReady("x", 1, "a", (), (), -8), []),
+        lying(PageRequest(1, "a", 1, (0, 1), -4, 4, "x"), []),
+        lying(PeerList((("x", 1, "ipc:///x"),), ("a", "b")), []),
+        lying(AgentHello("x", 1, "v", 1, 8, 0, "ipc://x", rail="x" * 201), []),
+        lying(RendezvousKey(True, "", b"x"), []),
+        lying(RendezvousKey(True, "k" * 201, b"x"), []),
+        lying(RendezvousKey(True, "k", bytes((1 << 16) + 1)), []),
+        lying(LinkClosed(True, "no"), [("uint8", (1,))], b"x"),
         announced(ROWS, [("float32", (3, 2)), ("float32", (1, 2))], bytes(24), bytes(8)),
         announced(ROWS, [("float32", (3, 2))]),
         announced(ROWS, [("float32", (4, 2))], ticket=-1),
@@ -252,8 +259,8 @@ def test_arrays_that_are_alike_are_said_once() -> None:
         announced(ROWS, [("float32", (4, 1 << 29))]),
         announced(PAIR, [("float32", (1, (1 << 27) + 1))], counts=(2,)),
         announced(PAIR, [("float32", (1, 2))], counts=(1 << 40,)),
-        announced(Beat(1), []),
-        announced(Pages(1, "a", 1, 0, 4, "d"), [("uint8", (0, 64))]),
+        announced(Heartbeat(1), []),
+        announced(PageData(1, "a", 1, 0, 4, "d"), [("uint8", (0, 64))]),
     ],
     ids=range(60),
 )
@@ -267,8 +274,8 @@ def test_what_contradicts_itself_is_refused(frames: list[Frame]) -> None:
     [
         (ROWS, STATES[:1]),
         (ROWS, tuple(structs.replace(each, shape=(1, 1)) for each in STATES)),
-        (Close(("a",), ()), ()),
-        (Beat(1), STATES),
+        (CloseSequences(("a",), ()), ()),
+        (Heartbeat(1), STATES),
     ],
 )
 def test_what_would_be_refused_does_not_go_out(message: Message, arrays: tuple[Array, ...]) -> None:

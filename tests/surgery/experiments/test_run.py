@@ -14,15 +14,15 @@ from surgery.evaluation.harness import EvalOptions
 from surgery.evaluation.items import cloze_items
 from surgery.experiments import run as running
 from surgery.experiments.points import Mixture, sharing_points, switching_points
-from surgery.experiments.questions import Ask, questions
+from surgery.experiments.questions import Question, questions
 from surgery.experiments.run import EXPERIMENT, Request, run_experiment
-from surgery.experiments.scores import Tally, difference, mean
+from surgery.experiments.scores import ScoreTally, difference, mean
 from surgery.text.text import Text
 from tests.surgery.experiments.conftest import LAYERS, TEXT
 from tests.surgery.experiments.test_bench import surgeon
 from zoo.errors import InputError
 
-ASK = Ask(windows=6, length=32, lines=4, batch=4)
+ASK = Question(windows=6, length=32, lines=4, batch=4)
 REQUEST = Request("sharing", "a", "b", lambda layers, replaceable: sharing_points(layers, [2], replaceable), TEXT, ASK, ("pruned",))
 
 
@@ -127,7 +127,7 @@ def test_tasks_of_lm_eval_are_measured_at_every_point_and_once(family, tmp_path,
 
 
 def test_a_model_that_gives_no_numbers_is_refused(family, tmp_path, monkeypatch):
-    monkeypatch.setattr("surgery.experiments.bench.Bench.head", lambda self, mixture, x: torch.full((*x.shape[:-1], 320), math.nan))
+    monkeypatch.setattr("surgery.experiments.bench.MixtureBench.head", lambda self, mixture, x: torch.full((*x.shape[:-1], 320), math.nan))
     with pytest.raises(InputError, match="no numbers"):
         run_experiment(family.zoo, REQUEST, tmp_path / "state.json", keep=False)
 
@@ -148,7 +148,7 @@ def test_questions_are_the_same_for_the_same_text_and_their_digest_tells(family)
 
 
 def test_errors_are_those_of_the_batches():
-    tallies = [Tally(10.0, 5, 10), Tally(20.0, 7, 10), Tally(30.0, 9, 10)]
+    tallies = [ScoreTally(10.0, 5, 10), ScoreTally(20.0, 7, 10), ScoreTally(30.0, 9, 10)]
     found = mean(tallies, "loss")
     assert found.value == pytest.approx(2.0)
     assert found.error == pytest.approx(1.0 / math.sqrt(3))  # batch means 1, 2, 3: deviation 1 over the root of 3

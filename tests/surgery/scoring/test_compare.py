@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from surgery.scoring import measuring
-from surgery.scoring.compare import Settings, probe_of, score
+from surgery.scoring.compare import CompareSettings, probe_of, score
 from surgery.scoring.runs import Span
 from surgery.scoring.twins import random_twin
 from surgery.text.tokenizers import vocabulary_size
@@ -69,7 +69,7 @@ def found(pair):
 @pytest.mark.parametrize("other", ["tuned", "lora"])
 def test_layers_score_as_whole_distributions_do(zoo, other):
     a, b = zoo.model("base"), zoo.model(other)
-    settings = Settings(**SMALL, matrix=True)
+    settings = CompareSettings(**SMALL, matrix=True)
     result = zoo.compare("base", other, settings)
     windows = probe_of(zoo.store, a, b, settings).windows
     states_a, states_b = lens_of(zoo, "base", windows), lens_of(zoo, other, windows)
@@ -90,7 +90,7 @@ def test_the_control_of_a_chain_of_several_models_has_learned_nothing(zoo, tmp_p
     zoo.ingest(make("llama", tmp_path / "thin", seed=5, intermediate_size=48), name="thin")
     put_chain(zoo.store, "mixed", ("base", 0, 2), ("thin", 1, 3))
     mixed = zoo.model("mixed")
-    found = score(zoo.store, mixed, mixed, Settings(**SMALL))
+    found = score(zoo.store, mixed, mixed, CompareSettings(**SMALL))
     assert found.mean == pytest.approx(1.0) and found.control < 0.9
     ids = torch.arange(3, 35).unsqueeze(0)
     with torch.inference_mode():
@@ -100,36 +100,36 @@ def test_the_control_of_a_chain_of_several_models_has_learned_nothing(zoo, tmp_p
 
 def test_a_probe_fits_the_shorter_context(zoo, tmp_path):
     zoo.ingest(make("llama", tmp_path / "short", seed=8, max_position_embeddings=16), name="short")
-    result = zoo.compare("base", "short", Settings(**SMALL, control=False))
+    result = zoo.compare("base", "short", CompareSettings(**SMALL, control=False))
     assert (result.probe.window, result.probe.tokens) == (16, 96)
 
 
 def test_the_control_is_an_unlearned_twin_and_stays_below(zoo):
-    result = zoo.compare("base", "tuned", Settings(**SMALL))
+    result = zoo.compare("base", "tuned", CompareSettings(**SMALL))
     assert result.pairs[-1].similarity > 0.9 > result.pairs[-1].control > 0
     assert result.control == pytest.approx(sum(pair.control for pair in result.pairs) / 3)
-    again = score(zoo.store, zoo.model("base"), zoo.model("tuned"), Settings(**SMALL))
+    again = score(zoo.store, zoo.model("base"), zoo.model("tuned"), CompareSettings(**SMALL))
     assert [pair.control for pair in again.pairs] == [pair.control for pair in result.pairs]
-    other = score(zoo.store, zoo.model("base"), zoo.model("tuned"), Settings(**SMALL, seed=1))
+    other = score(zoo.store, zoo.model("base"), zoo.model("tuned"), CompareSettings(**SMALL, seed=1))
     assert other.control != result.control
 
 
 def test_components_embedding_and_head_included(zoo):
-    result = zoo.compare("base", "tuned", Settings(**SMALL, granularity="component", matrix=True, control=False))
+    result = zoo.compare("base", "tuned", CompareSettings(**SMALL, granularity="component", matrix=True, control=False))
     assert [pair.a.components for pair in result.pairs] == [Span(n, n + 1) for n in range(8)]
     assert result.pairs[-1].similarity == pytest.approx(result.pairs[-2].similarity)  # the head reads what the last ffn leaves
     assert result.control is None and result.matrix.control is None and len(result.matrix.values) == 8
 
 
 def test_a_model_is_wholly_like_itself(zoo):
-    result = zoo.compare("base", "base", Settings(**SMALL, granularity="component", control=False))
+    result = zoo.compare("base", "base", CompareSettings(**SMALL, granularity="component", control=False))
     assert all(pair.similarity == pytest.approx(1.0) and pair.metrics["agreement"] == 1.0 for pair in result.pairs)
     with zoo.store.catalog.reading() as reader:
         assert not any(pair.a.model == pair.b.model for pair in reader.equivalences())
 
 
 def test_other_widths_and_depths_go_by_groups(zoo):
-    settings = Settings(**SMALL, matrix=True)
+    settings = CompareSettings(**SMALL, matrix=True)
     result = zoo.compare("base", "wide", settings)
     windows = probe_of(zoo.store, zoo.model("base"), zoo.model("wide"), settings).windows
     states_a, states_b = lens_of(zoo, "base", windows), lens_of(zoo, "wide", windows)
@@ -140,11 +140,11 @@ def test_other_widths_and_depths_go_by_groups(zoo):
         assert "hidden" not in pair.metrics
     assert len(result.matrix.values) == 3 and {len(row) for row in result.matrix.values} == {6}
     with pytest.raises(InputError, match="use the granularity `group`"):
-        zoo.compare("base", "wide", Settings(**SMALL, granularity="layer"))
+        zoo.compare("base", "wide", CompareSettings(**SMALL, granularity="layer"))
 
 
 def test_scores_are_kept_with_what_they_were_taken_on(zoo):
-    result = zoo.compare("base", "tuned", Settings(**SMALL))
+    result = zoo.compare("base", "tuned", CompareSettings(**SMALL))
     with zoo.store.catalog.reading() as reader:
         kept = [each for each in reader.equivalences(["tuned"]) if each.probe == result.probe.digest and each.control is not None]
         (document,) = [each for each in reader.documents("compare", "base") if each.value["pairs"][0]["similarity"] == kept[0].similarity]
@@ -164,7 +164,7 @@ class Stop(Exception):
 def test_an_interrupted_comparison_goes_on_where_it_was(zoo, monkeypatch, stop_at, remains):
     """Three windows, one per batch, twice: pairs and control. What is told is where each of the two begins, and each batch that is done."""
     monkeypatch.setattr(measuring, "_HIDDEN_BUDGET", 1)
-    settings = Settings(**SMALL, seed=40 + stop_at, matrix=True)
+    settings = CompareSettings(**SMALL, seed=40 + stop_at, matrix=True)
     models = zoo.model("base"), zoo.model("tuned")
     whole = score(zoo.store, *models, settings)
     assert not list((zoo.store.root / "work").iterdir())
@@ -186,21 +186,21 @@ def test_an_interrupted_comparison_goes_on_where_it_was(zoo, monkeypatch, stop_a
 def test_other_settings_do_not_go_on_from_these_sums(zoo, monkeypatch):
     monkeypatch.setattr(measuring, "_HIDDEN_BUDGET", 1)
     models = zoo.model("base"), zoo.model("tuned")
-    whole = score(zoo.store, *models, Settings(**SMALL, seed=61))
+    whole = score(zoo.store, *models, CompareSettings(**SMALL, seed=61))
 
     def interrupt(done, total):
         if done == 5:  # two of the three windows of the control
             raise Stop
 
     with pytest.raises(Stop):
-        score(zoo.store, *models, Settings(**SMALL, seed=60), interrupt)
-    assert score(zoo.store, *models, Settings(**SMALL, seed=61)).pairs == whole.pairs
-    score(zoo.store, *models, Settings(**SMALL, seed=60))
+        score(zoo.store, *models, CompareSettings(**SMALL, seed=60), interrupt)
+    assert score(zoo.store, *models, CompareSettings(**SMALL, seed=61)).pairs == whole.pairs
+    score(zoo.store, *models, CompareSettings(**SMALL, seed=60))
     assert not list((zoo.store.root / "work").iterdir())
 
 
 def test_a_damaged_file_of_partial_sums_counts_as_none(zoo):
-    settings = Settings(**SMALL, seed=50)
+    settings = CompareSettings(**SMALL, seed=50)
     models = zoo.model("base"), zoo.model("tuned")
     whole = score(zoo.store, *models, settings)
 
@@ -232,7 +232,7 @@ def test_what_cannot_be_compared_is_refused_with_the_reason(zoo, tmp_path):
     ]
     for name, options, error, reason in cases:
         with pytest.raises(error, match=reason):
-            zoo.compare("base", name, Settings(**{**SMALL, **options}))
+            zoo.compare("base", name, CompareSettings(**{**SMALL, **options}))
         with zoo.store.catalog.reading() as reader:
             assert not [pair for pair in reader.equivalences([name]) if name != "tuned"]
 
@@ -242,14 +242,14 @@ def test_models_without_tokenizers_are_compared_on_ids(tmp_path):
         for seed, name in enumerate("ab"):
             zoo.ingest(make("gpt2", tmp_path / name, seed=seed, tokenizer=False), name=name)
         with pytest.raises(InputError, match="token ids"):
-            zoo.compare("a", "b", Settings(**SMALL))
+            zoo.compare("a", "b", CompareSettings(**SMALL))
         probe = tmp_path / "ids.jsonl"
         probe.write_text(json.dumps({"token_ids": [3 + n * 7 % 300 for n in range(96)]}) + "\n")
-        result = zoo.compare("a", "b", Settings(**{**SMALL, "source": str(probe)}))
+        result = zoo.compare("a", "b", CompareSettings(**{**SMALL, "source": str(probe)}))
         assert result.probe.tokens == 96 and result.pairs[0].similarity < 1
         probe.write_text(json.dumps({"token_ids": [5000] * 96}) + "\n")
         with pytest.raises(InputError, match="token 5000 of the probe"):
-            zoo.compare("a", "b", Settings(**{**SMALL, "source": str(probe)}))
+            zoo.compare("a", "b", CompareSettings(**{**SMALL, "source": str(probe)}))
 
 
 def test_padded_heads_compare_what_both_have(tmp_path):
@@ -265,7 +265,7 @@ def test_padded_heads_compare_what_both_have(tmp_path):
         for name in "ab":
             zoo.ingest(tmp_path / name, name=name)
         assert [vocabulary_size(zoo.model(name).manifest) for name in "ab"] == [320, 352]
-        assert zoo.compare("a", "b", Settings(**SMALL)).mean == pytest.approx(1.0, abs=1e-5)
+        assert zoo.compare("a", "b", CompareSettings(**SMALL)).mean == pytest.approx(1.0, abs=1e-5)
 
 
 _MEASURE = """
@@ -305,7 +305,7 @@ def test_kinds_that_add_no_block_are_refused(zoo, kind):
     tuned = zoo.model("tuned")
     tuned.manifest = dataclasses.replace(tuned.manifest, kind=kind)
     with pytest.raises(Incomparable, match=f"tuned is of kind {kind}"):
-        score(zoo.store, zoo.model("base"), tuned, Settings(**SMALL))
+        score(zoo.store, zoo.model("base"), tuned, CompareSettings(**SMALL))
 
 
 def test_states_before_a_stitch_cannot_be_read_by_the_head():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from surgery.partition.partition import partition
 from surgery.partition.regroup import THRESHOLD, cuts_of
-from surgery.scoring.compare import Settings, score
+from surgery.scoring.compare import CompareSettings, score
 from surgery.scoring.equate import equate
 from surgery.scoring.runs import Span, equivalent_runs
 from tests.checkpoints import make, make_lora
@@ -21,9 +21,9 @@ from tests.surgery.helpers import edit_weights, spans
 from zoo import Zoo
 from zoo.errors import Incomparable, InputError, NotFound
 from zoo.manifest import block_digest
-from zoo.records import Equivalence, Run
+from zoo.records import Equivalence, ScoredRun
 
-SMALL = Settings(source=__file__, tokens=96, length=32, control=False)
+SMALL = CompareSettings(source=__file__, tokens=96, length=32, control=False)
 
 # ------------------------------------------------------------------------------------------------- counting, by the rule itself
 
@@ -50,7 +50,7 @@ def distinct_blocks(chains, runs):
 
 
 def marked(a, b, similarity=0.99):
-    return Equivalence("equivalent", Run(*a), Run(*b), "0" * 64, similarity, None, {THRESHOLD: 0.98})
+    return Equivalence("equivalent", ScoredRun(*a), ScoredRun(*b), "0" * 64, similarity, None, {THRESHOLD: 0.98})
 
 
 def count(blocks):
@@ -156,7 +156,9 @@ def test_figure_12_on_models(zoo, made):
 
 
 def test_the_ends_of_runs_move_with_the_threshold(zoo):
-    scores = [pair.similarity for pair in zoo.compare("base", "tuned", Settings(**{**vars(SMALL), "granularity": "component"})).pairs]
+    scores = [
+        pair.similarity for pair in zoo.compare("base", "tuned", CompareSettings(**{**vars(SMALL), "granularity": "component"})).pairs
+    ]
     seen = []
     for threshold in (0.0, scores[6], 0.98, 0.9999999, 1.0, 0.98):
         pairs = zoo.equate("tuned", threshold=threshold, settings=SMALL)

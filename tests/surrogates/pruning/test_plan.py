@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from surrogates.pruning.plan import (
-    Scores,
-    Shape,
+    BlockShape,
+    SliceScores,
     channel_step,
     check_layers,
     check_ratio,
@@ -19,16 +19,18 @@ from surrogates.pruning.plan import (
 from zoo.errors import InputError
 
 
-def cost(shape: Shape) -> int:
+def cost(shape: BlockShape) -> int:
     """Parameters of a llama's layer."""
     return shape.hidden * (2 + 2 * shape.heads * shape.head_dim + 2 * shape.kv * shape.head_dim + 3 * shape.channels)
 
 
 @st.composite
-def shapes(draw) -> Shape:
+def shapes(draw) -> BlockShape:
     kv, group, head_dim = draw(st.integers(1, 8)), draw(st.integers(1, 8)), draw(st.sampled_from([4, 8]))
     factor = draw(st.integers(1, 3))
-    return Shape(kv * group * head_dim * factor, kv * group, kv, head_dim, draw(st.integers(2, 40)) * draw(st.sampled_from([1, 2, 16])))
+    return BlockShape(
+        kv * group * head_dim * factor, kv * group, kv, head_dim, draw(st.integers(2, 40)) * draw(st.sampled_from([1, 2, 16]))
+    )
 
 
 @given(shapes(), st.floats(0.05, 0.95), st.sampled_from(["layer", "attention", "ffn"]))
@@ -64,7 +66,7 @@ def test_what_is_kept_keeps_its_groups(shape, rng):
     if shape.heads == 1:
         return
     after = nearest(shape, "layer", 0.5, cost)
-    scores = Scores(*([rng.random() for _ in range(count)] for count in (shape.heads, shape.kv, shape.channels)))
+    scores = SliceScores(*([rng.random() for _ in range(count)] for count in (shape.heads, shape.kv, shape.channels)))
     kept = choose(shape, after, scores)
     assert (len(kept.heads), len(kept.kv), len(kept.channels)) == (after.heads, after.kv, after.channels)
     assert all(list(each) == sorted(set(each)) for each in (kept.heads, kept.kv, kept.channels))
@@ -76,7 +78,7 @@ def test_what_is_kept_keeps_its_groups(shape, rng):
 
 
 def test_llama_7b_is_halved_as_in_the_paper():
-    shape = Shape(4096, 32, 32, 128, 11008)
+    shape = BlockShape(4096, 32, 32, 128, 11008)
     for part, channels, heads in (("attention", 11008, 16), ("ffn", 5504, 32), ("layer", 5504, 16)):
         after = nearest(shape, part, 0.5, cost_of_part(part))
         assert (after.heads, after.kv, after.channels) == (heads, heads, channels)
@@ -89,9 +91,9 @@ def cost_of_part(part: str):
 
 
 def test_query_heads_go_evenly_where_the_last_key_value_head_must_stay():
-    after = nearest(Shape(64, 4, 1, 16, 96), "attention", 0.5, cost_of_part("attention"))
+    after = nearest(BlockShape(64, 4, 1, 16, 96), "attention", 0.5, cost_of_part("attention"))
     assert (after.heads, after.kv) == (2, 1)
-    kept = choose(Shape(64, 4, 1, 16, 96), after, Scores([1, 9, 8, 2], [0], [1.0] * 96))
+    kept = choose(BlockShape(64, 4, 1, 16, 96), after, SliceScores([1, 9, 8, 2], [0], [1.0] * 96))
     assert kept.heads == (1, 2) and kept.kv == (0,)
 
 

@@ -11,9 +11,9 @@ from tests.zoo.factory import manifest_of
 from zoo.catalog import Catalog
 from zoo.errors import NotFound
 from zoo.manifest import TensorMeta
-from zoo.records import Document, Equivalence, Run
+from zoo.records import Document, Equivalence, ScoredRun
 
-PAIR = Equivalence("equivalent", Run("a", 1, 2), Run("b", 1, 3), "f" * 64, 0.987654321, 0.25, {"kl": 0.5})
+PAIR = Equivalence("equivalent", ScoredRun("a", 1, 2), ScoredRun("b", 1, 3), "f" * 64, 0.987654321, 0.25, {"kl": 0.5})
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def catalog(database_url: str) -> Iterator[Catalog]:
 
 
 def test_pairs_come_back_and_are_found_from_either_side(catalog: Catalog) -> None:
-    other = dataclasses.replace(PAIR, a=Run("c", 0, 1), relation="surrogate", control=None, metrics={})
+    other = dataclasses.replace(PAIR, a=ScoredRun("c", 0, 1), relation="surrogate", control=None, metrics={})
     with catalog.writing() as writer:
         writer.put_equivalences([PAIR, other])
     with catalog.reading() as reader:
@@ -74,7 +74,7 @@ def test_a_pair_is_forgotten_by_relation_runs_and_probe(catalog: Catalog) -> Non
     others = [
         dataclasses.replace(PAIR, probe="0" * 64),
         dataclasses.replace(PAIR, relation="delta"),
-        dataclasses.replace(PAIR, a=Run("a", 0, 2)),
+        dataclasses.replace(PAIR, a=ScoredRun("a", 0, 2)),
     ]
     with catalog.writing() as writer:
         writer.put_equivalences([PAIR, *others])

@@ -13,7 +13,7 @@ from zoo.errors import DamagedObject, MissingObject
 from zoo.manifest import TensorMeta
 from zoo.objects.publish import discard
 from zoo.packed import planes
-from zoo.packed.layout import LENGTH_BYTES, MAGIC, Table, make_table
+from zoo.packed.layout import LENGTH_BYTES, MAGIC, PackedTable, make_table
 from zoo.packed.pack import pack, unpack
 from zoo.store import Store
 from zoo.upkeep.audit import audit
@@ -25,7 +25,7 @@ BOMB = 1 << 28  # in 8 KiB
 
 def forge(store: Store, tensor: TensorMeta, base: str | None, planes: Sequence[bytes], delta: str = "difference") -> None:
     """Put a packed file of one's own making in place of an object."""
-    table = Table(tensor, base, delta if base else "none", CHUNK, (tuple(map(len, planes)),))
+    table = PackedTable(tensor, base, delta if base else "none", CHUNK, (tuple(map(len, planes)),))
     replace_packed(store, tensor.digest, MAGIC + b"".join(planes) + make_table(table))
 
 
@@ -128,7 +128,7 @@ def test_bases_in_a_circle(store: Store, tensors: tuple[TensorMeta, TensorMeta])
 
 def test_an_object_packed_against_itself_does_not_take_the_plain_one_with_it(store: Store, tensors: tuple[TensorMeta, TensorMeta]) -> None:
     _, mine = tensors
-    table = Table(mine, mine.digest, "difference", CHUNK, ((0, 0),))
+    table = PackedTable(mine, mine.digest, "difference", CHUNK, ((0, 0),))
     data = MAGIC + make_table(table)
     store.objects.packed.shelf.publish(store.objects.packed.shelf.stage([data]), mine.digest)
     pack(store)

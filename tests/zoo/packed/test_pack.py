@@ -15,12 +15,12 @@ from tests.zoo.packed.family import contents, matrix, packed, plain, put, put_fa
 from zoo.errors import DamagedObject, InputError, MissingObject, NotFound, StoreBusy, StoreError, StoreFull
 from zoo.manifest import DTYPE_BYTES
 from zoo.objects import locks
-from zoo.objects.objects import Decoded, Opened
-from zoo.objects.publish import Shelf
+from zoo.objects.objects import Decoded, OpenedTensor
+from zoo.objects.publish import ObjectShelf
 from zoo.packed import pack as pack_module
 from zoo.packed import planes, reader, writer
 from zoo.packed.pack import pack, unpack
-from zoo.packed.writer import Candidate, Coding, packed_bytes
+from zoo.packed.writer import Coding, PackCandidate, packed_bytes
 from zoo.store import Store
 from zoo.upkeep.audit import audit
 from zoo.upkeep.collect import collect
@@ -326,12 +326,12 @@ def test_a_full_disk_leaves_it_as_it_was(store: Store, monkeypatch: pytest.Monke
     put_family(store)
     before = contents(store)
 
-    def full(self: Shelf, chunks: object) -> None:
+    def full(self: ObjectShelf, chunks: object) -> None:
         raise StoreFull("no space")
 
     for change in (pack, unpack):
         with monkeypatch.context() as patched:
-            patched.setattr(Shelf, "stage", full)
+            patched.setattr(ObjectShelf, "stage", full)
             with pytest.raises(StoreFull):
                 change(store)
         assert contents(store) == before
@@ -405,7 +405,7 @@ def test_missing_is_missing(store: Store) -> None:
             attempt(digest)
     assert not store.objects.has(digest)
     assert store.objects.has(own(store)[1])
-    assert isinstance(store.objects.open(next(iter(plain(store)))), Opened)
+    assert isinstance(store.objects.open(next(iter(plain(store)))), OpenedTensor)
 
 
 def test_memory_does_not_grow_with_the_tensor(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -415,7 +415,7 @@ def test_memory_does_not_grow_with_the_tensor(store: Store, monkeypatch: pytest.
         base, mine = (one.tensor for one in store.objects.put_many([Constant(size, 1), Constant(size, 2)]))
     tracemalloc.start()
     try:
-        staged = store.objects.packed.shelf.stage(packed_bytes(store.objects.shelf, Candidate(mine, base.digest), Coding()))
+        staged = store.objects.packed.shelf.stage(packed_bytes(store.objects.shelf, PackCandidate(mine, base.digest), Coding()))
         store.objects.packed.shelf.publish(staged, mine.digest)
         store.objects.shelf.remove(mine.digest)
         for _ in store.objects.read(mine.digest):

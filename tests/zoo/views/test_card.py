@@ -16,7 +16,7 @@ from tests.checkpoints import make, make_lora
 from tests.surgery.helpers import edit_weights, files_of
 from zoo import Zoo
 from zoo.errors import DamagedObject
-from zoo.records import Document, Equivalence, Run
+from zoo.records import Document, Equivalence, ScoredRun
 from zoo.views.card import figures, hub_id
 
 
@@ -114,7 +114,9 @@ def test_without_being_asked_there_is_no_card(zoo: Zoo, folders: Path, tmp_path:
 
 def test_scores_that_are_stored_are_shown(zoo: Zoo, tmp_path: Path) -> None:
     with zoo.store.catalog.writing() as writer:
-        writer.put_equivalences([Equivalence("equivalent", Run("org/base-7b", 0, 2), Run("tuned", 1, 3), "ab" * 32, 0.98765, 0.25)])
+        writer.put_equivalences(
+            [Equivalence("equivalent", ScoredRun("org/base-7b", 0, 2), ScoredRun("tuned", 1, 3), "ab" * 32, 0.98765, 0.25)]
+        )
         writer.put_document(
             Document("eval", "tuned", "k", {"results": {"copy|task": {"acc,none": 0.5, "alias": "copy", "per": [1, 2]}}, "seconds": 9})
         )

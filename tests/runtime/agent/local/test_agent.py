@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from runtime.agent.local.agent import Agent
+from runtime.agent.local.agent import LocalAgent
 from runtime.config import BatchingConfig
 from runtime.control.counters import BlockLoad, ModelLoad
 from runtime.engine.fakes.fake import FakeEngine, answer
@@ -64,7 +64,7 @@ def test_virtual_tokens_take_pages_and_positions_but_are_nobodys_tokens() -> Non
     assert len(told.tokens) == 5 and told.last.finish == "length"
     assert [score.start for event in told.events for score in event.prompt_logprobs] == [1]
     assert virtual.agent.state().counters.prompt_tokens == 2
-    agent = Agent([model], 7, BatchingConfig(token_budget=6))
+    agent = LocalAgent([model], 7, BatchingConfig(token_budget=6))
     agent.add(request("b", (8, 9)), 0)
     plan = agent.next_step(0)
     assert plan is not None and (plan.rows[0].tokens, plan.rows[0].start, plan.rows[0].sample) == ((0, 0, 0, 0, 0, 8), 0, False)
@@ -72,7 +72,7 @@ def test_virtual_tokens_take_pages_and_positions_but_are_nobodys_tokens() -> Non
 
 def test_a_device_too_small_for_virtual_tokens_and_one_more_refuses_the_model() -> None:
     with pytest.raises(NotServable, match="6 pages"):
-        Agent([spec(virtual_tokens=8)], 5, BatchingConfig())
+        LocalAgent([spec(virtual_tokens=8)], 5, BatchingConfig())
 
 
 def test_scoring_a_prompt_needs_no_token() -> None:
@@ -115,7 +115,7 @@ def test_a_prompt_as_long_as_the_context_can_be_scored_but_not_continued() -> No
     ],
 )
 def test_what_can_never_be_served_is_refused_at_once(bad: SequenceRequest, why: str) -> None:
-    agent = Agent([M], 200, BatchingConfig())
+    agent = LocalAgent([M], 200, BatchingConfig())
     (event,) = agent.add(bad, 0)
     assert (event.seq, event.request, event.finish, event.token) == ("a", "r-a", "error", None)
     assert re.search(why, event.error or "")
@@ -181,7 +181,7 @@ def test_a_closed_model_takes_nothing_new_until_reopened() -> None:
 
 def test_a_model_too_large_for_the_device_is_refused() -> None:
     with pytest.raises(NotServable, match="needs 2 pages for its first token, the device has 1"):
-        Agent([M], 1, BatchingConfig())
+        LocalAgent([M], 1, BatchingConfig())
 
 
 def test_flush_lets_the_engine_forget() -> None:
@@ -203,7 +203,7 @@ def test_flush_lets_the_engine_forget() -> None:
 
 def test_state_counts_by_model_and_by_block() -> None:
     tuned = spec("tuned", blocks=("b0", "own"))
-    agent = Agent([M, tuned], 200, BatchingConfig(max_sequences=2))
+    agent = LocalAgent([M, tuned], 200, BatchingConfig(max_sequences=2))
     for seq, model in (("a", "m"), ("b", "tuned"), ("c", "tuned")):
         agent.add(request(seq, model=model), 0)
     agent.next_step(0)

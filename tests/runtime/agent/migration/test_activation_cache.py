@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from runtime.agent.migration.activation_cache import KeptInputs
+from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.chains import Array
 from runtime.transport.checksums import joined_rows
 
@@ -19,13 +19,13 @@ def array(*values: int) -> Array:
     return Array("uint8", (len(values), 1), bytes(values))
 
 
-def read(kept: KeptInputs, seq: str, before: int, lo: int, hi: int) -> list[int] | None:
+def read(kept: ActivationCache, seq: str, before: int, lo: int, hi: int) -> list[int] | None:
     pieces = kept.pieces(seq, before, lo, hi)
     return None if pieces is None else list(joined_rows(pieces).data)
 
 
 def test_what_came_in_pieces_is_given_in_any_cut() -> None:
-    kept = KeptInputs(1 << 20)
+    kept = ActivationCache(1 << 20)
     kept.keep("a", 2, 0, array(0, 1, 2, 3))
     kept.keep("a", 2, 4, array(4))
     kept.keep("a", 2, 5, array(5, 6))
@@ -35,7 +35,7 @@ def test_what_came_in_pieces_is_given_in_any_cut() -> None:
 
 
 def test_a_row_that_runs_again_replaces_what_it_overlaps() -> None:
-    kept = KeptInputs(1 << 20)
+    kept = ActivationCache(1 << 20)
     kept.keep("a", 2, 0, array(0, 1, 2, 3))
     kept.keep("a", 2, 4, array(4, 5))
     kept.keep("a", 2, 2, array(92, 93))
@@ -44,7 +44,7 @@ def test_a_row_that_runs_again_replaces_what_it_overlaps() -> None:
 
 
 def test_the_oldest_go_first_whosever_they_are() -> None:
-    kept = KeptInputs(3 * (AROUND + 4))
+    kept = ActivationCache(3 * (AROUND + 4))
     for seq, start in (("a", 0), ("b", 0), ("a", 4)):
         kept.keep(seq, 1, start, array(*range(4)))
     kept.keep("c", 1, 0, array(*range(4)))
@@ -59,7 +59,7 @@ def test_the_oldest_go_first_whosever_they_are() -> None:
 
 
 def test_who_leaves_takes_all_along_and_who_stays_keeps_its_stages() -> None:
-    kept = KeptInputs(1 << 20)
+    kept = ActivationCache(1 << 20)
     for before in (1, 3, 5):
         kept.keep("a", before, 0, array(1, 2))
     kept.keep("b", 1, 0, array(7))
@@ -75,14 +75,14 @@ def test_who_leaves_takes_all_along_and_who_stays_keeps_its_stages() -> None:
 
 def test_a_view_of_something_larger_is_copied() -> None:
     whole = bytearray(1 << 16)
-    kept = KeptInputs(1 << 20)
+    kept = ActivationCache(1 << 20)
     kept.keep("a", 1, 0, Array("uint8", (2, 1), memoryview(whole)[4:6]))
     whole[4:6] = b"\x09\x09"
     assert read(kept, "a", 1, 0, 2) == [0, 0]
 
 
 def test_nothing_is_kept_without_a_limit() -> None:
-    kept = KeptInputs(0)
+    kept = ActivationCache(0)
     assert not kept
     kept.keep("a", 1, 0, array(1))
     assert "a" not in kept and kept.nbytes == 0
@@ -91,7 +91,7 @@ def test_nothing_is_kept_without_a_limit() -> None:
 @pytest.mark.parametrize("seed", range(30))
 def test_any_order_of_rows_and_ends_against_a_picture_of_them(seed: int) -> None:
     rng = random.Random(seed)
-    kept = KeptInputs(rng.choice((AROUND + 3, 5 * AROUND, 1 << 20)))
+    kept = ActivationCache(rng.choice((AROUND + 3, 5 * AROUND, 1 << 20)))
     picture: dict[tuple[str, int], dict[int, int]] = {}
     for _ in range(200):
         seq, before = rng.choice("abc"), rng.choice((1, 4))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 
-from runtime.agent.local.agent import Agent
+from runtime.agent.local.agent import LocalAgent
 from runtime.config import BatchingConfig
 from runtime.engine.fakes.fake import FakeEngine, answer
 from runtime.types import Finished, Launched, Row, Sampled, StepPlan, StepResult, StepSkipped
@@ -49,20 +49,22 @@ class Late(FakeEngine):
         return self._queue[-1]
 
 
-def ahead_agent(*wanted: Any, pages: int = 200, trace: ListTrace | None = None, models: tuple[Any, ...] = (M,), **config: Any) -> Agent:
-    agent = Agent(models, pages, BatchingConfig(**config), trace, ahead=True)
+def ahead_agent(
+    *wanted: Any, pages: int = 200, trace: ListTrace | None = None, models: tuple[Any, ...] = (M,), **config: Any
+) -> LocalAgent:
+    agent = LocalAgent(models, pages, BatchingConfig(**config), trace, ahead=True)
     for one in wanted:
         assert agent.add(one, 0) == []
     return agent
 
 
-def planned(agent: Agent) -> tuple[Row, ...]:
+def planned(agent: LocalAgent) -> tuple[Row, ...]:
     plan = agent.next_step(0)
     assert plan is not None
     return plan.rows
 
 
-def told(agent: Agent, step: int, **tokens: int) -> list[tuple[str, int | None, str | None]]:
+def told(agent: LocalAgent, step: int, **tokens: int) -> list[tuple[str, int | None, str | None]]:
     events = agent.finish_step(StepResult(step, tuple(Sampled(seq, token) for seq, token in tokens.items())), 0)
     agent.check()
     return [(event.seq, event.token, event.finish) for event in events]

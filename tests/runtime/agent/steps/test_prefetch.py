@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.agent.agent import Relay
+from runtime.agent.agent import Agent
 from runtime.chains import Array, Stacked, StageResult
-from runtime.config import ClusterConfig, RelayConfig
-from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.config import AgentConfig, ClusterConfig
+from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.messages import Close, Go
+from runtime.messages import CloseSequences, RunRows
 from runtime.types import StepPlan, StepResult
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -26,7 +26,7 @@ M = counting_model("m", "1* 2* 3*", page_tokens=4, max_model_len=4096)
 CUT = (1, 2)
 
 
-class Logged(CountingEngine):
+class Logged(IntegerEngine):
     """Writes down the steps that it is given."""
 
     def __init__(self, log: list[Any], pages: int, device: str) -> None:
@@ -45,7 +45,7 @@ def logged(seed: int, prepares: bool) -> tuple[VirtualCluster, list[Any]]:
     cluster = VirtualCluster(
         [M], [CUT], devices=devices, make_engine=lambda name: Logged(log, pages, name), prepares=prepares,
         latency=rng.choice((1, 50)) * MS // 100, config=ClusterConfig(devices=devices, placing="split"),
-        relay_config=RelayConfig(chunk=8, window=1, patience_ms=rng.choice((20, 2000))),
+        relay_config=AgentConfig(chunk=8, window=1, patience_ms=rng.choice((20, 2000))),
     )  # fmt: skip
     for number in range(rng.randrange(2, 7)):
         prompt = [rng.randrange(90) for _ in range(rng.randrange(1, 9))]
@@ -82,7 +82,7 @@ def test_most_steps_of_a_steady_batch_are_made_ahead_though_rows_need_pages() ->
     assert len(taken) == 3 and all(foreseen > 0.7 * steps for foreseen, steps in taken.values()), taken
 
 
-def waiting_relay(place: int) -> Relay:
+def waiting_relay(place: int) -> Agent:
     """A device of a steady batch, between two steps."""
     cluster = steady()
     while min((node.relay.foreseen for node in cluster.living()), default=0) < 5:
@@ -93,11 +93,11 @@ def waiting_relay(place: int) -> Relay:
     return relay
 
 
-def heard(relay: Relay) -> Any:
+def heard(relay: Agent) -> Any:
     """The message that it expects; tokens, which it does not know, are 7, 8 and so on."""
     (expected,) = relay._foreseen._made.values()
     brings = expected.brings
-    return msgspec.structs.replace(brings, tokens=tuple(range(7, 7 + len(brings.seqs)))) if isinstance(brings, Go) else brings
+    return msgspec.structs.replace(brings, tokens=tuple(range(7, 7 + len(brings.seqs)))) if isinstance(brings, RunRows) else brings
 
 
 def columns(message: Any, change: Callable[[tuple[Any, ...]], tuple[Any, ...]]) -> Any:
@@ -136,7 +136,7 @@ def test_what_comes_otherwise_goes_the_usual_way(what: str, place: int) -> None:
     elif what == "strides":
         message = msgspec.structs.replace(message, steps=(2,) * count)
     elif what == "closed":
-        relay.handle(Close((message.seqs[1],), (message.epochs[1],)), (), 0)
+        relay.handle(CloseSequences((message.seqs[1],), (message.epochs[1],)), (), 0)
         runs.discard(message.seqs[1])
     relay.handle(message, arrays, 1)
     if what == "joined":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from runtime.agent.steps.round_trips import Due
+from runtime.agent.steps.round_trips import RoundTrips
 from runtime.chains import Hop
 
 LIMIT = 2_000
@@ -17,7 +17,7 @@ def row(name: str, hops: tuple[str, ...] = ("d",), at: int | None = None, turn: 
 
 
 def test_nobody_is_expected_before_one_has_come_back() -> None:
-    due = Due(LIMIT, 0.5)
+    due = RoundTrips(LIMIT, 0.5)
     due.leaves(row("a"), "d", 1_000)
     assert len(due) == 1 and due.deadline(1_010) == 0
     due.comes("a", 1_100)
@@ -27,7 +27,7 @@ def test_nobody_is_expected_before_one_has_come_back() -> None:
 
 def test_only_rows_that_the_scheduler_alone_has_are_due() -> None:
     """Others come when another device's step is over, which may be long."""
-    due = Due(LIMIT, 0.5)
+    due = RoundTrips(LIMIT, 0.5)
     due.leaves(row("goes on", ("d", "e"), at=0), "d", 0)
     due.leaves(row("begins elsewhere", ("e", "d")), "d", 0)
     due.leaves(row("predicted", turn=2), "d", 0)
@@ -37,7 +37,7 @@ def test_only_rows_that_the_scheduler_alone_has_are_due() -> None:
 
 
 def test_a_path_that_comes_back_begins_again_at_its_first_hop() -> None:
-    due = Due(LIMIT, 0.5)
+    due = RoundTrips(LIMIT, 0.5)
     last = row("a@4", ("d", "e", "d"), at=2)
     last.guest.keys.update({0: "a@0", 4: "a@4"})
     due.leaves(last, "d", 0)
@@ -46,7 +46,7 @@ def test_a_path_that_comes_back_begins_again_at_its_first_hop() -> None:
 
 
 def test_who_is_late_is_not_expected_any_more_and_makes_the_round_longer() -> None:
-    due = Due(LIMIT, 0.5)
+    due = RoundTrips(LIMIT, 0.5)
     due.leaves(row("a"), "d", 0)
     due.comes("a", 100)
     due.leaves(row("b"), "d", 1_000)
@@ -56,7 +56,7 @@ def test_who_is_late_is_not_expected_any_more_and_makes_the_round_longer() -> No
 
 
 def test_whoever_is_gone_is_not_waited_for() -> None:
-    due = Due(LIMIT, 0.5)
+    due = RoundTrips(LIMIT, 0.5)
     due.leaves(row("a"), "d", 0)
     due.comes("a", 100)
     due.leaves(row("a"), "d", 1_000)
@@ -65,13 +65,13 @@ def test_whoever_is_gone_is_not_waited_for() -> None:
 
 
 def test_switched_off_nothing_is_written_down() -> None:
-    due = Due(0, 0.5)
+    due = RoundTrips(0, 0.5)
     due.leaves(row("a"), "d", 0)
     assert len(due) == 0
 
 
 def test_steps_are_learnt_by_the_clock() -> None:
-    due = Due(LIMIT, 0.5)
+    due = RoundTrips(LIMIT, 0.5)
     due.begins(1_000)
     due.ran(1_100)
     assert due.step == 100

@@ -14,12 +14,12 @@ from runtime.chains import StageResult, Surrogate
 from runtime.cluster.agent_process.lanes import OneLane, TwoLanes, lanes_for
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.threads import Threads
+from runtime.cluster.launch.threads import ThreadLauncher
 from runtime.config import ClusterConfig, SpeculationConfig
-from runtime.control.agent_io import RelayCommand, Send, StageStep
-from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.control.agent_io import AgentCommand, Send, StageStep
+from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import surrogate_of
-from runtime.messages import Gone
+from runtime.messages import PeerDown
 from runtime.types import EngineLost, StepPlan, StepResult
 from tests.runtime.cluster.agent_programs import LIMIT
 from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest, blocks, eventually
@@ -43,19 +43,19 @@ class Steps:
         self.number += 1
         return StageStep(StepPlan(self.number, ()), {}, {})
 
-    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[RelayCommand]:
+    def finish_step(self, result: StageResult, now: int, lane: Lane = "all") -> list[AgentCommand]:
         return self._told("finished", lane)
 
-    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[RelayCommand]:
+    def fail_step(self, reason: str, now: int, lane: Lane = "all") -> list[AgentCommand]:
         return self._told(reason, lane)
 
     def first(self, result: StageResult) -> Send | None:
         return self.ahead
 
-    def _told(self, what: str, lane: Lane) -> list[RelayCommand]:
+    def _told(self, what: str, lane: Lane) -> list[AgentCommand]:
         self.threads.add(threading.get_ident())
         self.told.append((what, lane))
-        return [Send("d", Gone(lane))]
+        return [Send("d", PeerDown(lane))]
 
 
 class Runner:
@@ -136,7 +136,7 @@ def test_where_nothing_is_beside_there_is_one_lane() -> None:
 
 def test_what_another_device_waits_for_is_sent_before_the_step_is_taken() -> None:
     said: list[object] = []
-    steps = Steps({"all": 1}, ahead=Send("d", Gone("x")))
+    steps = Steps({"all": 1}, ahead=Send("d", PeerDown("x")))
     lanes = lanes_for(Runner(), None, steps, time.monotonic_ns, lambda: None, lambda send: said.append((send, list(steps.told))))
     turns(lanes, lambda: steps.told)
     assert said == [(steps.ahead, [])]
@@ -165,11 +165,11 @@ def test_tokens_are_the_chains_own_in_either_way(own: bool) -> None:
     """Real agents with engines that count, a hop of which is predicted: with a lane of its own a stand-in runs while its hop does."""
     stand_in, under = surrogate_of(MODELS[0], "org/m~", 4, 3), {device: Under() for device in DEVICES}
 
-    def engine(device: str) -> CountingEngine:
-        return CountingEngine([*MODELS, stand_in], 400, rewrites=True, pace=lambda ns: under[device].take(0.002))
+    def engine(device: str) -> IntegerEngine:
+        return IntegerEngine([*MODELS, stand_in], 400, rewrites=True, pace=lambda ns: under[device].take(0.002))
 
     settings = AgentSettings(report_seconds=0.02, own_lane=own)
-    engines = Threads(lambda device: lambda: engine(device), settings=settings, beat_seconds=0.1)
+    engines = ThreadLauncher(lambda device: lambda: engine(device), settings=settings, beat_seconds=0.1)
     config = ClusterConfig(placing="split", speculation=SpeculationConfig("exact", top=0.5))
     known = {"org/m": [Surrogate("org/m~", 4, 5, 1)]}
     with ClusterDriver([model.chain(*CUTS) for model in MODELS], blocks(), DEVICES, engines, config, surrogates=known) as driver:

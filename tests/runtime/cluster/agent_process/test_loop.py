@@ -21,34 +21,34 @@ from msgspec import structs
 from runtime.chains import Array, Hop, Stage, StageResult
 from runtime.chains import Path as Hops
 from runtime.cluster.agent_process import main as agent_main
-from runtime.cluster.agent_process.commands import Hands
-from runtime.cluster.agent_process.exit_status import Exit
+from runtime.cluster.agent_process.commands import CommandExecutor
+from runtime.cluster.agent_process.exit_status import AgentExit
 from runtime.control.agent_io import PagesWritten, WritePages
-from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import expected
 from runtime.messages import (
     SCHEDULER,
-    Close,
-    Denial,
-    Done,
-    Go,
-    Gone,
-    Halt,
-    Load,
-    Loaded,
-    Lost,
-    Moved,
-    Open,
-    Peers,
-    Receive,
-    Refused,
-    Settle,
-    Severed,
-    Stuck,
+    CloseSequences,
+    FinishMigration,
+    LoadStages,
+    MigrationFailed,
+    MigrationReady,
+    OpenSequences,
+    PeerDisconnected,
+    PeerDown,
+    PeerList,
+    Rejected,
+    RowsDone,
+    RowsLost,
+    RunRows,
+    Shutdown,
+    StageLoadFailed,
+    StageReady,
+    StartMigration,
 )
 from runtime.transport.checksums import digest_of
 from runtime.transport.keys import Keys
-from runtime.transport.messenger import Post
+from runtime.transport.messenger import Messenger
 from runtime.types import EngineLost, SamplingParams, SequenceRequest, StepPlan
 from tests.runtime.cluster.agent_programs import LIMIT, MODEL, End, counting, identity, process, said, tell, threads
 
@@ -67,23 +67,23 @@ def request(seq: str, *prompt: int) -> SequenceRequest:
 
 def provide(end: End, path: Hops) -> None:
     for hop in path:
-        end.post.send(hop.device, Load((Stage(MODEL.spec.name, hop.lo, hop.hi),), (("b",),)))
+        end.post.send(hop.device, LoadStages((Stage(MODEL.spec.name, hop.lo, hop.hi),), (("b",),)))
     for _ in path:
-        end.next(Loaded)
+        end.next(StageReady)
 
 
 def opened(
     end: End, one: SequenceRequest, path: Hops, epoch: int = 1, output: tuple[int, ...] = (), keep: bool = False, computed: int = 0
 ) -> None:
     for device in {hop.device for hop in path}:
-        end.post.send(device, Open((epoch,), (one,), (output,), (path,), (keep,), (computed if keep else 0,), (None,)))
+        end.post.send(device, OpenSequences((epoch,), (one,), (output,), (path,), (keep,), (computed if keep else 0,), (None,)))
 
 
 def go(end: End, one: SequenceRequest, path: Hops, start: int, tokens: tuple[int, ...], generated: int, epoch: int = 1) -> int:
     end.post.send(
-        path[0].device, Go((one.seq,), (epoch,), (start,), (len(tokens),), tokens, (True,), (generated,), (1,))
+        path[0].device, RunRows((one.seq,), (epoch,), (start,), (len(tokens),), tokens, (True,), (generated,), (1,))
     )  # fmt: skip
-    done = end.next(Done)
+    done = end.next(RowsDone)
     assert done.seqs == (one.seq,) and done.counts == (len(tokens),)
     assert done.sampled[0] is not None
     return done.sampled[0].token
@@ -117,7 +117,7 @@ def test_a_sequence_gets_its_tokens_whichever_agents_it_passes(path: Hops) -> No
         decode(end, one, path, 8, tokens)
         assert tokens[5:] == expected(MODEL, one.prompt, GREEDY)
         for name in ("a", "b"):
-            end.post.send(name, Close(("s",), (1,)))
+            end.post.send(name, CloseSequences(("s",), (1,)))
         end.until(lambda: all(name in end.reports and end.reports[name].pages_free == 200 for name in ("a", "b")))
         assert not end.cuts
 
@@ -136,20 +136,20 @@ def test_pages_move_and_the_sequence_goes_on(copy: bool) -> None:
         upto = len(tokens) - 1
         first = () if copy else tuple(tokens[:upto])
         end.post.send(
-            "b", Receive(1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", upto, first, copy, one)
+            "b", StartMigration(1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", upto, first, copy, one)
         )
-        moved = end.next(Moved)
+        moved = end.next(MigrationReady)
         assert sum(hi - lo for lo, hi in moved.copied + moved.recomputed) >= upto - MODEL.spec.page_tokens
         assert bool(moved.copied) == copy and bool(moved.recomputed) == (not copy)
-        end.post.send("b", Settle(1, "s", 2, True))
+        end.post.send("b", FinishMigration(1, "s", 2, True))
         opened(end, one, there, 2, tuple(tokens[29:]), keep=True, computed=upto)
-        end.post.send("a", Close(("s",), (1,)))
+        end.post.send("a", CloseSequences(("s",), (1,)))
         decode(end, one, there, 5, tokens, 2)
         assert tokens[29:] == expected(MODEL, one.prompt, GREEDY)
 
 
 def test_pages_that_do_not_verify_are_not_written() -> None:
-    class Forger(CountingEngine):
+    class Forger(IntegerEngine):
         written = 0
 
         def write_pages(self, pages: Any, data: Array) -> None:
@@ -158,7 +158,7 @@ def test_pages_that_do_not_verify_are_not_written() -> None:
 
     engine = Forger([MODEL], 10)
     with threads("a") as (_, agents):
-        hands = Hands(engine, agents["a"].loop._post)
+        hands = CommandExecutor(engine, agents["a"].loop._post)
     pages = Array("uint8", (1, 64), bytes(64))
     good = WritePages((3,), pages, digest_of(pages), 1, 0, 4)
     assert hands.do(good) == PagesWritten(1, 0, 4) and engine.written == 1
@@ -174,20 +174,20 @@ def test_pages_that_do_not_verify_are_not_written() -> None:
 def test_a_stage_that_cannot_be_loaded_is_refused_with_the_reason() -> None:
     with threads("a") as (end, _):
         end.welcome("a")
-        end.post.send("a", Load((Stage("org/none", 0, 1), Stage(MODEL.spec.name, 0, 9)), (("b",), ("b",))))
-        assert "no model named" in end.next(Refused).reason
-        assert "4 components" in end.next(Refused).reason
+        end.post.send("a", LoadStages((Stage("org/none", 0, 1), Stage(MODEL.spec.name, 0, 9)), (("b",), ("b",))))
+        assert "no model named" in end.next(StageLoadFailed).reason
+        assert "4 components" in end.next(StageLoadFailed).reason
 
 
 def test_a_failed_step_loses_its_rows_and_others_go_on() -> None:
     path = (hop("a", 0, LENGTH),)
-    with threads("a", engines=[CountingEngine([MODEL], 200, fail_at=[1])]) as (end, _):
+    with threads("a", engines=[IntegerEngine([MODEL], 200, fail_at=[1])]) as (end, _):
         end.welcome("a")
         provide(end, path)
         first, second = request("s", 1, 2), request("t", 3)
         opened(end, first, path)
-        end.post.send("a", Go(("s",), (1,), (0,), (2,), (1, 2), (True,), (0,), (1,)))
-        lost = end.next(Lost)
+        end.post.send("a", RunRows(("s",), (1,), (0,), (2,), (1, 2), (True,), (0,), (1,)))
+        lost = end.next(RowsLost)
         assert lost.seqs == ("s",) and not lost.retry and lost.reason == "the engine failed: FakeFault"
         opened(end, second, path)
         tokens = [3]
@@ -197,14 +197,14 @@ def test_a_failed_step_loses_its_rows_and_others_go_on() -> None:
 
 def test_three_failed_steps_in_a_row_end_the_agent() -> None:
     path = (hop("a", 0, LENGTH),)
-    with threads("a", engines=[CountingEngine([MODEL], 200, fail_at=range(1, 9))]) as (end, agents):
+    with threads("a", engines=[IntegerEngine([MODEL], 200, fail_at=range(1, 9))]) as (end, agents):
         end.welcome("a")
         provide(end, path)
         for name in "stuv":
             opened(end, request(name, 1, 2), path)
-            end.post.send("a", Go((name,), (1,), (0,), (2,), (1, 2), (True,), (0,), (1,)))
+            end.post.send("a", RunRows((name,), (1,), (0,), (2,), (1, 2), (True,), (0,), (1,)))
         ended = agents["a"].wait()
-        assert ended.code is Exit.LOST and "3 steps in a row failed" in ended.reason
+        assert ended.code is AgentExit.LOST and "3 steps in a row failed" in ended.reason
 
 
 def test_rows_that_overtake_the_opening_of_their_sequence_wait_for_it() -> None:
@@ -213,18 +213,18 @@ def test_rows_that_overtake_the_opening_of_their_sequence_wait_for_it() -> None:
     with threads("a", "b") as (end, _):
         end.welcome("a", "b")
         provide(end, path)
-        opening = Open((1,), (one,), ((),), (path,), (False,), (0,), (None,))
+        opening = OpenSequences((1,), (one,), ((),), (path,), (False,), (0,), (None,))
         end.post.send("a", opening)
-        end.post.send("a", Go(("s",), (1,), (0,), (3,), (5, 6, 7), (True,), (0,), (1,)))
+        end.post.send("a", RunRows(("s",), (1,), (0,), (3,), (5, 6, 7), (True,), (0,), (1,)))
         end.until(lambda: "a" in end.reports and end.reports["a"].steps == 1)
         for _ in range(10):
             end.pump()
         end.post.send("b", opening)
-        assert end.next(Done).sampled[0].token == expected(MODEL, one.prompt, GREEDY)[0]  # type: ignore[union-attr]
+        assert end.next(RowsDone).sampled[0].token == expected(MODEL, one.prompt, GREEDY)[0]  # type: ignore[union-attr]
 
 
 def test_a_lost_engine_ends_the_agent() -> None:
-    class Broken(CountingEngine):
+    class Broken(IntegerEngine):
         def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
             raise EngineLost("the device fell off the bus")
 
@@ -233,16 +233,16 @@ def test_a_lost_engine_ends_the_agent() -> None:
         end.welcome("a")
         provide(end, path)
         opened(end, request("s", 1), path)
-        end.post.send("a", Go(("s",), (1,), (0,), (1,), (1,), (True,), (0,), (1,)))
+        end.post.send("a", RunRows(("s",), (1,), (0,), (1,), (1,), (True,), (0,), (1,)))
         assert agents["a"].wait().reason == "the engine is lost: the device fell off the bus"
 
 
 def test_an_agent_takes_orders_of_the_scheduler_only() -> None:
     with threads("a", "b") as (end, agents):
         end.welcome("a", "b")
-        stranger = Post("c", 1, context=end.post._sockets._context)
+        stranger = Messenger("c", 1, context=end.post._sockets._context)
         stranger.learn("a", 1, "inproc://a")
-        stranger.send("a", Halt())
+        stranger.send("a", Shutdown())
         items: list[Any] = []
         limit = time.monotonic() + LIMIT
         while not items and time.monotonic() < limit:
@@ -254,13 +254,13 @@ def test_an_agent_takes_orders_of_the_scheduler_only() -> None:
 
 def test_an_agent_that_a_peer_will_not_have_ends_and_the_scheduler_hears_of_links_that_are_cut() -> None:
     with threads("a") as (end, agents):
-        peer = Post("b", 1, "inproc://b", context=end.post._sockets._context)
+        peer = Messenger("b", 1, "inproc://b", context=end.post._sockets._context)
         end.until(lambda: "a" in end.ready)
-        end.post.send("a", Peers((("a", 1, "inproc://a"), ("b", 1, "inproc://b"))))
+        end.post.send("a", PeerList((("a", 1, "inproc://a"), ("b", 1, "inproc://b"))))
         peer.learn("a", 1, "inproc://a")
-        peer.send("a", Denial("you send nonsense"))
+        peer.send("a", Rejected("you send nonsense"))
         ended = agents["a"].wait()
-        assert ended.code is Exit.DENIED and ended.reason == "b: you send nonsense"
+        assert ended.code is AgentExit.DENIED and ended.reason == "b: you send nonsense"
         peer.close()
 
 
@@ -271,7 +271,7 @@ def test_a_link_with_nonsense_on_it_is_told_to_the_scheduler() -> None:
         socket.setsockopt(zmq.ROUTING_ID, b"b/7/main")
         socket.connect("inproc://a")
         socket.send_multipart([b"nonsense, and enough of it"])
-        severed = end.next(Severed)
+        severed = end.next(PeerDisconnected)
         assert (severed.peer, severed.incarnation) == ("b", 7) and "no message of a cluster" in severed.reason
         socket.close(0)
         assert agents["a"].thread.is_alive()
@@ -280,15 +280,15 @@ def test_a_link_with_nonsense_on_it_is_told_to_the_scheduler() -> None:
 def test_the_scheduler_may_refuse_an_agent() -> None:
     with threads("a") as (end, agents):
         end.until(lambda: "a" in end.ready)
-        end.post.send("a", Denial("it is of version 2, the cluster of 1"))
+        end.post.send("a", Rejected("it is of version 2, the cluster of 1"))
         ended = agents["a"].wait()
-        assert ended.code is Exit.DENIED and "version 2" in ended.reason
+        assert ended.code is AgentExit.DENIED and "version 2" in ended.reason
 
 
 def test_an_agent_that_nobody_answers_ends() -> None:
     with threads("a", hello_seconds=0.1) as (_end, agents):
         ended = agents["a"].wait()
-        assert ended.code is Exit.UNANSWERED and "did not answer" in ended.reason
+        assert ended.code is AgentExit.UNANSWERED and "did not answer" in ended.reason
 
 
 # -- as processes --------------------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_an_agent_that_nobody_answers_ends() -> None:
 
 @pytest.fixture
 def end(tmp_path: Path) -> Any:
-    made = End(Post(SCHEDULER, bind=f"ipc://{tmp_path}/scheduler"))
+    made = End(Messenger(SCHEDULER, bind=f"ipc://{tmp_path}/scheduler"))
     yield made
     made.post.close()
 
@@ -322,16 +322,16 @@ def test_a_process_stands_by_until_it_is_told_who_it_is_and_works(end: End, tmp_
 def test_a_process_that_is_halted_ends_well(end: End, tmp_path: Path) -> None:
     with process(counting(), identity("a", end.post.address, tmp_path)) as child:
         end.welcome("a")
-        end.post.send("a", Halt())
+        end.post.send("a", Shutdown())
         assert child.wait(LIMIT) == 0
 
 
 def test_a_process_with_another_key_ends_unanswered(tmp_path: Path) -> None:
     ours, theirs = Keys.make(), Keys.make()
-    post = Post(SCHEDULER, bind="tcp://127.0.0.1:*", keys=ours)
+    post = Messenger(SCHEDULER, bind="tcp://127.0.0.1:*", keys=ours)
     who = identity("a", post.address, tmp_path, keys=(theirs.public, theirs.secret), hello_seconds=0.5)
     with process(counting(), who) as child:
-        assert child.wait(LIMIT) == Exit.UNANSWERED
+        assert child.wait(LIMIT) == AgentExit.UNANSWERED
         assert said(child).warm and "another key" in said(child).reason
     post.close()
 
@@ -339,26 +339,26 @@ def test_a_process_with_another_key_ends_unanswered(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", [b"", b"{", b"[]", b'{"engine": "pickle"}', b'{"engine": "counting", "more": 1}'])
 def test_a_process_that_is_told_nonsense_ends(line: bytes) -> None:
     with process(line) as child:
-        assert child.wait(LIMIT) == Exit.DEFECT
+        assert child.wait(LIMIT) == AgentExit.DEFECT
         assert "cannot be read" in said(child).reason
 
 
 def test_a_process_without_what_its_engine_needs_says_so() -> None:
     with process(b'{"engine": "counting", "settings": {"models": [], "pages": 1, "pace": "fast"}}') as child:
-        assert child.wait(LIMIT) == Exit.DEFECT
+        assert child.wait(LIMIT) == AgentExit.DEFECT
 
     def missing(settings: Any) -> Any:
         raise ImportError("no module named torch, looked for in /secret/place")
 
     lines, words = io.BytesIO(b'{"engine": "gone"}\n'), io.BytesIO()
     ended = agent_main._main({"gone": missing}, lines, words)
-    assert (ended.code, ended.reason) == (Exit.LOST, "what its engine needs is not there: ImportError")
+    assert (ended.code, ended.reason) == (AgentExit.LOST, "what its engine needs is not there: ImportError")
 
 
 def test_an_agent_that_cannot_listen_says_so() -> None:
     who = msgspec.structs.replace(identity("a", "ipc:///tmp/nobody", Path("/tmp")), bind="ipc:///no/such/folder/a")
-    ended = agent_main.be(who, lambda: CountingEngine([MODEL], 8))
-    assert ended.code == Exit.LOST and ended.reason.startswith("it cannot listen: No such file")
+    ended = agent_main.be(who, lambda: IntegerEngine([MODEL], 8))
+    assert ended.code == AgentExit.LOST and ended.reason.startswith("it cannot listen: No such file")
 
 
 _PARENT = """
@@ -401,6 +401,8 @@ def test_moves_that_cannot_go_on_are_told(end: End) -> None:
     with threads("b") as (inside, _):
         inside.welcome("b")
         provide(inside, (hop("b", 0, LENGTH),))
-        inside.post.send("b", Receive(1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", 19, (), True, one))
-        inside.post.send("b", Gone("a"))
-        assert inside.next(Stuck).move == 1
+        inside.post.send(
+            "b", StartMigration(1, "s", 1, Stage(MODEL.spec.name, 0, LENGTH), (0, 2), MODEL.spec.page_tokens, "a", 19, (), True, one)
+        )
+        inside.post.send("b", PeerDown("a"))
+        assert inside.next(MigrationFailed).move == 1

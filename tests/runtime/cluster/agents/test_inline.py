@@ -11,12 +11,12 @@ import pytest
 
 from runtime.chains import Array, StageResult
 from runtime.cluster.agent_process.loop import AgentSettings
-from runtime.cluster.agents.inline import Alone
+from runtime.cluster.agents.inline import InlineAgent
 from runtime.cluster.driver.driver import ClusterDriver
 from runtime.config import ClusterConfig
-from runtime.control.scheduler_io import Serve
+from runtime.control.scheduler_io import ServeModel
 from runtime.engine.fakes.fake import FakeEngine, answer
-from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.types import EngineLost, ModelSpec, SamplingParams, SequenceRequest, StepPlan, StepResult
 from tests.runtime.cluster.clusters import CUTS, LIMIT, MODELS, Load, answered, blocks, eventually, request, verify
 from tests.runtime.cluster.whole import inline
@@ -24,10 +24,10 @@ from zoo.errors import InUse, NotFound, NotServable, Unavailable
 
 
 def alone(
-    make: Callable[[], CountingEngine] = lambda: CountingEngine(MODELS, 400), log: Callable[[bytes], object] | None = None
+    make: Callable[[], IntegerEngine] = lambda: IntegerEngine(MODELS, 400), log: Callable[[bytes], object] | None = None
 ) -> ClusterDriver:
     chains = [model.chain(*CUTS) for model in MODELS]
-    only = Alone(make, settings=AgentSettings(report_seconds=0.05))
+    only = InlineAgent(make, settings=AgentSettings(report_seconds=0.05))
     return ClusterDriver(chains, blocks(), [only.device], only, ClusterConfig(), log=log)
 
 
@@ -45,13 +45,13 @@ def test_tokens_are_the_models_own_and_pages_come_back() -> None:
 
 
 def test_a_step_that_fails_ends_its_own_sequences_only() -> None:
-    with alone(lambda: CountingEngine(MODELS, 400, fail_at=(3,))) as driver:
+    with alone(lambda: IntegerEngine(MODELS, 400, fail_at=(3,))) as driver:
         one, two = request("one", range(1, 9)), request("two", range(2, 12))
         assert answered(driver, [one])["one"][-1].finish == "error"
         verify(two, answered(driver, [two])["two"])
 
 
-class _Lost(CountingEngine):
+class _Lost(IntegerEngine):
     """Is lost on its third step."""
 
     def run(self, plan: StepPlan, inputs: dict[str, Array]) -> StageResult:  # type: ignore[override]
@@ -70,22 +70,22 @@ def test_an_engine_that_is_lost_is_the_end_and_says_why() -> None:
 
 
 def test_where_no_model_is_served_an_engine_that_is_not_made_again_is_the_end_too() -> None:
-    made: list[CountingEngine] = []
+    made: list[IntegerEngine] = []
 
-    def make() -> CountingEngine:
+    def make() -> IntegerEngine:
         if made:
             raise EngineLost("no such device")
-        made.append(CountingEngine(MODELS, 400))
+        made.append(IntegerEngine(MODELS, 400))
         return made[-1]
 
-    only = Alone(make)
+    only = InlineAgent(make)
     with ClusterDriver([], [], [only.device], only, ClusterConfig()) as driver:
         assert not driver.restart(only.device, LIMIT)
         assert not driver.alive and "no such device" in (driver.death or "")
 
 
 def test_an_engine_that_cannot_be_made_is_told_at_once() -> None:
-    def make() -> CountingEngine:
+    def make() -> IntegerEngine:
         raise EngineLost("no such device")
 
     with pytest.raises(Unavailable, match="no such device"):
@@ -93,10 +93,10 @@ def test_an_engine_that_cannot_be_made_is_told_at_once() -> None:
 
 
 def test_another_engine_takes_over_and_nothing_is_lost() -> None:
-    made: list[CountingEngine] = []
+    made: list[IntegerEngine] = []
 
-    def make() -> CountingEngine:
-        made.append(CountingEngine(MODELS, 400))
+    def make() -> IntegerEngine:
+        made.append(IntegerEngine(MODELS, 400))
         return made[-1]
 
     with alone(make) as driver:
@@ -112,7 +112,7 @@ def test_requests_and_aborts_come_while_a_step_runs() -> None:
     """Nobody who asks waits for the engine."""
     inside, go_on = threading.Event(), threading.Event()
 
-    class Slow(CountingEngine):
+    class Slow(IntegerEngine):
         def run(self, plan: StepPlan, inputs: dict[str, Array]) -> StageResult:  # type: ignore[override]
             inside.set()
             assert go_on.wait(LIMIT)
@@ -170,7 +170,7 @@ def test_a_model_that_could_neither_be_unloaded_in_time_nor_come_back_is_said_to
         events = driver.run([SequenceRequest("one", "one", "m", (5, 6), SamplingParams(max_tokens=100, ignore_eos=True))])
         first = next(events)
 
-        def lost(name: str) -> Serve:
+        def lost(name: str) -> ServeModel:
             raise NotFound(f"{name} is not in the store")
 
         driver._describe = lost

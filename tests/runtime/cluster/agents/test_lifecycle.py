@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.cluster.agents.lifecycle import LifeConfig, Lives, Overdue
-from runtime.cluster.driver.unavailable_models import Strandings, stranded
+from runtime.cluster.agents.lifecycle import AgentLifecycles, LateAgent, LifeConfig
+from runtime.cluster.driver.unavailable_models import UnavailableModels, stranded
 from runtime.engine.fakes.integer_model import counting_model
 
 SECOND = 1_000_000_000
 CONFIG = LifeConfig(starts=4, steady_seconds=10, backoff_seconds=1, backoff_most=3, silent_seconds=5, stalled_seconds=60, ready_seconds=20)
 
 
-def started() -> Lives:
-    lives = Lives(["a", "b"], CONFIG)
+def started() -> AgentLifecycles:
+    lives = AgentLifecycles(["a", "b"], CONFIG)
     assert lives.due(0) == [("a", 1), ("b", 1)] and lives.due(0) == []
     assert lives.ready("a", 1, 0) and lives.ready("b", 1, 0) and lives.all_up()
     return lives
@@ -86,13 +86,13 @@ def test_silence_stalls_and_slow_starts_are_noticed() -> None:
     lives = started()
     assert lives.overdue(5 * SECOND) == []
     lives.beat("a", 1, 0, 4 * SECOND)
-    assert lives.overdue(6 * SECOND) == [Overdue("b", 1, "it has not been heard of for 5 s")]
+    assert lives.overdue(6 * SECOND) == [LateAgent("b", 1, "it has not been heard of for 5 s")]
     lives.beat("b", 1, 61_000, 6 * SECOND)
-    assert lives.overdue(7 * SECOND) == [Overdue("b", 1, "it has been at one step for 60 s")]
+    assert lives.overdue(7 * SECOND) == [LateAgent("b", 1, "it has been at one step for 60 s")]
     lives.died("b", 1, "hung", 7 * SECOND)
     lives.due(7 * SECOND)
     lives.beat("a", 1, 0, 28 * SECOND)
-    assert lives.overdue(28 * SECOND) == [Overdue("b", 2, "it was not ready within 20 s")]
+    assert lives.overdue(28 * SECOND) == [LateAgent("b", 2, "it was not ready within 20 s")]
 
 
 @pytest.mark.parametrize("wrong", [{"starts": 0}, {"backoff_seconds": 0}, {"silent_seconds": -1}])
@@ -113,7 +113,7 @@ def test_a_model_is_stranded_when_the_last_instance_of_one_of_its_blocks_is() ->
 
 def test_a_model_is_stranded_no_more_when_its_next_version_is_elsewhere() -> None:
     first, second = counting_model("m", "1 2* 3 4"), counting_model("m", "1 2* 3 5")
-    strandings, where = Strandings(), {first.chain(2).uses[0].block: ["a"], first.chain(2).uses[1].block: ["b"]}
+    strandings, where = UnavailableModels(), {first.chain(2).uses[0].block: ["a"], first.chain(2).uses[1].block: ["b"]}
     strandings.look([first.chain(2)], where, ["b"], {"b": "it fell"})
     assert strandings.reason("m") == "m cannot run any more: the agent of b does not come back (it fell)"
     strandings.look([second.chain(2)], where | {second.chain(2).uses[1].block: ["a"]}, ["b"], {"b": "it fell"})

@@ -9,17 +9,17 @@ import pytest
 import zmq
 
 from runtime.cluster.agents.lifecycle import LifeConfig
-from runtime.cluster.agents.remote import Company
-from runtime.cluster.launch.launcher import Died, Seat
-from runtime.control.scheduler_io import Down
-from runtime.messages import PROTOCOL, Ready
-from runtime.transport.messenger import Post
+from runtime.cluster.agents.remote import RemoteAgents
+from runtime.cluster.launch.launcher import AgentDied, AgentSlot
+from runtime.control.scheduler_io import AgentDown
+from runtime.messages import PROTOCOL, AgentHello
+from runtime.transport.messenger import Messenger
 
 
 class Silent:
     """A fleet that does nothing."""
 
-    seat = Seat("")
+    seat = AgentSlot("")
 
     def attach(self, listener: Any, scheduler: str) -> None: ...
 
@@ -37,17 +37,17 @@ def context() -> Iterator[zmq.Context[Any]]:
     made.destroy(0)  # a test that has failed has left its posts open
 
 
-def met(context: zmq.Context[Any]) -> tuple[Post, Post, Company]:
+def met(context: zmq.Context[Any]) -> tuple[Messenger, Messenger, RemoteAgents]:
     """The scheduler's post, that of agent a, which is awaited, and the company."""
-    scheduler = Post("scheduler", bind="inproc://scheduler", context=context)
-    agent = Post("a", 1, bind="inproc://a", context=context)
-    company = Company(["a", "b"], Silent(), scheduler, LifeConfig(), "v", lambda: 0)
+    scheduler = Messenger("scheduler", bind="inproc://scheduler", context=context)
+    agent = Messenger("a", 1, bind="inproc://a", context=context)
+    company = RemoteAgents(["a", "b"], Silent(), scheduler, LifeConfig(), "v", lambda: 0)
     company.look()
     agent.learn("scheduler", 0, scheduler.address)
     return scheduler, agent, company
 
 
-def ready(agent: Post) -> dict[str, Any]:
+def ready(agent: Messenger) -> dict[str, Any]:
     return {
         "device": "a",
         "protocol": PROTOCOL,
@@ -74,11 +74,11 @@ def ready(agent: Post) -> dict[str, Any]:
 )
 def test_what_an_agent_says_of_itself_is_checked(context: zmq.Context[Any], changed: dict[str, Any], why: str | None) -> None:
     scheduler, agent, company = met(context)
-    agent.send("scheduler", Ready(**(ready(agent) | changed)))
+    agent.send("scheduler", AgentHello(**(ready(agent) | changed)))
     told = company.receive(5.0)
     (facts, _) = company.lives.facts()
     if why is None:
-        assert [type(each) for each in told] == [Ready] and facts.phase == "up"
+        assert [type(each) for each in told] == [AgentHello] and facts.phase == "up"
     else:
         assert told == [] and facts.phase == "failed" and why in facts.reason
     for post in (agent, scheduler):
@@ -88,12 +88,12 @@ def test_what_an_agent_says_of_itself_is_checked(context: zmq.Context[Any], chan
 @pytest.mark.parametrize("asked", [False, True])
 def test_whether_an_agent_was_told_to_end_is_said_of_its_end(context: zmq.Context[Any], asked: bool) -> None:
     scheduler, agent, company = met(context)
-    agent.send("scheduler", Ready(**ready(agent)))
+    agent.send("scheduler", AgentHello(**ready(agent)))
     assert len(company.receive(5.0)) == 1
     if asked:
         company.restart("a")
-    company.died(Died("a", 1, 0, "it has ended"))
-    assert company.receive(5.0) == [Down("a", "it has ended", planned=asked)]
+    company.died(AgentDied("a", 1, 0, "it has ended"))
+    assert company.receive(5.0) == [AgentDown("a", "it has ended", planned=asked)]
     assert company.lives.facts()[0].deaths == (not asked)
     for post in (agent, scheduler):
         post.close()

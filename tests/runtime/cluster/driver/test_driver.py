@@ -17,13 +17,13 @@ import zmq
 
 from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.launcher import Seat
-from runtime.cluster.launch.processes import ProcessConfig, Processes
+from runtime.cluster.launch.launcher import AgentSlot
+from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
 from runtime.config import ClusterConfig
-from runtime.control.scheduler_io import Serve
-from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected
-from runtime.messages import Done
-from runtime.transport.messenger import Post
+from runtime.control.scheduler_io import ServeModel
+from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected
+from runtime.messages import RowsDone
+from runtime.transport.messenger import Messenger
 from runtime.types import TokenEvent
 from tests.runtime.cluster.agent_programs import counting
 from tests.runtime.cluster.clusters import (
@@ -50,25 +50,25 @@ EAGER = LifeConfig(silent_seconds=1.0, backoff_seconds=0.02, steady_seconds=0.1,
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[tuple[ClusterDriver, Processes]]:
+def running() -> Iterator[tuple[ClusterDriver, ProcessLauncher]]:
     fleet = processes(pace=0.3)
     with cluster(fleet, EAGER) as driver:
         yield driver, fleet
 
 
 @pytest.fixture
-def driver(running: tuple[ClusterDriver, Processes]) -> Iterator[ClusterDriver]:
+def driver(running: tuple[ClusterDriver, ProcessLauncher]) -> Iterator[ClusterDriver]:
     assert eventually(lambda: running[0].health()["status"] == "ok")
     yield running[0]
     assert eventually(lambda: at_rest(running[0])), running[0].state()
 
 
 @pytest.fixture
-def fleet(running: tuple[ClusterDriver, Processes]) -> Processes:
+def fleet(running: tuple[ClusterDriver, ProcessLauncher]) -> ProcessLauncher:
     return running[1]
 
 
-def pid(driver: ClusterDriver, fleet: Processes, device: str) -> int:
+def pid(driver: ClusterDriver, fleet: ProcessLauncher, device: str) -> int:
     found = fleet.pid(device, driver._company.lives.incarnation(device))
     assert found is not None
     return found
@@ -140,9 +140,9 @@ def test_models_come_and_go_and_are_replaced_under_load() -> None:
     """Through processes: whoever runs finishes on what it began with, and what nobody uses any more is gone from agents."""
     newer = counting_model("org/m-2", "1 2* 3 4* 5 6* 7 11", max_model_len=512)
 
-    def described(model: CountingModel, name: str) -> Serve:
+    def described(model: IntegerModel, name: str) -> ServeModel:
         chain = model.chain(*CUTS)
-        return Serve(replace(chain, spec=replace(chain.spec, name=name), source=model.spec.name), model.blocks(*CUTS))
+        return ServeModel(replace(chain, spec=replace(chain.spec, name=name), source=model.spec.name), model.blocks(*CUTS))
 
     fleet = processes(pace=0.3, models=(*MODELS, newer))
     chains = [MODELS[0].chain(*CUTS)]
@@ -190,7 +190,7 @@ def test_memory_counts_what_is_on_all_devices(driver: ClusterDriver) -> None:
     assert memory.kv_pool == 3 * 400 * 64
 
 
-def test_an_agent_that_is_killed_is_replaced_and_its_requests_go_on(driver: ClusterDriver, fleet: Processes) -> None:
+def test_an_agent_that_is_killed_is_replaced_and_its_requests_go_on(driver: ClusterDriver, fleet: ProcessLauncher) -> None:
     with Load(driver) as load:
         for device in DEVICES:
             before = load.done
@@ -204,7 +204,7 @@ def test_an_agent_that_is_killed_is_replaced_and_its_requests_go_on(driver: Clus
     assert all("signal 9" in facts[device].reason or "cannot be reached" in facts[device].reason for device in DEVICES)
 
 
-def test_an_agent_that_hangs_is_noticed_and_replaced(driver: ClusterDriver, fleet: Processes) -> None:
+def test_an_agent_that_hangs_is_noticed_and_replaced(driver: ClusterDriver, fleet: ProcessLauncher) -> None:
     with Load(driver, clients=2) as load:
         assert eventually(lambda: load.done > 1)
         victim = pid(driver, fleet, "b")
@@ -226,11 +226,11 @@ def test_a_rolling_restart_loses_nothing(driver: ClusterDriver) -> None:
     assert {each.device: each.deaths for each in driver.agents()} == deaths
 
 
-def test_whoever_says_what_is_not_its_to_say_is_replaced(driver: ClusterDriver, fleet: Processes) -> None:
-    impostor = Post("b", driver._company.lives.incarnation("b"), purpose="main")
+def test_whoever_says_what_is_not_its_to_say_is_replaced(driver: ClusterDriver, fleet: ProcessLauncher) -> None:
+    impostor = Messenger("b", driver._company.lives.incarnation("b"), purpose="main")
     impostor.learn("scheduler", 0, driver._company._post.address)
     incarnation = driver._company.lives.incarnation("b")
-    impostor.send("scheduler", Done("a", ("s",), (1,), (1,), (None,)))
+    impostor.send("scheduler", RowsDone("a", ("s",), (1,), (1,), (None,)))
     assert eventually(lambda: driver._company.lives.incarnation("b") > incarnation)
     impostor.close()
     assert eventually(lambda: driver.health()["status"] == "ok")
@@ -250,14 +250,14 @@ def test_an_agent_of_another_version_is_refused_on_both_sides() -> None:
 def test_an_engine_that_cannot_be_made_is_the_reason_why_there_is_no_cluster() -> None:
     broken = ProcessConfig(counting(MODELS, -1), warm=False)
     with pytest.raises(Unavailable, match="cannot be brought up"):
-        ClusterDriver([MODELS[0].chain(*CUTS)], blocks(), ["a"], Processes(broken), ClusterConfig(), LifeConfig(starts=1))
+        ClusterDriver([MODELS[0].chain(*CUTS)], blocks(), ["a"], ProcessLauncher(broken), ClusterConfig(), LifeConfig(starts=1))
 
 
 class NeverUp:
     """A fleet of agents that never come up. `bind`: where the scheduler is told to listen."""
 
     def __init__(self, bind: str) -> None:
-        self.seat, self.ended = Seat(bind, context=zmq.Context()), False
+        self.seat, self.ended = AgentSlot(bind, context=zmq.Context()), False
 
     def attach(self, listener: Any, scheduler: str) -> None: ...
 
@@ -329,7 +329,7 @@ def test_what_began_on_a_version_whose_device_does_not_come_back_ends_though_its
         chain = replace(NEXT.chain(*CUTS), spec=MODELS[1].spec, source=NEXT.spec.name)
         with driver._changed:  # where the block before it is, there is no room
             driver._scheduler.devices[own].limit = 1
-        driver.serve(Serve(chain, NEXT.blocks(*CUTS)), LIMIT)
+        driver.serve(ServeModel(chain, NEXT.blocks(*CUTS)), LIMIT)
         os.kill(pid(driver, fleet, own), signal.SIGKILL)
         end = list(stream)[-1]
         assert end.finish == "error" and "does not come back" in str(end.error)

@@ -12,22 +12,22 @@ import pytest
 
 from runtime.cluster.agent_process.main import Preparation
 from runtime.cluster.launch import processes
-from runtime.cluster.launch.launcher import Died
-from runtime.cluster.launch.processes import ProcessConfig, Processes
+from runtime.cluster.launch.launcher import AgentDied
+from runtime.cluster.launch.processes import ProcessConfig, ProcessLauncher
 
 LIMIT = 20.0
 ENDS = (sys.executable, "-c", "import sys; sys.stdin.readline(); sys.stdin.readline(); sys.exit(3)")
 #: Does not read what it is told.
 SLEEPS = (sys.executable, "-c", "import time; time.sleep(60)")
-Deaths = queue.SimpleQueue[Died]
+Deaths = queue.SimpleQueue[AgentDied]
 
 
 @pytest.fixture
-def made() -> Iterator[Callable[..., tuple[Processes, Deaths]]]:
+def made() -> Iterator[Callable[..., tuple[ProcessLauncher, Deaths]]]:
     with ExitStack() as stack:
 
-        def make(program: tuple[str, ...], settings: dict[str, object] | None = None, warm: bool = False) -> tuple[Processes, Deaths]:
-            fleet, deaths = Processes(ProcessConfig(Preparation("none", settings or {}), program=program, warm=warm)), Deaths()
+        def make(program: tuple[str, ...], settings: dict[str, object] | None = None, warm: bool = False) -> tuple[ProcessLauncher, Deaths]:
+            fleet, deaths = ProcessLauncher(ProcessConfig(Preparation("none", settings or {}), program=program, warm=warm)), Deaths()
             fleet.attach(deaths.put, "ipc:///nowhere")
             stack.callback(fleet.shutdown, LIMIT)
             return fleet, deaths
@@ -36,7 +36,7 @@ def made() -> Iterator[Callable[..., tuple[Processes, Deaths]]]:
 
 
 def test_what_cannot_be_started_is_told_and_the_next_one_starts(
-    made: Callable[..., tuple[Processes, Deaths]], monkeypatch: pytest.MonkeyPatch
+    made: Callable[..., tuple[ProcessLauncher, Deaths]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet, deaths = made(ENDS)
 
@@ -46,19 +46,19 @@ def test_what_cannot_be_started_is_told_and_the_next_one_starts(
     with monkeypatch.context() as patch:
         patch.setattr(processes._Child, "begin", fail)
         fleet.start("a", 1)
-        assert deaths.get(timeout=LIMIT) == Died("a", 1, None, "its process cannot be started: can't start new thread")
+        assert deaths.get(timeout=LIMIT) == AgentDied("a", 1, None, "its process cannot be started: can't start new thread")
     fleet.start("a", 2)
-    assert deaths.get(timeout=LIMIT) == Died("a", 2, 3, "its process ended with code 3")
+    assert deaths.get(timeout=LIMIT) == AgentDied("a", 2, 3, "its process ended with code 3")
 
 
-def test_a_program_that_is_not_there_is_the_reason(made: Callable[..., tuple[Processes, Deaths]]) -> None:
+def test_a_program_that_is_not_there_is_the_reason(made: Callable[..., tuple[ProcessLauncher, Deaths]]) -> None:
     fleet, deaths = made(("/no/such/program",), warm=True)
     for life in (1, 2):
         fleet.start("a", life)
         assert "cannot be started: No such file" in deaths.get(timeout=LIMIT).reason
 
 
-def test_a_child_that_does_not_listen_holds_nobody_up(made: Callable[..., tuple[Processes, Deaths]]) -> None:
+def test_a_child_that_does_not_listen_holds_nobody_up(made: Callable[..., tuple[ProcessLauncher, Deaths]]) -> None:
     """More than a pipe takes is being written to it meanwhile."""
     fleet, _ = made(SLEEPS, {"much": "x" * (1 << 20)})
     fleet.start("a", 1)
@@ -72,7 +72,7 @@ def test_a_child_that_does_not_listen_holds_nobody_up(made: Callable[..., tuple[
     assert time.monotonic() - began < LIMIT / 2 and not fleet._all
 
 
-def test_standbys_that_end_unused_are_made_again_a_few_times_for_each_start(made: Callable[..., tuple[Processes, Deaths]]) -> None:
+def test_standbys_that_end_unused_are_made_again_a_few_times_for_each_start(made: Callable[..., tuple[ProcessLauncher, Deaths]]) -> None:
     fleet, deaths = made((sys.executable, "-c", "import sys; sys.exit(4)"), warm=True)
     made_so_far: list[int] = []
     spawn = fleet._spawn
@@ -97,7 +97,7 @@ WARMS = (sys.executable, "-c", "import sys\nsys.stdin.readline()\nprint('{\"warm
 
 
 def test_one_stands_by_once_those_that_are_waited_for_are_warm(
-    made: Callable[..., tuple[Processes, Deaths]], monkeypatch: pytest.MonkeyPatch
+    made: Callable[..., tuple[ProcessLauncher, Deaths]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fleet, _ = made(WARMS, warm=True)
     held: list[Callable[[], None]] = []

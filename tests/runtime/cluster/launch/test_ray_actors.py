@@ -12,7 +12,7 @@ import pytest
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.agents.lifecycle import LifeConfig
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.ray_actors import RayConfig, Rays
+from runtime.cluster.launch.ray_actors import RayConfig, RayLauncher
 from tests.runtime.cluster.agent_programs import counting
 from tests.runtime.cluster.clusters import MODELS, Load, answered, at_rest, cluster, eventually, request, verify
 from zoo.errors import InputError
@@ -22,15 +22,15 @@ if find_spec("ray") is None:  # (not importorskip: Ray reads its environment whe
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[tuple[ClusterDriver, Rays]]:
+def running() -> Iterator[tuple[ClusterDriver, RayLauncher]]:
     from cli.serving.agent_engines import ENGINES
 
-    fleet = Rays(RayConfig(counting(MODELS, 400), ENGINES, settings=AgentSettings(report_seconds=0.1)))
+    fleet = RayLauncher(RayConfig(counting(MODELS, 400), ENGINES, settings=AgentSettings(report_seconds=0.1)))
     with cluster(fleet, LifeConfig(backoff_seconds=0.05)) as driver:
         yield driver, fleet
 
 
-def test_tokens_are_the_models_own_over_three_actors(running: tuple[ClusterDriver, Rays]) -> None:
+def test_tokens_are_the_models_own_over_three_actors(running: tuple[ClusterDriver, RayLauncher]) -> None:
     driver, fleet = running
     ones = [request(f"t{at}", range(at + 1, at + 20), MODELS[at % 2].spec.name) for at in range(8)]
     got = answered(driver, ones)
@@ -40,7 +40,7 @@ def test_tokens_are_the_models_own_over_three_actors(running: tuple[ClusterDrive
     assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
-def test_an_actor_that_is_killed_is_replaced_and_its_requests_go_on(running: tuple[ClusterDriver, Rays]) -> None:
+def test_an_actor_that_is_killed_is_replaced_and_its_requests_go_on(running: tuple[ClusterDriver, RayLauncher]) -> None:
     driver, fleet = running
     with Load(driver) as load:
         assert eventually(lambda: load.done > 2)
@@ -58,4 +58,4 @@ def test_an_actor_that_is_killed_is_replaced_and_its_requests_go_on(running: tup
 def test_without_authentication_there_is_no_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(InputError, match="RAY_AUTH_MODE=token"):
-        Rays(RayConfig(counting(), {}))
+        RayLauncher(RayConfig(counting(), {}))

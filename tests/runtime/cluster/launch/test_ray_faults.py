@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from runtime.cluster.launch import ray_actors as rays
-from runtime.cluster.launch.launcher import Died
-from runtime.cluster.launch.ray_actors import RayConfig, Rays
+from runtime.cluster.launch.launcher import AgentDied
+from runtime.cluster.launch.ray_actors import RayConfig, RayLauncher
 from tests.runtime.cluster.agent_programs import counting
 from zoo.errors import InputError
 
@@ -77,12 +77,12 @@ class Ray:
 
 
 @pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rays, Ray, queue.SimpleQueue[Died]]]:
-    ray, deaths = Ray(), queue.SimpleQueue[Died]()
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[RayLauncher, Ray, queue.SimpleQueue[AgentDied]]]:
+    ray, deaths = Ray(), queue.SimpleQueue[AgentDied]()
     monkeypatch.setattr(rays, "_ray", lambda: ray)
     monkeypatch.setattr(rays, "_require_tokens", lambda address: None)
     monkeypatch.setattr(rays, "_LOOK", 0.01)
-    fleet = Rays(RayConfig(counting(), {}))
+    fleet = RayLauncher(RayConfig(counting(), {}))
     fleet.attach(deaths.put, "tcp://127.0.0.1:1")
     yield fleet, ray, deaths
     ray.broken.clear()
@@ -97,10 +97,10 @@ def test_a_cluster_that_does_not_let_it_in_is_told_in_one_line(monkeypatch: pyte
     monkeypatch.setattr(rays, "_ray", lambda: ray)
     monkeypatch.setattr(rays, "_require_tokens", lambda address: None)
     with pytest.raises(InputError, match=f"{where}: no token was found$"):
-        Rays(RayConfig(counting(), {}, address))
+        RayLauncher(RayConfig(counting(), {}, address))
 
 
-Made = tuple[Rays, Ray, "queue.SimpleQueue[Died]"]
+Made = tuple[RayLauncher, Ray, "queue.SimpleQueue[AgentDied]"]
 
 
 @pytest.mark.parametrize("broken", ["make", "run"])
@@ -108,11 +108,11 @@ def test_what_cannot_be_started_is_an_end_with_the_reason(made: Made, broken: st
     fleet, ray, deaths = made
     ray.broken = {broken}
     fleet.start("a", 1)
-    assert deaths.get(timeout=LIMIT) == Died("a", 1, None, "Ray does not start it: Lost")
+    assert deaths.get(timeout=LIMIT) == AgentDied("a", 1, None, "Ray does not start it: Lost")
     ray.broken = set()
     fleet.start("a", 2)
     ray.actors[-2].outcome.put((0, "it was told to stop"))  # behind it stands the one that is warm
-    assert deaths.get(timeout=LIMIT) == Died("a", 2, 0, "it was told to stop")
+    assert deaths.get(timeout=LIMIT) == AgentDied("a", 2, 0, "it was told to stop")
 
 
 def test_what_cannot_be_killed_is_left_to_its_silence(made: Made) -> None:
@@ -121,7 +121,7 @@ def test_what_cannot_be_killed_is_left_to_its_silence(made: Made) -> None:
     ray.broken = {"kill"}
     fleet.kill("a", 1)
     ray.actors[0].outcome.put(ValueError("its answer cannot be read"))
-    assert deaths.get(timeout=LIMIT) == Died("a", 1, None, "its actor has ended: ValueError")
+    assert deaths.get(timeout=LIMIT) == AgentDied("a", 1, None, "its actor has ended: ValueError")
 
 
 def test_who_watches_goes_on_when_ray_is_back(made: Made) -> None:
@@ -132,7 +132,7 @@ def test_who_watches_goes_on_when_ray_is_back(made: Made) -> None:
         threading.Event().wait(0.01)
     ray.broken = set()
     fleet.kill("a", 1)
-    assert deaths.get(timeout=LIMIT) == Died("a", 1, None, "its actor has ended: Lost")
+    assert deaths.get(timeout=LIMIT) == AgentDied("a", 1, None, "its actor has ended: Lost")
 
 
 def test_without_one_that_stands_by_it_goes_on(made: Made) -> None:

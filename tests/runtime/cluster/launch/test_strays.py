@@ -6,17 +6,17 @@ import pytest
 
 from runtime.cluster.agent_process.loop import AgentSettings
 from runtime.cluster.driver.driver import ClusterDriver
-from runtime.cluster.launch.threads import Threads
+from runtime.cluster.launch.threads import ThreadLauncher
 from runtime.config import ClusterConfig
-from runtime.engine.fakes.integer_engine import CountingEngine
-from runtime.messages import Done
+from runtime.engine.fakes.integer_engine import IntegerEngine
+from runtime.messages import RowsDone
 from tests.runtime.cluster.clusters import CUTS, DEVICES, MODELS, Load, at_rest, blocks, eventually
 
 
 def test_lost_answers_cost_a_wait_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    lost: list[Done] = []
-    engines = Threads(
-        lambda device: lambda: CountingEngine(list(MODELS), 400, device=device),
+    lost: list[RowsDone] = []
+    engines = ThreadLauncher(
+        lambda device: lambda: IntegerEngine(list(MODELS), 400, device=device),
         settings=AgentSettings(report_seconds=0.05),
         beat_seconds=0.1,
     )
@@ -26,7 +26,7 @@ def test_lost_answers_cost_a_wait_and_nothing_else(monkeypatch: pytest.MonkeyPat
 
         def losing(timeout: float) -> list[object]:
             told = receive(timeout)
-            gone = [each for each in told if isinstance(each, Done)][: max(0, 3 - len(lost))]
+            gone = [each for each in told if isinstance(each, RowsDone)][: max(0, 3 - len(lost))]
             lost.extend(gone)
             return [each for each in told if not any(each is other for other in gone)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from runtime.cluster.streams.router import Routes
+from runtime.cluster.streams.router import StreamRouter
 from runtime.cluster.streams.streams import Stream
 from runtime.types import SamplingParams, SequenceRequest, TokenEvent
 
@@ -14,7 +14,7 @@ def event(seq: str, index: int, finish: str | None = None) -> TokenEvent:
 
 
 def test_of_a_closed_loop_only_living_sequences_are_named_and_each_once() -> None:
-    routes, loop = Routes(), asyncio.new_event_loop()
+    routes, loop = StreamRouter(), asyncio.new_event_loop()
     stream = Stream(["goes on", "ends"], loop, lambda seqs: None)
     routes.add([SequenceRequest(seq, "r", "m", (1,), SamplingParams(9)) for seq in ("goes on", "ends")], stream)
     loop.close()

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from runtime.config import BatchingConfig
 from runtime.engine.attention.gathered import GatheredAttention
-from runtime.engine.attention.interface import How, Tokens
+from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.attention.varlen import device_attention, varlen_attention
-from runtime.engine.step.context import Paging, RowSpan
+from runtime.engine.step.context import PagedMetadata, RowSpan
 from runtime.kv.pool import PagePool
 from tests.runtime.engine.chain_family import COUNT as CHAIN_COUNT
 from tests.runtime.engine.chain_family import add_family, agreeing
@@ -25,7 +25,7 @@ from tests.runtime.engine.test_equality import COUNT, ask, engine, prompts
 HEADS, LAYERS = 4, 3
 
 
-def paging(rows: list[tuple[int, int]], page_tokens: int, head_dim: int, kv_heads: int, strangers: bool) -> Paging:
+def paging(rows: list[tuple[int, int]], page_tokens: int, head_dim: int, kv_heads: int, strangers: bool) -> PagedMetadata:
     """`rows`: tokens before this step, and in it. `strangers`: every second token of the frame belongs to no row."""
     half = -(-page_tokens * kv_heads * head_dim * 4 // 64) * 64 + 64  # pages hold more than is used of them
     groups = [-(-(start + count) // page_tokens) for start, count in rows]
@@ -40,7 +40,7 @@ def paging(rows: list[tuple[int, int]], page_tokens: int, head_dim: int, kv_head
         at += count + strangers
     positions = torch.tensor([p for span in spans for p in range(span.start, span.length)])
     row_of = torch.tensor([i for i, span in enumerate(spans) for _ in range(span.hi - span.lo)])
-    made = Paging(
+    made = PagedMetadata(
         pool=pool,
         page_tokens=page_tokens,
         tokens=torch.tensor([t for span in spans for t in range(span.lo, span.hi)]) if strangers else None,
@@ -65,7 +65,7 @@ def paging(rows: list[tuple[int, int]], page_tokens: int, head_dim: int, kv_head
     page_tokens=st.sampled_from([1, 3, 4, 16]),
     kv_heads=st.sampled_from([1, 2, 4]),
     head_dim=st.sampled_from([8, 16]),
-    how=st.builds(How, st.sampled_from([None, 1.0]), st.sampled_from([None, 1, 5, 64])),
+    how=st.builds(AttentionSettings, st.sampled_from([None, 1.0]), st.sampled_from([None, 1, 5, 64])),
     strangers=st.booleans(),
     ends=st.booleans(),
 )
@@ -88,7 +88,12 @@ def test_the_same_as_gathering(rows, page_tokens, kv_heads, head_dim, how, stran
 
 @pytest.mark.parametrize(
     ("page_tokens", "head_dim", "how", "multiple"),
-    [(4, 8, How(softcap=2.0), 1), (4, 12, How(), 1), (4, 264, How(), 1), (4, 8, How(), 256)],
+    [
+        (4, 8, AttentionSettings(softcap=2.0), 1),
+        (4, 12, AttentionSettings(), 1),
+        (4, 264, AttentionSettings(), 1),
+        (4, 8, AttentionSettings(), 256),
+    ],
 )
 def test_what_the_kernel_does_not_take_is_gathered(page_tokens, head_dim, how, multiple):
     torch.manual_seed(0)

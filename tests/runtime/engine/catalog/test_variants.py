@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from runtime.engine.catalog.variants import Swap, compared, replaced, swaps_of
-from zoo.records import Equivalence, Run
+from zoo.records import Equivalence, ScoredRun
 
 DIGESTS = {"a": ["e", "a1", "a2", "a3", "h"], "b": ["e", "b1", "b2", "b3", "h"], "c": ["e", "c1", "c2", "h"]}
 
 
-def like(a: Run, b: Run, similarity: float, probe: str = "p") -> Equivalence:
+def like(a: ScoredRun, b: ScoredRun, similarity: float, probe: str = "p") -> Equivalence:
     return Equivalence("equivalent", a, b, probe, similarity)
 
 
 def test_swaps_are_read_from_either_side_and_the_least_score_of_a_pair_counts() -> None:
     pairs = [
-        like(Run("b", 1, 2), Run("a", 1, 2), 0.99),
-        like(Run("b", 1, 2), Run("a", 1, 2), 0.985, "q"),
-        like(Run("a", 2, 3), Run("b", 2, 3), 0.9),
+        like(ScoredRun("b", 1, 2), ScoredRun("a", 1, 2), 0.99),
+        like(ScoredRun("b", 1, 2), ScoredRun("a", 1, 2), 0.985, "q"),
+        like(ScoredRun("a", 2, 3), ScoredRun("b", 2, 3), 0.9),
     ]
     assert swaps_of("a", pairs, DIGESTS, 0.98) == [Swap(1, 2, ("b1",), 0.985)]
 
@@ -39,9 +39,9 @@ def test_of_two_ways_the_better_is_taken() -> None:
 
 def test_what_two_models_were_compared_at_behind_their_ends() -> None:
     pairs = [
-        like(Run("a", 0, 3), Run("c", 0, 2), 0.5),
-        like(Run("a", 3, 5), Run("c", 2, 4), 0.93),
-        like(Run("c", 3, 4), Run("a", 4, 5), 0.92, "q"),
+        like(ScoredRun("a", 0, 3), ScoredRun("c", 0, 2), 0.5),
+        like(ScoredRun("a", 3, 5), ScoredRun("c", 2, 4), 0.93),
+        like(ScoredRun("c", 3, 4), ScoredRun("a", 4, 5), 0.92, "q"),
     ]
     assert compared("a", "c", pairs, (5, 4)) == 0.92
     assert compared("a", "b", pairs, (5, 5)) is None

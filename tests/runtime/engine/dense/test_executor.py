@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.agent.local.agent import Agent
+from runtime.agent.local.agent import LocalAgent
 from runtime.config import BatchingConfig, DenseConfig, EngineConfig
-from runtime.engine.attention.interface import How, Tokens
+from runtime.engine.attention.interface import AttentionSettings, Tokens
 from runtime.engine.dense.executor import DenseEngine
-from runtime.engine.dense.kv_store import Slab
+from runtime.engine.dense.kv_store import DenseKV
 from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.step import runner as step
 from runtime.types import SamplingParams, SequenceRequest
@@ -306,7 +306,7 @@ def test_a_failed_step_ends_its_own_and_nothing_stays(bench, monkeypatch):
     name = known(bench, "llama")
     made = dense(bench, name, slots=2)
     drive(made, {0: [ask(name, p, f"{i}") for i, p in enumerate(prompts(1, (5, 9)))]})
-    agent = Agent(made.models(), made.page_capacity, BatchingConfig())
+    agent = LocalAgent(made.models(), made.page_capacity, BatchingConfig())
     for i, prompt in enumerate(prompts(2, (5, 9, 7))):
         agent.add(ask(name, prompt, f"x{i}"), 0)
     for _ in range(3):
@@ -327,7 +327,7 @@ def test_a_failed_step_ends_its_own_and_nothing_stays(bench, monkeypatch):
 
 def test_what_is_no_number_stays_where_it_is():
     """Placeholders are zero: neither what padding computes nor what an earlier sequence left in a row may reach who sits there (BA-04)."""
-    slab = Slab(1, torch.device("cpu"))
+    slab = DenseKV(1, torch.device("cpu"))
     slab.shape(2, 8)
     for left_behind in (True, False):
         slab.enter(None)
@@ -337,7 +337,7 @@ def test_what_is_no_number_stays_where_it_is():
         given[3:5] = float("nan")  # the second row's padding
         if left_behind:
             given[5] = float("nan")  # its only token
-        out = slab.attend(0, Tokens(torch.ones(6, 2, 4), given, given, How()))
+        out = slab.attend(0, Tokens(torch.ones(6, 2, 4), given, given, AttentionSettings()))
         assert torch.isfinite(out[:3]).all(), "one row's numbers are no affair of another's"
         assert torch.isfinite(out[5]).all() != left_behind
         while slab.columns.rows:

@@ -12,7 +12,7 @@ from msgspec import structs
 
 from runtime.chains import Array, Stage
 from runtime.engine.fakes.fake import FakeFault, PlanViolation
-from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import PRIME, counting_model, expected
 from runtime.types import EngineMemory, Logprob, Opened, Row, SamplingParams, StepPlan
 from tests.runtime.engine.carry import Carrier
@@ -26,8 +26,8 @@ PROMPTS = ((5, 6, 7, 8, 9), (1,), tuple(range(11)))
 EIGHT = SamplingParams(8)
 
 
-def engines(count: int, pages: int = 64) -> list[CountingEngine]:
-    return [CountingEngine([M, OTHER], pages, device=f"d{number}") for number in range(count)]
+def engines(count: int, pages: int = 64) -> list[IntegerEngine]:
+    return [IntegerEngine([M, OTHER], pages, device=f"d{number}") for number in range(count)]
 
 
 def test_a_token_can_be_worked_out_by_hand() -> None:
@@ -86,7 +86,7 @@ def test_every_word_of_a_full_page_counts(word: int) -> None:
     large = counting_model("large", "1 2* 3 4* 5* 6", vocab_size=PRIME)  # its token is the whole value
     tokens = []
     for flipped in (0, 1):
-        engine = CountingEngine([large], 8)
+        engine = IntegerEngine([large], 8)
         carrier = Carrier(engine)
         one = carrier.add("a", "large", PROMPTS[0], EIGHT, [(0, 0, 6)])
         carrier.step()
@@ -160,7 +160,7 @@ def test_stages_that_cannot_be(stage: Stage, error: type[Exception]) -> None:
 
 def test_pages_hold_no_more_tokens_than_fit() -> None:
     with pytest.raises(NotServable, match="4 tokens do not fit"):
-        CountingEngine([M], 4, page_bytes=48).load(Stage("m", 0, 2))
+        IntegerEngine([M], 4, page_bytes=48).load(Stage("m", 0, 2))
 
 
 STAGE = Stage("m", 1, 4)
@@ -169,7 +169,7 @@ HIDDEN = Array("int64", (1, 1), array("q", [7]).tobytes())
 HEAD = Row("h@4", "m[4:6]", (0,), 0, ((20,),))
 
 
-def started() -> CountingEngine:
+def started() -> IntegerEngine:
     (engine,) = engines(1)
     for stage in (STAGE, Stage("m", 0, 1), Stage("m", 4, 6)):
         engine.load(stage)
@@ -227,7 +227,7 @@ def test_what_is_right_about_them() -> None:
 
 
 def test_a_fault_lets_sequences_be_released_again() -> None:
-    engine = CountingEngine([M], 8, fail_at=[1])
+    engine = IntegerEngine([M], 8, fail_at=[1])
     engine.load(Stage("m", 0, 1))
     opened = [Opened(replace(request(seq), model="m[0:1]")) for seq in ("a@0#1", "b@0#2")]
     with pytest.raises(FakeFault):

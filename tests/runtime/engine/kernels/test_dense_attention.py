@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from runtime.engine.attention.interface import How, Tokens
-from runtime.engine.dense.kv_store import Slab
+from runtime.engine.attention.interface import AttentionSettings, Tokens
+from runtime.engine.dense.kv_store import DenseKV
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.kernels.build import NoKernels
 
@@ -22,12 +22,12 @@ def kernels() -> Kernels:
         pytest.skip(str(why))
 
 
-def tokens(count: int, chance: torch.Generator, how: How) -> Tokens:
+def tokens(count: int, chance: torch.Generator, how: AttentionSettings) -> Tokens:
     query, key, value = (torch.randn(count, heads, DIM, generator=chance) for heads in (HEADS, KV_HEADS, KV_HEADS))
     return Tokens(query, key, value, how)
 
 
-def computed(slab: Slab, now: Tokens) -> Tokens:
+def computed(slab: DenseKV, now: Tokens) -> Tokens:
     """A window's tokens among all that is computed of it; what stands beside them must not matter."""
     window = slab.window
     count = sum(place.count + place.empty for place in window.places)
@@ -40,19 +40,21 @@ def computed(slab: Slab, now: Tokens) -> Tokens:
     return Tokens(*out, now.how)
 
 
-def attended(slab: Slab, now: Tokens, by: Kernels | None) -> torch.Tensor:
+def attended(slab: DenseKV, now: Tokens, by: Kernels | None) -> torch.Tensor:
     out = slab.attend(0, computed(slab, now), by)
     assert torch.isfinite(out).all()
     return out if slab.window.tokens is None else out[slab.window.tokens]
 
 
-@pytest.mark.parametrize("how", [How(), How(scaling=0.3), How(window=5), How(softcap=2.0)])
+@pytest.mark.parametrize(
+    "how", [AttentionSettings(), AttentionSettings(scaling=0.3), AttentionSettings(window=5), AttentionSettings(softcap=2.0)]
+)
 def test_as_over_the_rectangle(how):
     """Four stores of one content live through the same random windows, rows that come and go, and growth: all of a window is computed, or
     its tokens and some empty rows, with the kernels and without.
     """
     chance, rng = torch.Generator().manual_seed(0), random.Random(0)
-    slabs = [Slab(1, torch.device("cpu")) for _ in range(4)]
+    slabs = [DenseKV(1, torch.device("cpu")) for _ in range(4)]
     lengths: list[int] = []
     for turn in range(40):
         for slab in slabs:
@@ -85,7 +87,7 @@ def test_as_over_the_rectangle(how):
 
 def test_a_rows_result_does_not_depend_on_the_window():
     """Bit for bit: alone, or beside rows that are longer, wider, or not there any more."""
-    alone, beside = Slab(1, torch.device("cpu")), Slab(1, torch.device("cpu"))
+    alone, beside = DenseKV(1, torch.device("cpu")), DenseKV(1, torch.device("cpu"))
     own, foreign = torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)
     for slab in (alone, beside):
         slab.shape(3, 40)
@@ -93,12 +95,12 @@ def test_a_rows_result_does_not_depend_on_the_window():
     beside.enter(None)
     length = reached = 0
     for count, other in ((4, 9), (1, 3), (1, 1), (1, 6)):
-        mine = tokens(count, own, How())
+        mine = tokens(count, own, AttentionSettings())
         alone.begin([count], [length], ())
         beside.begin([count, other], [length, reached], ())
         reached += other
-        theirs = tokens(other, foreign, How())
-        both = Tokens(*(torch.cat((a, b)) for a, b in zip(mine[:3], theirs[:3], strict=True)), How())
+        theirs = tokens(other, foreign, AttentionSettings())
+        both = Tokens(*(torch.cat((a, b)) for a, b in zip(mine[:3], theirs[:3], strict=True)), AttentionSettings())
         expected = alone.attend(0, mine, kernels())
         assert torch.equal(beside.attend(0, both, kernels())[:count], expected)
         length += count

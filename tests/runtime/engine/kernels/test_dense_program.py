@@ -7,7 +7,7 @@ import torch
 
 from runtime.config import BatchingConfig, DenseConfig, EngineConfig
 from runtime.engine.dense.executor import DenseEngine
-from runtime.engine.dense.kv_store import Slab
+from runtime.engine.dense.kv_store import DenseKV
 from runtime.engine.kernels.program import Program
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.compiled import needs_kernels
@@ -74,9 +74,9 @@ def test_adapters_and_several_models(bench, runs):
 def test_placeholders_stay_zero(bench, runs, monkeypatch):
     """What a finished row computes beside the others is not kept (BA-04)."""
     seen = 0
-    begin = Slab.begin
+    begin = DenseKV.begin
 
-    def looked(self: Slab, *given: object) -> object:
+    def looked(self: DenseKV, *given: object) -> object:
         nonlocal seen
         for x in (*self._k, *self._v):
             if x is not None:
@@ -85,7 +85,7 @@ def test_placeholders_stay_zero(bench, runs, monkeypatch):
                 assert not hidden.any()
         return begin(self, *given)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Slab, "begin", looked)
+    monkeypatch.setattr(DenseKV, "begin", looked)
     name = bench.family("llama", "cells-zero", num_hidden_layers=2, seed=4)
     for padding in ("computed", "skipped"):
         engine, _ = drive_dense(bench, [name], "run-to-completion", padding, True)

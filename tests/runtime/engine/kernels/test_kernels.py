@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.engine.kernels.bindings import Chunk, Chunks, Kernels, Low, Lows, Parts, Pool
+from runtime.engine.kernels.bindings import Kernels, Low, Lows, Parts, Pool, PromptChunk, PromptChunks
 from tests.runtime.engine.compiled import needs_kernels
 
 pytestmark = needs_kernels
@@ -260,7 +260,7 @@ def test_chunks_over_pages(chunks, heads, dim, page_tokens, window, cap, threads
             k[tables[row, t // page_tokens], t % page_tokens], v[tables[row, t // page_tokens], t % page_tokens] = key[t], value[t]
         for i in range(n):
             wanted[token + i] = attended(query[token + i], key[: start + i + 1], value[: start + i + 1], window, cap)
-        made.append(Chunk(token, n, start, row))
+        made.append(PromptChunk(token, n, start, row))
         token += n
-    KERNELS[threads].chunks(query, Pool(k, v, tables), Chunks(made), out, 0.3, window, cap)
+    KERNELS[threads].chunks(query, Pool(k, v, tables), PromptChunks(made), out, 0.3, window, cap)
     torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)

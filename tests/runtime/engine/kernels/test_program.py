@@ -10,7 +10,7 @@ from runtime.config import BatchingConfig, EngineConfig
 from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.kernels.program import Program, program_of
 from runtime.engine.step.batch import adapter_spans
-from runtime.engine.step.context import Frame, running
+from runtime.engine.step.context import ForwardContext, running
 from surgery.modules.components import Where
 from tests.runtime.engine.compiled import needs_kernels
 from tests.runtime.engine.drive import drive
@@ -89,8 +89,8 @@ def test_an_ffn_with_adapters_gives_each_row_the_same_bits_in_any_company(bench,
     users = [None, a, a, None, b, None, a]
     hidden = torch.randn(1, len(users), 64, generator=torch.Generator().manual_seed(1)) * 3
 
-    def frame(rows: range) -> Frame:
-        return Frame(torch.zeros(1, len(rows)), (), adapter_spans([users[row] for row in rows], [1] * len(rows)))
+    def frame(rows: range) -> ForwardContext:
+        return ForwardContext(torch.zeros(1, len(rows)), (), adapter_spans([users[row] for row in rows], [1] * len(rows)))
 
     def run(module: nn.Module, rows: range) -> torch.Tensor:
         with torch.inference_mode(), running(given := frame(rows)):
@@ -102,7 +102,7 @@ def test_an_ffn_with_adapters_gives_each_row_the_same_bits_in_any_company(bench,
     together = run(native, everybody)
     torch.testing.assert_close(together, run(stock, everybody), rtol=1e-5, atol=1e-5)
     assert torch.equal(program.run(hidden, frame(everybody), None, [None], None), together)
-    plain = program.run(hidden, Frame(torch.zeros(1, len(users)), ()), None, [None], None)
+    plain = program.run(hidden, ForwardContext(torch.zeros(1, len(users)), ()), None, [None], None)
     for row in everybody:
         alone = range(row, row + 1)
         assert torch.equal(run(native, alone), together[:, row : row + 1])

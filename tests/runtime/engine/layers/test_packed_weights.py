@@ -16,7 +16,7 @@ from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.kernels.bindings import Kernels
 from runtime.engine.layers import packed_weights as packing
 from runtime.engine.layers.matmul import OneDnn, Panels
-from runtime.engine.layers.packed_weights import Packs
+from runtime.engine.layers.packed_weights import PackedWeights
 from runtime.engine.models.registry import half_page
 from runtime.types import Opened, Row, SamplingParams, SequenceRequest, StepPlan
 from tests.chains import manifest_of, width_of
@@ -103,14 +103,14 @@ def measured() -> Iterator[None]:
 @pytest.mark.parametrize(("ratio", "packed"), [(0.7, True), (1.2, False)])
 def test_the_faster_of_both_is_taken_where_there_are_no_kernels(monkeypatch, measured, ratio, packed):
     monkeypatch.setattr(packing, "_measured", lambda layout, dtype: ratio)
-    made = Packs("auto", torch.device("cpu")).acquire("a", torch.ones(1024, 512))
+    made = PackedWeights("auto", torch.device("cpu")).acquire("a", torch.ones(1024, 512))
     assert (made is not None and made.layout.name == "oneDNN") == packed
 
 
 @needs_kernels
 def test_ours_is_taken_where_there_are_kernels_and_the_dtype_is_theirs(monkeypatch, measured):
     monkeypatch.setattr(packing, "_measured", lambda layout, dtype: 0.1)
-    packs = Packs("auto", torch.device("cpu"), Kernels())
+    packs = PackedWeights("auto", torch.device("cpu"), Kernels())
     half = "oneDNN" if torch.ops.mkldnn._is_mkldnn_bf16_supported() else None  # not every processor's
     for dtype, name in ((torch.float32, "panels"), (torch.bfloat16, half)):
         made = packs.acquire(f"{dtype}", torch.ones(1024, 512, dtype=dtype))
@@ -123,7 +123,7 @@ def test_a_build_without_the_layout_stays_plain(monkeypatch, measured):
 
     monkeypatch.setattr(OneDnn, "pack", missing)
     for wanted in ("auto", "packed"):
-        assert Packs(wanted, torch.device("cpu")).acquire("a", torch.ones(1024, 512)) is None
+        assert PackedWeights(wanted, torch.device("cpu")).acquire("a", torch.ones(1024, 512)) is None
 
 
 @pytest.mark.parametrize("layout", [OneDnn, pytest.param(lambda: Panels(Kernels()), marks=needs_kernels)], ids=["oneDNN", "panels"])

@@ -9,15 +9,15 @@ import torch
 
 from runtime.config import EngineConfig
 from runtime.engine.profiling.document import KIND, profile_model, stored_chain, stored_profiles
-from runtime.engine.profiling.measure import Extent, Workbench, tensors_of
+from runtime.engine.profiling.measure import MeasuredExtent, Workbench, tensors_of
 from runtime.policy.profiles import profile_of
 from tests import checkpoints
 from tests.chains import put_chain, put_stitch
 from tests.surgery.deltas.tunes import tune
 from zoo.errors import InputError, NotServable
-from zoo.records import Document, Equivalence, Run
+from zoo.records import Document, Equivalence, ScoredRun
 
-EXTENT = Extent((1, 3), (8, 40), (8, 24))
+EXTENT = MeasuredExtent((1, 3), (8, 40), (8, 24))
 CONFIG = EngineConfig(kv_bytes=1 << 24, page_tokens=8)
 
 
@@ -49,7 +49,7 @@ def test_all_blocks_of_a_chain_are_measured_and_kept(bench):
 
 def test_measured_again_it_takes_the_old_ones_place(bench):
     name = bench.family("gpt2", "again")
-    first = profile_model(bench.store, name, CONFIG, Extent((1,), (4,), (4,)))
+    first = profile_model(bench.store, name, CONFIG, MeasuredExtent((1,), (4,), (4,)))
     second = profile_model(bench.store, name, CONFIG, EXTENT)
     assert first["key"] == second["key"] and stored_profiles(bench.store, name) == [json.loads(json.dumps(second))]
 
@@ -58,7 +58,7 @@ def test_surrogates_stand_beside_what_they_stand_for(bench):
     name = bench.family("llama", "parent")
     other = bench.add("stand-in", tune("llama", bench.root / "hf" / "stand-in"), base=name)
     with bench.store.catalog.writing() as writer:
-        writer.put_equivalences([Equivalence("surrogate", Run(name, 3, 5), Run(other, 3, 5), "e" * 64, 0.9)])
+        writer.put_equivalences([Equivalence("surrogate", ScoredRun(name, 3, 5), ScoredRun(other, 3, 5), "e" * 64, 0.9)])
     document = profile_model(bench.store, name, CONFIG, EXTENT)
     surrogate = document["blocks"][-1]
     assert (surrogate["model"], surrogate["components"], surrogate["layers"]) == (other, [3, 5], [1, 2])
@@ -121,15 +121,15 @@ def test_parts_run_as_the_whole_does(bench):
 
 
 def test_contexts_end_where_the_models_does(bench):
-    document = profile_model(bench.store, bench.family("llama", "short"), CONFIG, Extent((1,), (16, 5000), (9999,)))
+    document = profile_model(bench.store, bench.family("llama", "short"), CONFIG, MeasuredExtent((1,), (16, 5000), (9999,)))
     assert document["blocks"][0]["decode"]["contexts"] == [16, 256] and list(document["blocks"][0]["prefill"]) == ["256"]
 
 
 def test_refusals(bench):
     name = bench.family("llama", "large")
     with pytest.raises(InputError, match="more than"):
-        profile_model(bench.store, name, EngineConfig(kv_bytes=1 << 16), Extent((64,), (256,), (8,)))
+        profile_model(bench.store, name, EngineConfig(kv_bytes=1 << 16), MeasuredExtent((64,), (256,), (8,)))
     with pytest.raises(NotServable):
         profile_model(bench.store, bench.add("falcon", checkpoints.make("falcon", bench.root / "hf" / "falcon")), CONFIG, EXTENT)
     with pytest.raises(InputError):
-        Extent((0,), (1,), (1,))
+        MeasuredExtent((0,), (1,), (1,))

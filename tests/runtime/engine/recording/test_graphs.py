@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.config import BatchingConfig, EngineConfig
-from runtime.engine.adapters.stack_cache import Joined
+from runtime.engine.adapters.stack_cache import StackCache
 from runtime.engine.attention.varlen import varlen_attention
 from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.recording.graphs import Graphs, bucket, graphs_for, table_width
-from runtime.engine.recording.recorder import Recorder
-from runtime.engine.step.context import AdapterSpan, Frame
+from runtime.engine.recording.recorder import StepRecorder
+from runtime.engine.step.context import AdapterSpan, ForwardContext
 from runtime.types import SamplingParams, SequenceRequest
 from tests.runtime.engine.chain_family import add_family
 from tests.runtime.engine.drive import Drive, drive
@@ -41,7 +41,7 @@ def family(bench) -> list[str]:
     return [*ADAPTED, "prompt"]
 
 
-def recorded(made: PagedEngine, recorder: Recorder, **options) -> Graphs:
+def recorded(made: PagedEngine, recorder: StepRecorder, **options) -> Graphs:
     """Have an engine record; what nobody reads is huge, which would show in every token that came of it."""
     for half in (made._pool._k, made._pool._v):
         half[made._pool.spill] = HUGE
@@ -170,7 +170,7 @@ def test_the_switch(bench, family):
 
 def test_a_recording_keeps_the_adapters_that_it_read():
     """Others are joined in between; what the recording has the address of stays, and is not what other steps change."""
-    joined: Joined[Frame] = Joined()
+    joined: StackCache[ForwardContext] = StackCache()
     made = []
 
     def make(names):
@@ -178,7 +178,7 @@ def test_a_recording_keeps_the_adapters_that_it_read():
         return object()
 
     def frame(kept):
-        return Frame(torch.zeros(1, 1), (), (AdapterSpan("a", 0, 1),), kept=kept)
+        return ForwardContext(torch.zeros(1, 1), (), (AdapterSpan("a", 0, 1),), kept=kept)
 
     kept: dict = {}
     first = joined.of(("a", "b"), frame(kept), make)

@@ -9,7 +9,7 @@ from runtime.config import EngineConfig
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
 from runtime.engine.recording.graphs import Graphs
-from runtime.engine.recording.recorder import Recorder
+from runtime.engine.recording.recorder import StepRecorder
 from runtime.types import SamplingParams
 from tests.chains import manifest_of
 from tests.runtime.engine.carry import Carrier
@@ -28,7 +28,7 @@ def family(bench):
     return bench
 
 
-def engines(bench, count: int, recorder: type[Recorder] | None = None, **changes) -> list[StagedEngine]:
+def engines(bench, count: int, recorder: type[StepRecorder] | None = None, **changes) -> list[StagedEngine]:
     config = EngineConfig(kv_bytes=2 << 20, page_tokens=4, kernels="stock", **changes)
     half = half_page(bench.store, config, NAMES)
     made = [StagedEngine(bench.store, config, half, f"d{number}") for number in range(count)]

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from runtime.agent.migration.activation_cache import KeptInputs
+from runtime.agent.migration.activation_cache import ActivationCache
 from runtime.chains import Array, Stacked, StageResult, cut
 from runtime.config import DirectConfig
 from runtime.engine.executors.stage import StagedEngine
@@ -126,7 +126,7 @@ def test_what_does_not_fit_is_refused_and_likeness_is_the_same():
 
 
 def test_what_is_kept_of_it_is_a_copy_on_its_device():
-    kept, whole_step = KeptInputs(10_000), torch.randn(64, 4)
+    kept, whole_step = ActivationCache(10_000), torch.randn(64, 4)
     kept.keep("s", 1, 0, cut(staying(whole_step), 0, 2))
     kept.keep("s", 1, 2, cut(staying(whole_step), 2, 4))
     ((first, lo, hi), _) = kept.pieces("s", 1, 0, 4)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.policy.batching.step import Blocks, HopLimits, Return, Waiting, countdown, decide
+from runtime.policy.batching.step import Blocks, HopLimits, Return, WaitingRow, countdown, decide
 
 #: Two models share block `s`; each has a block of its own behind it.
 BLOCKS = Blocks({"m": ("s", "m1"), "n": ("s", "n1"), "own": ("n1",)}, {"s": 4, "m1": 2, "n1": 3})
@@ -16,11 +16,11 @@ STAGES = st.sampled_from(["m", "n", "own", "twice"])
 LIMITS = HopLimits(tokens=100, rows=64, patience=1000)
 
 
-def row(name: str, stage: str = "m", tokens: int = 1, holds: bool = False, since: int = 0) -> Waiting:
-    return Waiting(f"{name}@{stage}", stage, tokens, holds, since)
+def row(name: str, stage: str = "m", tokens: int = 1, holds: bool = False, since: int = 0) -> WaitingRow:
+    return WaitingRow(f"{name}@{stage}", stage, tokens, holds, since)
 
 
-def chosen(rows: list[Waiting], returning: list[Return] = [], limits: HopLimits = LIMITS, now: int = 0) -> list[str]:  # noqa: B006
+def chosen(rows: list[WaitingRow], returning: list[Return] = [], limits: HopLimits = LIMITS, now: int = 0) -> list[str]:  # noqa: B006
     return [rows[place].name.split("@")[0] for place in decide(rows, returning, BLOCKS, limits, now).rows]
 
 
@@ -58,16 +58,21 @@ def test_a_slot_is_kept_until_the_countdown_ends() -> None:
 
 def test_a_slot_is_kept_from_prompts_that_are_divided_too_but_not_from_those_that_are_here() -> None:
     expected, divide = [Return("m", 500)], HopLimits(100, 64, 1000, divide=True)
-    here, new = row("here", holds=True), Waiting("new@m", "m", 3, False, 0, True)
+    here, new = row("here", holds=True), WaitingRow("new@m", "m", 3, False, 0, True)
     assert chosen([here, new], expected, divide) == ["here"]
     assert decide([here, new], expected, BLOCKS, divide, 0).kept == 1
     assert chosen([here, new], expected, divide, now=500) == ["here", "new"]
-    assert chosen([here, Waiting("back@m", "m", 3, True, 0, True)], expected, divide) == ["here", "back"]
+    assert chosen([here, WaitingRow("back@m", "m", 3, True, 0, True)], expected, divide) == ["here", "back"]
 
 
 def test_prompts_take_what_decodes_leave_and_in_their_order() -> None:
     """Budget 100: two decodes, then as much of the first prompt as fits, and nothing of the second; without division the first waits."""
-    rows = [Waiting("long@own", "own", 150, False, 0, True), Waiting("next@own", "own", 40, False, 0, True), row("a", "own"), row("b", "n")]
+    rows = [
+        WaitingRow("long@own", "own", 150, False, 0, True),
+        WaitingRow("next@own", "own", 40, False, 0, True),
+        row("a", "own"),
+        row("b", "n"),
+    ]
     divided = decide(rows, [], BLOCKS, HopLimits(100, 64, 1000, divide=True), 0)
     assert (divided.rows, divided.parts, divided.budget) == ((2, 3, 0), {0: 98}, 1)
     whole = decide(rows, [], BLOCKS, LIMITS, 0)
@@ -77,7 +82,7 @@ def test_prompts_take_what_decodes_leave_and_in_their_order() -> None:
 
 
 def test_decodes_that_take_all_of_a_step_leave_prompts_their_turn_when_they_are_overdue() -> None:
-    rows = [row("a", "own", since=5000), row("b", "n", since=5000), Waiting("p@own", "own", 9, False, 0, True)]
+    rows = [row("a", "own", since=5000), row("b", "n", since=5000), WaitingRow("p@own", "own", 9, False, 0, True)]
     tight = HopLimits(2, 64, 1000, divide=True)
     assert decide(rows, [], BLOCKS, tight, 500).rows == (0, 1)
     late = decide(rows, [], BLOCKS, tight, 5001)
@@ -134,7 +139,7 @@ _returns = st.lists(st.builds(Return, st.sampled_from(["m", "n", "own"]), st.int
 @given(_rows, _returns, st.integers(1, 12), st.integers(1, 6), st.integers(0, 12), st.integers(0, 9))
 @settings(max_examples=300, deadline=None)
 def test_limits_hold_and_whoever_waits_has_a_reason(
-    rows: list[Waiting], returning: list[Return], tokens: int, most: int, patience: int, now: int
+    rows: list[WaitingRow], returning: list[Return], tokens: int, most: int, patience: int, now: int
 ) -> None:
     decision = decide(rows, returning, BLOCKS, HopLimits(tokens, most, patience), now)
     picked = [rows[place] for place in decision.rows]
@@ -151,7 +156,7 @@ def test_limits_hold_and_whoever_waits_has_a_reason(
 
 
 def _has_reason(
-    one: Waiting, picked: list[Waiting], through: Counter[str], tokens: int, most: int, returning: list[Return], now: int
+    one: WaitingRow, picked: list[WaitingRow], through: Counter[str], tokens: int, most: int, returning: list[Return], now: int
 ) -> bool:
     """Whether it would not fit beside what was picked; a block that nobody uses is never the reason."""
     if len(picked) == most or sum(other.tokens for other in picked) + one.tokens > tokens:
@@ -165,7 +170,7 @@ def _has_reason(
 
 @given(_rows, st.integers(0, 9))
 @settings(max_examples=100, deadline=None)
-def test_holders_are_not_turned_away_for_others(rows: list[Waiting], now: int) -> None:
+def test_holders_are_not_turned_away_for_others(rows: list[WaitingRow], now: int) -> None:
     """Without the others, the holders that run are the same."""
     limits = HopLimits(tokens=12, rows=6, patience=100)
     heads = {one.name: place for place, one in reversed(list(enumerate(rows)))}
@@ -181,7 +186,7 @@ def test_holders_are_not_turned_away_for_others(rows: list[Waiting], now: int) -
     st.integers(1, 9),
     st.integers(20, 300),
 )
-def test_where_all_fit_nothing_is_decided_otherwise(rows: list[Waiting], limit: int, most: int, tokens: int) -> None:
+def test_where_all_fit_nothing_is_decided_otherwise(rows: list[WaitingRow], limit: int, most: int, tokens: int) -> None:
     """A countdown that is over keeps nothing; but it makes every block be counted."""
     blocks = Blocks({**BLOCKS.passes, "twice": ("s", "s")}, dict.fromkeys(("s", "m1", "n1"), limit))
     limits = HopLimits(tokens, most, patience=4)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from runtime.policy.migration.cost import Costs, Stage, finish_time, next_stage
+from runtime.policy.migration.cost import Costs, MigrationStage, finish_time, next_stage
 from runtime.policy.migration.two_ended import TwoEnded
 from tests.runtime.recomputing import recompute_time
 
@@ -167,15 +167,15 @@ def test_costs_that_make_no_sense_are_refused() -> None:
 @pytest.mark.parametrize(
     ("remaining", "stages", "then"),
     [
-        (0, 1, Stage.FINAL),
-        (2, 1, Stage.FINAL),
-        (3, 1, Stage.CONTINUE),
-        (3, 3, Stage.CONTINUE),
-        (3, 4, Stage.GIVE_UP),
-        (2, 4, Stage.FINAL),
+        (0, 1, MigrationStage.FINAL),
+        (2, 1, MigrationStage.FINAL),
+        (3, 1, MigrationStage.CONTINUE),
+        (3, 3, MigrationStage.CONTINUE),
+        (3, 4, MigrationStage.GIVE_UP),
+        (2, 4, MigrationStage.FINAL),
     ],
 )
-def test_a_sequence_stops_only_for_little_and_not_after_too_many_stages(remaining: int, stages: int, then: Stage) -> None:
+def test_a_sequence_stops_only_for_little_and_not_after_too_many_stages(remaining: int, stages: int, then: MigrationStage) -> None:
     assert next_stage(remaining, stages, limit_groups=2, max_stages=4) == then
 
 
@@ -183,6 +183,6 @@ def test_a_sequence_stops_only_for_little_and_not_after_too_many_stages(remainin
 def test_stages_come_to_an_end(groups: int, growth: float, limit: int, most: int) -> None:
     """Each stage takes as long as what it ships; the sequence grows by `growth` groups meanwhile for each."""
     remaining, stages = groups, 0
-    while (then := next_stage(remaining, stages, limit, most)) is Stage.CONTINUE:
+    while (then := next_stage(remaining, stages, limit, most)) is MigrationStage.CONTINUE:
         remaining, stages = int(remaining * growth), stages + 1
-    assert stages <= most and (then is Stage.FINAL) == (remaining <= limit)
+    assert stages <= most and (then is MigrationStage.FINAL) == (remaining <= limit)

@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 
 from runtime.policy.migration.cost import Costs, finish_time
-from runtime.policy.migration.recompute_source import Front, Run, front_of
+from runtime.policy.migration.recompute_source import Front, RecomputeRun, front_of
 
 #: The second half of a Llama-2-7B in half precision: 4096 wide, 16 layers with as many heads of K and V.
-HALF = Run(lo=33, hop=33, tokens=100, keeps=1 << 30, input_bytes=2 * 4096, kv_bytes=16 * 2 * 2 * 4096)
+HALF = RecomputeRun(lo=33, hop=33, tokens=100, keeps=1 << 30, input_bytes=2 * 4096, kv_bytes=16 * 2 * 2 * 4096)
 
 
 def test_a_chains_beginning_starts_from_tokens() -> None:
-    assert front_of(Run(0, 0, 100)) == Front("tokens")
-    assert front_of(Run(0, 0, 100, virtual=True)).origin == "none"
+    assert front_of(RecomputeRun(0, 0, 100)) == Front("tokens")
+    assert front_of(RecomputeRun(0, 0, 100, virtual=True)).origin == "none"
 
 
 def test_what_is_kept_is_used_where_it_is_fewer_bytes() -> None:

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.policy.placement.locality import (
-    Cluster,
-    Device,
+    ClusterLayout,
+    DeviceRoom,
     Instance,
     MoveCosts,
     Placement,
@@ -20,20 +20,22 @@ from runtime.policy.placement.locality import (
     place,
     rearrange,
 )
-from runtime.policy.placement.traffic import NEAR, Ledger, Step, Traffic
+from runtime.policy.placement.traffic import NEAR, Traffic, TrafficLedger, TrafficStep
 
 #: Two servers of two devices, ten bytes each.
-DEVICES = tuple(Device(f"{server}{index}", server, 10) for server in "xy" for index in range(2))
+DEVICES = tuple(DeviceRoom(f"{server}{index}", server, 10) for server in "xy" for index in range(2))
 EQUAL = dict.fromkeys("abcd", 5)
 COSTS = MoveCosts(crossing=1.0, nbyte=1.0, margin=1.5, period=100)
 
 
-def cluster(pairs: dict[str, float], nbytes: dict[str, int] = EQUAL, instances: str = "", devices: tuple[Device, ...] = DEVICES) -> Cluster:
+def cluster(
+    pairs: dict[str, float], nbytes: dict[str, int] = EQUAL, instances: str = "", devices: tuple[DeviceRoom, ...] = DEVICES
+) -> ClusterLayout:
     """`instances`: "a@x0 b@y1"; what they take comes off the devices."""
     there = tuple(Instance(*each.split("@")) for each in instances.split())
     used = {device.name: sum(nbytes[each.block] for each in there if each.device == device.name) for device in devices}
     left = tuple(replace(device, free=device.free - used[device.name]) for device in devices)
-    return Cluster(left, there, nbytes, {(pair[0], pair[1]): rows for pair, rows in pairs.items()})
+    return ClusterLayout(left, there, nbytes, {(pair[0], pair[1]): rows for pair, rows in pairs.items()})
 
 
 def where(placement: Placement) -> dict[str, str]:
@@ -52,7 +54,9 @@ def moved(done: Rearrangement) -> list[str]:
 
 
 def test_traffic_by_hand() -> None:
-    ledger = Ledger({"x0": "x", "x1": "x", "y0": "y"}, dict.fromkeys(["x0", "x1", "y0"], 99), EQUAL, {("a", "b"): 12.0, ("b", "c"): 8.0})
+    ledger = TrafficLedger(
+        {"x0": "x", "x1": "x", "y0": "y"}, dict.fromkeys(["x0", "x1", "y0"], 99), EQUAL, {("a", "b"): 12.0, ("b", "c"): 8.0}
+    )
     for block, device in (("a", "x0"), ("a", "y0"), ("b", "x1"), ("c", "x1")):
         ledger.add(block, device)
     assert ledger.traffic() == Traffic(between_servers=6.0, between_devices=6.0)  # one a is beside b on its server; b and c are one device
@@ -64,15 +68,15 @@ def test_traffic_by_hand() -> None:
 
 
 def test_what_the_ledger_allows() -> None:
-    ledger = Ledger({"x0": "x", "y0": "y"}, {"x0": 5, "y0": 9}, EQUAL, {})
+    ledger = TrafficLedger({"x0": "x", "y0": "y"}, {"x0": 5, "y0": 9}, EQUAL, {})
     for block, device in (("a", "x0"), ("b", "y0"), ("c", "x0"), ("c", "y0")):
         ledger.add(block, device)
     assert ledger.free == {"x0": -5, "y0": -1}
     ledger.free.update(x0=0, y0=4)
-    swap = [Step("a", "x0", "y0"), Step("b", "y0", "x0")]
+    swap = [TrafficStep("a", "x0", "y0"), TrafficStep("b", "y0", "x0")]
     assert ledger.allows(swap, transient=False) and not ledger.allows(swap, transient=True)
     ledger.free["y0"] = 5
-    assert not ledger.allows([Step("c", "x0", "y0")], transient=False)  # it has one
+    assert not ledger.allows([TrafficStep("c", "x0", "y0")], transient=False)  # it has one
     assert ledger.allows(swap, transient=True) and not ledger.allows(swap[::-1], transient=True)
     assert ledger.best_fit("d") == "y0" and ledger.best_fit("d", beside="a") is None and not ledger.fits("b", "y0")
 
@@ -152,10 +156,10 @@ def test_a_workload_that_flips_moves_instances_after_a_period() -> None:
 
 def test_one_makes_room_for_another() -> None:
     sizes = {"a": 6, "b": 6, "c": 4, "d": 1}
-    devices = (Device("x0", "x", 10), Device("y0", "y", 10))
+    devices = (DeviceRoom("x0", "x", 10), DeviceRoom("y0", "y", 10))
     done = rearrange(cluster({"ab": 90, "cd": 1}, sizes, "a@x0 c@x0 b@y0 d@y0", devices), COSTS, 100)
     assert moved(done) == []  # 10 bytes hold neither a and b, nor b before a is gone
-    devices = (Device("x0", "x", 12), Device("y0", "y", 11))
+    devices = (DeviceRoom("x0", "x", 12), DeviceRoom("y0", "y", 11))
     done = rearrange(cluster({"ab": 90, "cd": 1}, sizes, "a@x0 c@x0 b@y0 d@y0", devices), COSTS, 100)
     assert moved(done) == ["c:x0>y0", "b:y0>x0"] and done.after.between_servers == 0
 
@@ -169,16 +173,16 @@ def test_counters_fade() -> None:
 _pairs = st.dictionaries(st.sampled_from(["ab", "bc", "cd", "ac", "bd", "da"]), st.integers(1, 20).map(float), max_size=5)
 _sizes = st.fixed_dictionaries({block: st.integers(1, 8) for block in "abcd"})
 _devices = st.lists(st.tuples(st.sampled_from("xyz"), st.integers(3, 14)), min_size=1, max_size=4).map(
-    lambda drawn: tuple(Device(f"{server}{index}", server, free) for index, (server, free) in enumerate(drawn))
+    lambda drawn: tuple(DeviceRoom(f"{server}{index}", server, free) for index, (server, free) in enumerate(drawn))
 )
 
 
-def best_of_all(there: Cluster) -> tuple[int, float]:
+def best_of_all(there: ClusterLayout) -> tuple[int, float]:
     """(unplaced, weight) of the best assignment of a, b, c, d; each may stay out."""
     names = [device.name for device in there.devices]
     best = (9, 0.0)
     for at in product([None, *names], repeat=4):
-        ledger = Ledger(
+        ledger = TrafficLedger(
             {each.name: each.server for each in there.devices}, {each.name: each.free for each in there.devices}, there.nbytes, there.pairs
         )
         for block, device in zip("abcd", at, strict=True):
@@ -192,7 +196,7 @@ def best_of_all(there: Cluster) -> tuple[int, float]:
 @given(_pairs, _sizes, _devices, st.sampled_from(["locality", "frag-min"]))
 @settings(max_examples=80, deadline=None)
 def test_no_device_gets_more_than_it_holds(
-    pairs: dict[str, float], sizes: dict[str, int], devices: tuple[Device, ...], policy: str
+    pairs: dict[str, float], sizes: dict[str, int], devices: tuple[DeviceRoom, ...], policy: str
 ) -> None:
     there = cluster(pairs, sizes, devices=devices)
     placement = place("abcd", there, policy)  # type: ignore[arg-type]
@@ -211,7 +215,7 @@ def test_no_device_gets_more_than_it_holds(
 @given(_pairs, _sizes, _devices, st.data())
 @settings(max_examples=150, deadline=None)
 def test_moves_pay_and_always_have_room(
-    pairs: dict[str, float], sizes: dict[str, int], devices: tuple[Device, ...], data: st.DataObject
+    pairs: dict[str, float], sizes: dict[str, int], devices: tuple[DeviceRoom, ...], data: st.DataObject
 ) -> None:
     at = place("abcd", cluster({}, sizes, devices=devices), "frag-min")
     there = cluster(pairs, sizes, " ".join(f"{each.block}@{each.device}" for each in at.placed), devices)
@@ -239,7 +243,7 @@ def test_small_clusters_come_out_close_to_the_best() -> None:
         pairs = {pair: float(drawn.randint(1, 20)) for pair in drawn.sample(["ab", "bc", "cd", "ac", "bd", "da"], drawn.randint(1, 5))}
         layout = drawn.choice(["xxyy", "xyz", "xxyz", "xxy"])
         there = cluster(
-            pairs, sizes, devices=tuple(Device(f"{server}{index}", server, drawn.randint(8, 12)) for index, server in enumerate(layout))
+            pairs, sizes, devices=tuple(DeviceRoom(f"{server}{index}", server, drawn.randint(8, 12)) for index, server in enumerate(layout))
         )
         got, (unplaced, weight) = place("abcd", there), best_of_all(there)
         if len(got.unplaced) > unplaced:

@@ -6,23 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.policy.routing.bids import Accepted, Bids, Refused
+from runtime.policy.routing.bids import Accepted, BidRefused, Bids
 
 
 def test_the_first_wins_the_others_are_cancelled_and_late_ones_refused() -> None:
     bids = Bids()
     bids.offer("h", ["a", "b", "c"])
     assert bids.accept("h", "b") == Accepted("b", cancel=("a", "c"))
-    assert bids.accept("h", "a") == Refused("b has it") == bids.accept("h", "b")
+    assert bids.accept("h", "a") == BidRefused("b has it") == bids.accept("h", "b")
     bids.close("h")
     bids.close("h")
-    assert bids.accept("h", "c") == Refused("there is no such offer") and len(bids) == 0
+    assert bids.accept("h", "c") == BidRefused("there is no such offer") and len(bids) == 0
 
 
 def test_strangers_are_refused_and_names_are_used_once() -> None:
     bids = Bids()
     bids.offer("h", ["a"])
-    assert bids.accept("h", "x") == Refused("it was not asked")
+    assert bids.accept("h", "x") == BidRefused("it was not asked")
     for hop, devices in (("h", ["a"]), ("g", [])):
         with pytest.raises(ValueError):
             bids.offer(hop, devices)
@@ -44,7 +44,7 @@ def test_whoever_declines_after_another_won_changes_nothing() -> None:
     bids.offer("h", ["a", "b"])
     assert isinstance(bids.accept("h", "a"), Accepted)
     assert not bids.decline("h", "b").exhausted
-    assert bids.accept("h", "b") == Refused("a has it")
+    assert bids.accept("h", "b") == BidRefused("a has it")
 
 
 @given(st.lists(st.tuples(st.sampled_from(["accept", "decline"]), st.sampled_from("gh"), st.sampled_from("abcx")), max_size=20))

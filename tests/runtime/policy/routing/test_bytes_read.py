@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.policy.routing.bytes_read import Share, Spot, choose, relieve
+from runtime.policy.routing.bytes_read import ReadShare, ReadSpot, choose, relieve
 
 
 def test_a_newcomer_goes_where_its_block_is_in_use() -> None:
@@ -39,24 +39,24 @@ def test_a_block_that_is_nowhere_has_no_path() -> None:
 
 def test_a_device_with_two_foundations_gives_one_of_them_away() -> None:
     """Eight sequences read 10 + 10; apart, four read 10 and four read 10."""
-    found = relieve(8, 20.0 + 8, Share(4, 1.0, 10), [Spot("idle", 0, 0.0, 10, 100, 10)])
+    found = relieve(8, 20.0 + 8, ReadShare(4, 1.0, 10), [ReadSpot("idle", 0, 0.0, 10, 100, 10)])
     assert found is not None and found.device == "idle" and found.moves == 4
     assert found.gain == pytest.approx(1 - (4 * 14 + 4 * 14) / (8 * 28))
 
 
 def test_one_foundation_is_not_divided_for_little() -> None:
     """Weights are read once for all: half the sequences elsewhere saves half of the pages only."""
-    assert relieve(8, 100.0 + 8, Share(8, 1.0, 100), [Spot("idle", 0, 0.0, 100, 200, 100)]) is None
-    found = relieve(80, 100.0 + 80, Share(80, 1.0, 100), [Spot("idle", 0, 0.0, 100, 200, 100)])
+    assert relieve(8, 100.0 + 8, ReadShare(8, 1.0, 100), [ReadSpot("idle", 0, 0.0, 100, 200, 100)]) is None
+    found = relieve(80, 100.0 + 80, ReadShare(80, 1.0, 100), [ReadSpot("idle", 0, 0.0, 100, 200, 100)])
     assert found is not None and found.moves == 40
 
 
 def test_not_where_there_is_no_room_nor_where_others_would_suffer() -> None:
-    share = Share(4, 1.0, 10)
-    assert relieve(8, 28.0, share, [Spot("small", 0, 0.0, 10, 9, 10)]) is None
-    assert relieve(8, 28.0, share, [Spot("busy", 20, 30.0, 10, 100, 10)]) is None
+    share = ReadShare(4, 1.0, 10)
+    assert relieve(8, 28.0, share, [ReadSpot("small", 0, 0.0, 10, 9, 10)]) is None
+    assert relieve(8, 28.0, share, [ReadSpot("busy", 20, 30.0, 10, 100, 10)]) is None
     assert relieve(8, 28.0, share, []) is None
-    found = relieve(8, 28.0, share, [Spot("other", 1, 11.0, 10, 100, 10), Spot("same", 1, 11.0, 0, 100, 1)])
+    found = relieve(8, 28.0, share, [ReadSpot("other", 1, 11.0, 10, 100, 10), ReadSpot("same", 1, 11.0, 0, 100, 1)])
     assert found is not None and found.device == "same", "where the block is in use already"
 
 
@@ -64,7 +64,7 @@ def test_where_the_weights_are_already_less_has_to_be_gained() -> None:
     """Half of sixty sequences to an idle copy saves much; of eight some hundredths, which no load is worth."""
     here = 100.0 + 8 * 2
     spot = {"load": 0, "reads": 0.0, "adds": 100, "room": 0}
-    found = relieve(8, here, Share(8, 2.0, 100), [Spot("copy", more=0, **spot)])
+    found = relieve(8, here, ReadShare(8, 2.0, 100), [ReadSpot("copy", more=0, **spot)])
     assert found is not None and (found.device, found.moves) == ("copy", 4) and 0.04 <= found.gain < 0.1
-    assert relieve(8, here, Share(8, 2.0, 100), [Spot("empty", more=100, **{**spot, "room": 200})]) is None
-    assert relieve(2, 100.0 + 2, Share(2, 1.0, 100), [Spot("copy", more=0, **spot)]) is None, "two gain next to nothing"
+    assert relieve(8, here, ReadShare(8, 2.0, 100), [ReadSpot("empty", more=100, **{**spot, "room": 200})]) is None
+    assert relieve(2, 100.0 + 2, ReadShare(2, 1.0, 100), [ReadSpot("copy", more=0, **spot)]) is None, "two gain next to nothing"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runtime.policy.profiles import BlockProfile, Grid, Line, LinkProfile
-from runtime.policy.routing.latency import Candidate, Latency, Work, choose, latency_of
+from runtime.policy.routing.latency import Candidate, Latency, RowWork, choose, latency_of
 
 
 def block(name: str, per_row: float, nbytes: int = 100, load: float = 7.0) -> BlockProfile:
@@ -19,11 +19,11 @@ def block(name: str, per_row: float, nbytes: int = 100, load: float = 7.0) -> Bl
 #: One second for 100 bytes, two for 200.
 NET = LinkProfile("host", "device", Line((0, 100), (0.0, 1.0)))
 SLOW = LinkProfile("device", "host", Line((0, 100), (0.0, 4.0)))
-ONE = Work(1, 50)
+ONE = RowWork(1, 50)
 
 
 def test_each_term_by_hand():
-    here = Candidate("here", block("b", 0.5), queue=(Work(8, 50), ONE))
+    here = Candidate("here", block("b", 0.5), queue=(RowWork(8, 50), ONE))
     assert latency_of(here, ONE) == Latency(queue=4.5, compute=0.5, transfer=0.0, load=0.0)
     there = Candidate("there", block("b", 0.5), request_bytes=50, transfer=NET)
     assert latency_of(there, ONE) == Latency(0.0, 0.5, 0.5, 0.0)
@@ -54,7 +54,7 @@ def test_a_changed_table_changes_the_decision():
 def test_a_surrogate_is_worth_its_load_only_for_work_that_is_large_enough():
     own = Candidate("own", block("b", 1.0))
     surrogate = Candidate("surrogate", block("s", 0.5, nbytes=200), resident=False, way_in=NET)
-    assert [choose((own, surrogate), Work(rows, 50)).chosen.name for rows in (1, 8)] == ["own", "surrogate"]
+    assert [choose((own, surrogate), RowWork(rows, 50)).chosen.name for rows in (1, 8)] == ["own", "surrogate"]
 
 
 def test_of_equals_the_first_and_none_is_an_error():

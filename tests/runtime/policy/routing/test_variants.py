@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.policy.profiles import BlockProfile, Grid, Line
-from runtime.policy.routing.latency import Candidate, Work, latency_of
+from runtime.policy.routing.latency import Candidate, RowWork, latency_of
 from runtime.policy.routing.variants import Dispatch, DispatchLimits, Nowhere, Option, dispatch
 
-ONE = Work(1, 50)
+ONE = RowWork(1, 50)
 
 
 def option(name: str, seconds: float, **fields: object) -> Option:

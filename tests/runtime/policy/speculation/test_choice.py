@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.policy.speculation.choice import Bottleneck, chain_time, choose, stands
+from runtime.policy.speculation.choice import SlowHop, chain_time, choose, stands
 from tests.runtime.policy.figure15 import figure_15
 
 CHAIN = ["a", "b", "c", "d", "e"]
 
 
-def spots(**drains: float) -> list[Bottleneck]:
-    return [Bottleneck(block, "d0", drain) for block, drain in drains.items()]
+def spots(**drains: float) -> list[SlowHop]:
+    return [SlowHop(block, "d0", drain) for block, drain in drains.items()]
 
 
-def chosen(instances: list[Bottleneck], top: float = 1.0, chains: list[list[str]] = [CHAIN], surrogates: str = "abcde") -> list[str]:  # noqa: B006
+def chosen(instances: list[SlowHop], top: float = 1.0, chains: list[list[str]] = [CHAIN], surrogates: str = "abcde") -> list[str]:  # noqa: B006
     return [each.block for each in choose(instances, chains, surrogates, top).chosen]
 
 
@@ -38,7 +38,7 @@ def test_the_longest_queues_but_no_neighbours_and_never_the_last() -> None:
 
 def test_a_tenth_of_all_instances_rounded_up() -> None:
     chains = [[f"b{index}" for index in range(31)]]
-    instances = [Bottleneck(f"b{index}", "d0", 100.0 - index) for index in range(30)]
+    instances = [SlowHop(f"b{index}", "d0", 100.0 - index) for index in range(30)]
     made = choose(instances, chains, [each.block for each in instances])
     assert made.most == 3 and [each.block for each in made.chosen] == ["b0", "b2", "b4"]
     assert choose(instances[:5], chains, ["b0"]).most == 1 and choose([], chains, []).chosen == ()
@@ -51,7 +51,7 @@ def test_a_rule_of_one_chain_holds_for_a_block_that_others_use_too() -> None:
 
 
 def test_all_instances_of_a_block_may_and_ones_without_queue_or_surrogate_do_not() -> None:
-    twins = [Bottleneck("a", "d1", 4), Bottleneck("a", "d0", 4), Bottleneck("c", "d0", 0)]
+    twins = [SlowHop("a", "d1", 4), SlowHop("a", "d0", 4), SlowHop("c", "d0", 0)]
     assert [each.device for each in choose(twins, [CHAIN], "abc", 1.0).chosen] == ["d0", "d1"]
     assert chosen(spots(a=9, c=8), surrogates="c") == ["c"]
     with pytest.raises(ValueError):

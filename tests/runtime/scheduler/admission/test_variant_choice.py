@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from runtime.chains import Variant
-from runtime.config import ClusterConfig, RelayConfig
-from runtime.control.scheduler_io import Withdraw
-from runtime.engine.fakes.integer_model import CountingModel, counting_model
+from runtime.config import AgentConfig, ClusterConfig
+from runtime.control.scheduler_io import WithdrawModel
+from runtime.engine.fakes.integer_model import IntegerModel, counting_model
 from runtime.policy.profiles import BlockProfile, DeviceProfile, Grid, Line
 from runtime.policy.routing.variants import DispatchLimits
-from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.sim.models.variants import ScoredPair, variants_of
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, serve
@@ -27,7 +27,7 @@ CUT = (1, 3, 4)
 SMALL = {block.id: replace(block, nbytes=10) for block in V.blocks(*CUT) if block.id not in {b.id for b in A.blocks(*CUT)}}
 
 
-def variant_of(exact: CountingModel, model: CountingModel, *cuts: int, score: float = 0.99) -> Variant:
+def variant_of(exact: IntegerModel, model: IntegerModel, *cuts: int, score: float = 0.99) -> Variant:
     """As the offline maker makes it: the engine's model has just the blocks that it chose."""
     pairs = [
         ScoredPair(own, other, score)
@@ -40,9 +40,9 @@ def variant_of(exact: CountingModel, model: CountingModel, *cuts: int, score: fl
     return made[0]
 
 
-def cluster_of(devices: int = 2, prefer: str = "latency", known: tuple[CountingModel, ...] = (A, V), **changes) -> Changing:
+def cluster_of(devices: int = 2, prefer: str = "latency", known: tuple[IntegerModel, ...] = (A, V), **changes) -> Changing:
     blocks = {block.id: block for block in (*A.blocks(*CUT), *V.blocks(*CUT))} | SMALL
-    adaptation = Adaptation((variant_of(A, V, *CUT),), DispatchLimits(prefer))  # type: ignore[arg-type]
+    adaptation = VariantChoice((variant_of(A, V, *CUT),), DispatchLimits(prefer))  # type: ignore[arg-type]
     return Changing(chains=[A.chain(*CUT)], blocks=list(blocks.values()), devices=devices, known=known, adaptation=adaptation, **changes)
 
 
@@ -138,7 +138,7 @@ def test_an_update_takes_the_variants_of_the_old_version_with_it() -> None:
     cluster.expect()
     assert set(cluster.given.values()) == {"a", "a~v", "a-2", "a-2~v"}
     assert cluster.loaded() == {"a-2", "a-2~v"}
-    cluster.at(cluster.now + MS, lambda: cluster.tell(Withdraw("a")))
+    cluster.at(cluster.now + MS, lambda: cluster.tell(WithdrawModel("a")))
     cluster.run()
     cluster.expect_only()
 
@@ -152,7 +152,7 @@ def test_what_goes_takes_nothing_that_a_variant_on_its_way_needs() -> None:
     blocks = [SMALL.get(block.id, block) for block in its.blocks(*CUT)]
     assert not {block.id for block in blocks}.isdisjoint(SMALL)
     cluster.at(20 * MS, lambda: cluster.tell(serve(other, "b", *CUT, variants=(variant,), blocks=blocks)))
-    cluster.at(20 * MS + 1, lambda: cluster.tell(Withdraw("a")))
+    cluster.at(20 * MS + 1, lambda: cluster.tell(WithdrawModel("a")))
     cluster.ask(replace(request("s", (1, 2, 3), "b"), adaptive=True), at=40 * MS)
     cluster.run()
     cluster.expect()
@@ -182,10 +182,10 @@ def scaling_cluster() -> Changing:
         for model, step in zip(models, STEPS.values(), strict=True)
     ]
     limits = DispatchLimits("accuracy", equivalent=0.5, limit=0.010)
-    adaptation = Adaptation(tuple(variants), limits, DeviceProfile("d", tuple(profiles), ()))
+    adaptation = VariantChoice(tuple(variants), limits, DeviceProfile("d", tuple(profiles), ()))
     return Changing(
         chains=[LARGE.chain()], blocks=blocks, devices=3, known=models, limits=(6000, 3000, 1000), adaptation=adaptation, pages=400,
-        config=ClusterConfig(devices=3, max_running=8), relay_config=RelayConfig(chunk=8, window=1, linger_us=0),
+        config=ClusterConfig(devices=3, max_running=8), relay_config=AgentConfig(chunk=8, window=1, linger_us=0),
     )  # fmt: skip
 
 

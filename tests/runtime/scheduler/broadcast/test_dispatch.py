@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from runtime.agent.steps.queue import Lane
-from runtime.config import ClusterConfig, RelayConfig
+from runtime.config import AgentConfig, ClusterConfig
 from runtime.control.agent_io import StageStep
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.messages import Bid, Go, Offer, Open, Pass, Retract, Won
+from runtime.messages import Bid, ForwardRows, HopAssigned, Offer, OpenSequences, Retract, RunRows
 from tests.runtime.scheduler.virtual_cluster import MS, Node, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -57,7 +57,7 @@ class Copies(VirtualCluster):
 
 def cluster_of(copies: int = 2, dispatch: str = "broadcast", **changes) -> Copies:
     config = ClusterConfig(devices=6, placing="split", chunk=8, dispatch=dispatch, hop_cost=0.0, deaths=99)  # type: ignore[arg-type]
-    fields = dict(devices=6, pages=200, config=config, relay_config=RelayConfig(chunk=8, window=1))
+    fields = dict(devices=6, pages=200, config=config, relay_config=AgentConfig(chunk=8, window=1))
     cluster = Copies([M, N], [CUT, CUT], copies=copies, **(fields | changes))  # type: ignore[arg-type]
     cluster.run()
     cluster.lay()
@@ -80,7 +80,7 @@ def test_the_first_bid_wins_the_others_are_told_and_the_scheduler_learns_the_pat
     cluster.run()
     cluster.expect()
     once(cluster)
-    won = messages(cluster, Won)
+    won = messages(cluster, HopAssigned)
     assert [(each.seqs, each.hops) for each in won] == [(("a",), (1,)), (("a",), (2,))]
     assert len(messages(cluster, Offer)) == 4 and len(messages(cluster, Retract)) == 2
     # Every row behind the first goes where its K and V are: the trace has where each ran.
@@ -88,7 +88,7 @@ def test_the_first_bid_wins_the_others_are_told_and_the_scheduler_learns_the_pat
     for each in cluster.trace.named("block.hop"):
         where.setdefault(each.extra["hop"], set()).add(each.extra["to"])
     assert {at: devices == {each.devices[0]} for each in won for at in each.hops for devices in [where[at]]} == {1: True, 2: True}
-    assert len(cluster.trace.named("block.hop")) == 3 * len(messages(cluster, Go))
+    assert len(cluster.trace.named("block.hop")) == 3 * len(messages(cluster, RunRows))
     assert {device for _, device in cluster.runs} == {device for devices in where.values() for device in devices}
     choices = cluster.trace.named("dispatch.choose")
     assert [(each.cause, each.extra["rule"]) for each in choices] == [("BL-23", "broadcast")] * 2
@@ -100,7 +100,11 @@ def test_placed_is_the_baseline_and_offers_nothing() -> None:
     cluster.run()
     cluster.expect()
     once(cluster)
-    assert not messages(cluster, Offer) and not messages(cluster, Won) and not any(each.offers for each in messages(cluster, Open))
+    assert (
+        not messages(cluster, Offer)
+        and not messages(cluster, HopAssigned)
+        and not any(each.offers for each in messages(cluster, OpenSequences))
+    )
 
 
 def test_a_busy_device_does_not_take_what_an_idle_one_can() -> None:
@@ -113,7 +117,7 @@ def test_a_busy_device_does_not_take_what_an_idle_one_can() -> None:
     cluster.run()
     cluster.expect()
     once(cluster)
-    took = {device for each in messages(cluster, Won) for seq, hop, device in zip(each.seqs, each.hops, each.devices, strict=True)
+    took = {device for each in messages(cluster, HopAssigned) for seq, hop, device in zip(each.seqs, each.hops, each.devices, strict=True)
             if seq != "long" and hop == 1}  # fmt: skip
     assert took and slow not in took
 
@@ -123,7 +127,7 @@ def test_pages_of_those_that_did_not_get_it_are_free_at_once() -> None:
     cluster.ask(request("a", range(18), "m", max_tokens=30), at=cluster.now)
     while not cluster.scheduler.offers.settled:
         cluster.run_one()
-    (offers,) = {each.offers[0] for each in messages(cluster, Open) if each.offers}
+    (offers,) = {each.offers[0] for each in messages(cluster, OpenSequences) if each.offers}
     assert [(at, len(devices)) for at, devices in offers] == [(1, 3)]  # the last hop's others are on the path already
     member = cluster.scheduler.members["a"]
     assert not member.offers and not member.asked and {hop.device for hop in member.path} == member.devices
@@ -163,7 +167,7 @@ def test_a_sequence_is_moved_only_when_its_path_is_settled() -> None:
     once(cluster)
 
 
-MOMENTS = {"offered": Offer, "bid": Bid, "given": Pass, "retracted": Retract, "won": Won}
+MOMENTS = {"offered": Offer, "bid": Bid, "given": ForwardRows, "retracted": Retract, "won": HopAssigned}
 
 
 @pytest.mark.parametrize("victim", ["offerer", "winner", "loser", "first"])

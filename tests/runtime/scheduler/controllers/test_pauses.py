@@ -7,9 +7,9 @@ import random
 import pytest
 
 from runtime.config import ClusterConfig, ControlConfig
-from runtime.control.scheduler_io import Pause, Resume
+from runtime.control.scheduler_io import PauseSequence, ResumeSequence
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.messages import Go, Pages, Want
+from runtime.messages import PageData, PageRequest, RunRows
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -36,8 +36,8 @@ def told(cluster: VirtualCluster, kind: type) -> list[int]:
 
 
 def pause(cluster: VirtualCluster, begin: int, end: int, expected: int | None = None) -> None:
-    cluster.at(begin * MS, lambda: cluster.tell(Pause("p", expected)))
-    cluster.at(end * MS, lambda: cluster.tell(Resume("p")))
+    cluster.at(begin * MS, lambda: cluster.tell(PauseSequence("p", expected)))
+    cluster.at(end * MS, lambda: cluster.tell(ResumeSequence("p")))
 
 
 def test_a_paused_sequence_gets_no_rows_and_goes_on_with_its_own_tokens() -> None:
@@ -45,8 +45,8 @@ def test_a_paused_sequence_gets_no_rows_and_goes_on_with_its_own_tokens() -> Non
     pause(cluster, 12, 400)
     cluster.run()
     cluster.expect()
-    assert not [when for when in told(cluster, Go) if 12 * MS < when < 400 * MS]
-    assert max(told(cluster, Go)) > 400 * MS
+    assert not [when for when in told(cluster, RunRows) if 12 * MS < when < 400 * MS]
+    assert max(told(cluster, RunRows)) > 400 * MS
 
 
 def test_a_long_pause_moves_it_inside_the_pause() -> None:
@@ -54,7 +54,7 @@ def test_a_long_pause_moves_it_inside_the_pause() -> None:
     pause(cluster, 12, 900)
     cluster.run()
     cluster.expect()
-    copied = told(cluster, Want) + told(cluster, Pages)
+    copied = told(cluster, PageRequest) + told(cluster, PageData)
     assert copied and all(12 * MS < when < 900 * MS for when in copied)
     ahead = cluster.trace.named("migrate.ahead")
     assert len(ahead) == 1 and ahead[0].cause == "BL-17"
@@ -67,7 +67,7 @@ def test_a_short_pause_causes_no_traffic() -> None:
     pause(cluster, 12, 18)
     cluster.run()
     cluster.expect()
-    assert not told(cluster, Want) and not cluster.trace.named("migrate.ahead")
+    assert not told(cluster, PageRequest) and not cluster.trace.named("migrate.ahead")
 
 
 def test_negative_controls_with_room_enough_or_switched_off_nothing_moves() -> None:
@@ -77,7 +77,7 @@ def test_negative_controls_with_room_enough_or_switched_off_nothing_moves() -> N
         pause(cluster, 12, 900)
         cluster.run()
         cluster.expect()
-        assert not told(cluster, Want)
+        assert not told(cluster, PageRequest)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -88,8 +88,8 @@ def test_pauses_with_short_pages_and_deaths_change_no_token(seed: int) -> None:
     for number in range(8):
         cluster.ask(request(f"s{number}", range(number + 1), "m", max_tokens=30), at=rng.randrange(30 * MS))
         begin = rng.randrange(60 * MS)
-        cluster.at(begin, lambda number=number: cluster.tell(Pause(f"s{number}")))
-        cluster.at(begin + rng.randrange(200 * MS), lambda number=number: cluster.tell(Resume(f"s{number}")))
+        cluster.at(begin, lambda number=number: cluster.tell(PauseSequence(f"s{number}")))
+        cluster.at(begin + rng.randrange(200 * MS), lambda number=number: cluster.tell(ResumeSequence(f"s{number}")))
     for _ in range(seed % 3):
         cluster.at(rng.randrange(150 * MS), lambda: cluster.kill(f"d{rng.randrange(2)}"))
     pause(cluster, 20, 300)
@@ -104,10 +104,10 @@ def test_whoever_goes_on_while_it_moves_waits_for_its_row() -> None:
     cluster.ask(request("p", range(8), "m", max_tokens=6))
     for when in (22, 30):  # the first time has the stage loaded there
         cluster.at(when * MS, lambda: cluster.migrate("p", range(1), other(cluster), recompute=False) and None)
-    cluster.at(34 * MS, lambda: cluster.tell(Pause("p")))
+    cluster.at(34 * MS, lambda: cluster.tell(PauseSequence("p")))
     for when in (36, 38, 40):
-        cluster.at(when * MS, lambda: cluster.tell(Resume("p")) or cluster.tell(Pause("p")))
-    cluster.at(60 * MS, lambda: cluster.tell(Resume("p")))
+        cluster.at(when * MS, lambda: cluster.tell(ResumeSequence("p")) or cluster.tell(PauseSequence("p")))
+    cluster.at(60 * MS, lambda: cluster.tell(ResumeSequence("p")))
     cluster.run()
     cluster.expect()
     assert cluster.scheduler.handovers.counts().committed == 1

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from runtime.config import ClusterConfig, ControlConfig
-from runtime.engine.fakes.integer_model import CountingModel, counting_model
+from runtime.engine.fakes.integer_model import IntegerModel, counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -21,13 +21,13 @@ def cluster_of(control: ControlConfig, devices: int = 5, limit: int = 9000, **ch
     return VirtualCluster(MODELS, CUTS, devices=devices, pages=200, config=config, limits=(limit,) * devices, **changes)
 
 
-def ask(cluster: VirtualCluster, model: CountingModel, count: int, every: int = 1) -> None:
+def ask(cluster: VirtualCluster, model: IntegerModel, count: int, every: int = 1) -> None:
     for number in range(count):
         seq = f"{model.spec.name}-{number}"
         cluster.ask(request(seq, range(1 + number % 6), model.spec.name, max_tokens=40), at=number * every * MS)
 
 
-def where(cluster: VirtualCluster, model: CountingModel) -> set[str]:
+def where(cluster: VirtualCluster, model: IntegerModel) -> set[str]:
     held = [set(cluster.scheduler.provision.instances[use.block]) for use in model.chain(*CUTS[0]).uses]
     assert all(each == held[0] for each in held), "a chain that fits a device is torn apart"
     return held[0]

@@ -10,7 +10,7 @@ import pytest
 from runtime.chains import Array
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.messages import SCHEDULER, Done, Moved, Pass
+from runtime.messages import SCHEDULER, ForwardRows, MigrationReady, RowsDone
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -59,7 +59,7 @@ class Nth:
         return lost
 
 
-@pytest.mark.parametrize("kind", [Pass, Done])
+@pytest.mark.parametrize("kind", [ForwardRows, RowsDone])
 @pytest.mark.parametrize("number", [1, 4])
 def test_a_lost_row_runs_again_and_nobody_notices(kind: type, number: int) -> None:
     cluster = leaky(Nth(kind, number))
@@ -72,7 +72,7 @@ def test_a_lost_row_runs_again_and_nobody_notices(kind: type, number: int) -> No
 
 
 def test_without_a_limit_it_waits_on() -> None:
-    cluster = leaky(Nth(Done, 2), seconds=0.0)
+    cluster = leaky(Nth(RowsDone, 2), seconds=0.0)
     cluster.ask(request("a", range(9), "m", max_tokens=12))
     cluster.watch(60 * S)
     cluster.run()
@@ -80,7 +80,7 @@ def test_without_a_limit_it_waits_on() -> None:
 
 
 def test_rows_that_are_always_lost_end_their_sequence_with_the_reason() -> None:
-    cluster = leaky(lambda message: isinstance(message, Done) and "bad" in message.seqs)
+    cluster = leaky(lambda message: isinstance(message, RowsDone) and "bad" in message.seqs)
     cluster.ask(request("bad", range(9), "m", max_tokens=12))
     cluster.ask(request("good", range(5), "m", max_tokens=12), at=S)
     cluster.watch(20 * S)
@@ -96,7 +96,7 @@ def test_a_token_between_begins_the_count_anew() -> None:
 
     def loses(message: Any) -> bool:
         """Every second answer."""
-        if isinstance(message, Done):
+        if isinstance(message, RowsDone):
             lost.append(len(lost) % 2)
             return lost[-1] == 1
         return False
@@ -120,7 +120,7 @@ def test_steps_take_as_long_as_they_take() -> None:
 
 
 def test_a_move_that_nothing_comes_of_is_given_up_and_the_sequence_goes_on() -> None:
-    cluster = leaky(Nth(Moved, 1), devices=3)
+    cluster = leaky(Nth(MigrationReady, 1), devices=3)
     cluster.ask(request("a", range(40), "m", max_tokens=12))
     while not cluster.told["a"].tokens:
         cluster.run_one()

@@ -11,12 +11,27 @@ from collections.abc import Callable
 import pytest
 
 from runtime.chains import Surrogate, devices_of
-from runtime.config import ClusterConfig, ControlConfig, RelayConfig, SpeculationConfig
-from runtime.control.scheduler_io import Down, Updated
+from runtime.config import AgentConfig, ClusterConfig, ControlConfig, SpeculationConfig
+from runtime.control.scheduler_io import AgentDown, ModelUpdated
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
-from runtime.messages import Close, Done, Drop, Go, Loaded, Lost, Moved, Open, Pages, Pass, Receive, Settle, Verdict, Want
-from runtime.scheduler.migration.migration import Handover
-from runtime.scheduler.sequences.sequence import Member
+from runtime.messages import (
+    CloseSequences,
+    FinishMigration,
+    ForwardRows,
+    MigrationReady,
+    OpenSequences,
+    PageData,
+    PageRequest,
+    RowsDone,
+    RowsLost,
+    RunRows,
+    SpeculationResult,
+    StageReady,
+    StartMigration,
+    UnloadStages,
+)
+from runtime.scheduler.migration.migration import Migration
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -31,7 +46,7 @@ SLOW = 100.0
 
 def cluster_of(**changes) -> VirtualCluster:
     config = ClusterConfig(devices=3, placing="split", chunk=8)
-    fields = dict(devices=3, pages=200, config=config, relay_config=RelayConfig(chunk=8, window=1), page_bytes_per_ms=SLOW)
+    fields = dict(devices=3, pages=200, config=config, relay_config=AgentConfig(chunk=8, window=1), page_bytes_per_ms=SLOW)
     return VirtualCluster([M], [CUT], **(fields | changes))  # type: ignore[arg-type]
 
 
@@ -53,7 +68,7 @@ def reach(cluster: VirtualCluster, condition: Callable[[], object], most: int = 
     raise AssertionError("the moment never comes")
 
 
-def member(cluster: VirtualCluster, seq: str = "a") -> Member | None:
+def member(cluster: VirtualCluster, seq: str = "a") -> ScheduledSequence | None:
     """It, while it runs."""
     found = cluster.scheduler.members.get(seq)
     return found if found is not None and found.path else None
@@ -96,7 +111,7 @@ def test_while_it_loads_a_stage(device: str) -> None:
 @pytest.mark.parametrize("device", ["d0", "d1", "d2"])
 def test_while_its_stage_is_loaded_but_nobody_knows(device: str) -> None:
     cluster = busy()
-    reach(cluster, lambda: said(cluster, Loaded) and cluster.sent[-1][1] == device)
+    reach(cluster, lambda: said(cluster, StageReady) and cluster.sent[-1][1] == device)
     kill_and_finish(cluster, device)
 
 
@@ -123,7 +138,7 @@ def test_while_another_takes_its_place(phase: str, again: str) -> None:
     def reached() -> bool:
         if cluster.nodes["d1"] is first:
             return False
-        return {"starting": not device["d1"].alive, "loading": bool(device["d1"].loading), "loaded": said(cluster, Loaded)}[phase]
+        return {"starting": not device["d1"].alive, "loading": bool(device["d1"].loading), "loaded": said(cluster, StageReady)}[phase]
 
     reach(cluster, reached)
     kill_and_finish(cluster, again)
@@ -156,11 +171,11 @@ def test_while_rows_run(phase: str, hop: int, victim: int) -> None:
 
 
 @pytest.mark.parametrize("victim", HOPS)
-@pytest.mark.parametrize("kind", [Go, Pass, Done, Open])
+@pytest.mark.parametrize("kind", [RunRows, ForwardRows, RowsDone, OpenSequences])
 def test_while_rows_are_passed_on(kind: type, victim: int) -> None:
     """Out, from one hop to the next, and home: the message is on its way when its sender, its receiver or the third one dies."""
     cluster = busy()
-    reach(cluster, lambda: said(cluster, kind) and (a := member(cluster)) is not None and (a.phase == "decode" or kind is Open))
+    reach(cluster, lambda: said(cluster, kind) and (a := member(cluster)) is not None and (a.phase == "decode" or kind is OpenSequences))
     kill_and_finish(cluster, cluster.scheduler.members["a"].path[victim].device)
 
 
@@ -187,27 +202,27 @@ def test_while_a_newcomer_begins_with_anothers_pages(victim: int) -> None:
     cluster = busy()
     reach(cluster, lambda: (a := member(cluster)) is not None and a.computed > 20)
     cluster.ask(request("same", (*range(18), 1, 2), "m", max_tokens=12), at=cluster.now)
-    reach(cluster, lambda: said(cluster, Open) and any(cluster.sent[-1][3].shared))
+    reach(cluster, lambda: said(cluster, OpenSequences) and any(cluster.sent[-1][3].shared))
     kill_and_finish(cluster, cluster.scheduler.members["same"].path[victim].device)
 
 
 # -- moves (BL-16) -----------------------------------------------------------------------------------------------------
 
 
-def move_of(cluster: VirtualCluster) -> Handover | None:
+def move_of(cluster: VirtualCluster) -> Migration | None:
     return next(iter(cluster.scheduler.handovers), None)
 
 
 #: Moments of a move, in their order: what is true then.
-MOMENTS: dict[str, Callable[[VirtualCluster, Handover], object]] = {
-    "it has been ordered": lambda cluster, move: said(cluster, Receive),
-    "pages are asked for": lambda cluster, move: said(cluster, Want),
-    "pages are on their way": lambda cluster, move: said(cluster, Pages),
-    "all is there, and nobody knows": lambda cluster, move: said(cluster, Moved),
+MOMENTS: dict[str, Callable[[VirtualCluster, Migration], object]] = {
+    "it has been ordered": lambda cluster, move: said(cluster, StartMigration),
+    "pages are asked for": lambda cluster, move: said(cluster, PageRequest),
+    "pages are on their way": lambda cluster, move: said(cluster, PageData),
+    "all is there, and nobody knows": lambda cluster, move: said(cluster, MigrationReady),
     "it is held, its row still under way": lambda cluster, move: move.member.held and move.member.flying and not move.asked,
-    "the rest is asked for": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, Receive),
-    "the rest is on its way": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, Pages),
-    "the rest is there, and nobody knows": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, Moved),
+    "the rest is asked for": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, StartMigration),
+    "the rest is on its way": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, PageData),
+    "the rest is there, and nobody knows": lambda cluster, move: move.member.held and move.stages > 1 and said(cluster, MigrationReady),
 }
 #: Ends of a move, and at which moments pages are seen with them.
 ENDS: dict[str, dict[str, bool]] = {"both ends": {}, "copy": {"recompute": False}, "recompute": {"copy": False}}
@@ -264,7 +279,7 @@ def test_while_a_move_is_settled(heard: int, victim: str) -> None:
     """Between the copy and the hand-over: committed, and the devices have heard nothing of it, or part of it."""
     cluster, parts = moving(0)
     reach(cluster, lambda: cluster.scheduler.handovers.counts().committed)
-    assert {type(message) for _, _, _, message in cluster.sent[-6:]} >= {Settle, Open, Close}
+    assert {type(message) for _, _, _, message in cluster.sent[-6:]} >= {FinishMigration, OpenSequences, CloseSequences}
     for _ in range(heard):
         cluster.run_one()
     kill_and_finish(cluster, parts[victim])
@@ -299,13 +314,13 @@ def test_a_table_is_not_cut_while_a_step_writes_it() -> None:
     for hi in (2, 5):  # what it needs there is loaded first
         cluster.scheduler._state.ask_for(one.chain, target, one.chain.stage(0, hi))
     reach(cluster, lambda: "m[0:5]" in cluster.scheduler.devices[target].loaded)
-    reach(cluster, lambda: said(cluster, Go) and "a" in cluster.sent[-1][3].seqs)
+    reach(cluster, lambda: said(cluster, RunRows) and "a" in cluster.sent[-1][3].seqs)
     assert cluster.migrate("a", range(1), target) is None
     reach(cluster, lambda: (move := move_of(cluster)) is not None and one.held and not move.asked and running(cluster, "a", "decode", 1))
     cluster.nodes[source].alive = False
-    cluster.tell(Down(source, "killed"))  # heard of before the step is over
+    cluster.tell(AgentDown(source, "killed"))  # heard of before the step is over
     assert cluster.scheduler.handovers.counts().committed == 1 and cluster.nodes[target].running
-    reach(cluster, lambda: said(cluster, Lost) and cluster.sent[-1][1] == target)
+    reach(cluster, lambda: said(cluster, RowsLost) and cluster.sent[-1][1] == target)
     assert "K and V that it needs" in cluster.sent[-1][3].reason and cluster.sent[-1][3].retry
     cluster.run()
     cluster.expect()
@@ -332,9 +347,9 @@ def test_while_blocks_are_scaled_up_and_down(moment: str, device: str) -> None:
     cluster = crowded()
     moments: dict[str, Callable[[], object]] = {
         "an instance comes": lambda: cluster.trace.named("scale.up"),
-        "sequences go there": lambda: cluster.trace.named("scale.up") and said(cluster, Pages),
+        "sequences go there": lambda: cluster.trace.named("scale.up") and said(cluster, PageData),
         "it is drained": lambda: cluster.trace.named("scale.down"),
-        "its stages are dropped": lambda: said(cluster, Drop),
+        "its stages are dropped": lambda: said(cluster, UnloadStages),
     }
     reach(cluster, moments[moment])
     if moment == "it is drained":  # newcomers meanwhile
@@ -357,11 +372,11 @@ def test_while_a_model_is_replaced(moment: str, device: str) -> None:
     moments: dict[str, Callable[[], object]] = {
         "its stages are loaded": lambda: cluster.scheduler._state.coming and any(each.loading for each in cluster.scheduler.devices),
         "both run": lambda: {each.chain.loaded_as for each in cluster.scheduler.members.values() if each.path} == {"m-1", "m-2"},
-        "the old one goes": lambda: said(cluster, Drop),
+        "the old one goes": lambda: said(cluster, UnloadStages),
     }
     reach(cluster, moments[moment])
     kill_and_finish(cluster, device)
-    assert cluster.updated == [Updated("m", new.chain(*cut).version)]
+    assert cluster.updated == [ModelUpdated("m", new.chain(*cut).version)]
     cluster.expect_only((new, cut))
 
 
@@ -383,9 +398,9 @@ def test_while_hops_are_predicted(moment: str, victim: int) -> None:
         cluster.ask(request(f"s{number}", [at % 3 for at in range(number + 6)], "m", max_tokens=16), at=(20 + 3 * number) * MS)
     moments: dict[str, Callable[[], object]] = {
         "a stand-in is loaded": lambda: any("~" in stage for each in cluster.scheduler.devices for stage in each.loading),
-        "a prediction is passed on": lambda: said(cluster, Pass) and any(turn % 2 for turn in cluster.sent[-1][3].turns),
+        "a prediction is passed on": lambda: said(cluster, ForwardRows) and any(turn % 2 for turn in cluster.sent[-1][3].turns),
         "a guess goes on": lambda: cluster.scheduler.speculation.counts().guesses > 0,
-        "a verdict is on its way": lambda: said(cluster, Verdict),
+        "a verdict is on its way": lambda: said(cluster, SpeculationResult),
     }
     reach(cluster, moments[moment])
     path = next(each.path for each in cluster.scheduler.members.values() if each.path)

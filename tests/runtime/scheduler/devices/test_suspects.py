@@ -8,8 +8,8 @@ import pytest
 
 from runtime.chains import Array, StageResult
 from runtime.config import ClusterConfig
-from runtime.control.scheduler_io import Down, Pause, Resume
-from runtime.engine.fakes.integer_engine import CountingEngine
+from runtime.control.scheduler_io import AgentDown, PauseSequence, ResumeSequence
+from runtime.engine.fakes.integer_engine import IntegerEngine
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.types import StepPlan
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -21,7 +21,7 @@ M = counting_model("m", "1 2* 3* 4", max_model_len=128)
 def killing(*bad: str, at: int = 0, devices: int = 2) -> VirtualCluster:
     """Steps with a row of these, at this token or behind it, kill their device before they are over."""
 
-    class Killed(CountingEngine):
+    class Killed(IntegerEngine):
         def run(self, plan: StepPlan, inputs: Mapping[str, Array]) -> StageResult:
             if any(row.seq.partition("@")[0].startswith(bad) and row.start + len(row.tokens) > at for row in plan.rows):
                 cluster.at(cluster.now, lambda: cluster.kill(self.device))
@@ -74,13 +74,13 @@ def test_whoever_has_no_row_under_way_is_no_suspect() -> None:
     cluster.ask(request("s", range(5), "m", max_tokens=60))
     cluster.run(until=12 * MS)
     member = cluster.scheduler.members["s"]
-    cluster.tell(Pause("s"))
+    cluster.tell(PauseSequence("s"))
     cluster.run(until=20 * MS)
     assert member.path and not member.flying
     member.deaths = 3
     cluster.kill("d0")
     cluster.run(until=40 * MS)
-    cluster.tell(Resume("s"))
+    cluster.tell(ResumeSequence("s"))
     cluster.run()
     cluster.expect()
 
@@ -93,7 +93,7 @@ def test_devices_that_are_told_to_go_are_nobodys_fault() -> None:
 
     def restart(name: str) -> None:
         cluster.nodes[name].alive = False
-        cluster.tell(Down(name, "it was restarted", planned=True))
+        cluster.tell(AgentDown(name, "it was restarted", planned=True))
 
     for number in range(8):
         cluster.at((20 + 30 * number) * MS, lambda name=f"d{number % 2}": restart(name))

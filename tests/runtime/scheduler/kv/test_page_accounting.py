@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from runtime.chains import Hop
-from runtime.messages import PROTOCOL, Ready
+from runtime.messages import PROTOCOL, AgentHello
 from runtime.policy.routing.paths import choose_devices, path_cost
 from runtime.scheduler.devices.devices import Devices
-from runtime.scheduler.kv.page_accounting import Holding, Ledger
-from runtime.scheduler.kv.prefix_index import Beginning, Prefixes, marks_of
+from runtime.scheduler.kv.page_accounting import PageAccounting, PageHolding
+from runtime.scheduler.kv.prefix_index import CachedPrefix, PrefixIndex, marks_of
 
 PLACES = (("d0", 2), ("d0", 0), ("d1", 3))
 
@@ -21,7 +21,7 @@ PLACES = (("d0", 2), ("d0", 0), ("d1", 3))
 def devices_of(count: int = 3) -> Devices:
     devices = Devices()
     for number in range(count):
-        devices.up(Ready(f"d{number}", PROTOCOL, "", 100_000, 64, 0, ""))
+        devices.up(AgentHello(f"d{number}", PROTOCOL, "", 100_000, 64, 0, ""))
     return devices
 
 
@@ -56,7 +56,7 @@ class Pages:
 def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
     rng = random.Random(seed)
     devices, pages = devices_of(), Pages()
-    ledger, holdings = Ledger(devices), dict[str, Holding]()
+    ledger, holdings = PageAccounting(devices), dict[str, PageHolding]()
     for step in range(40):
         name, act = f"s{step}", rng.choice(("take", "take", "share", "share", "grow", "free", "keep", "move"))
         seq = rng.choice(sorted(holdings)) if holdings else ""
@@ -107,12 +107,12 @@ def test_it_counts_what_every_page_by_itself_would(seed: int) -> None:
 
 def test_a_device_that_dies_takes_its_extents_along_and_its_next_life_begins_empty() -> None:
     devices = devices_of(2)
-    ledger = Ledger(devices)
+    ledger = PageAccounting(devices)
     one = ledger.take(PLACES, 4)
     two = ledger.take(PLACES, 6, one, 3)
     devices.down("d0")
     ledger.bereft(two, "d0")
-    devices.up(Ready("d0", PROTOCOL, "", 100, 64, 0, ""))
+    devices.up(AgentHello("d0", PROTOCOL, "", 100, 64, 0, ""))
     ledger.rehouse(two, PLACES)
     ledger.free(one)
     ledger.check([two], {})
@@ -120,7 +120,7 @@ def test_a_device_that_dies_takes_its_extents_along_and_its_next_life_begins_emp
 
 
 def test_tentative_groups_are_not_in_the_order_of_moves() -> None:
-    ledger = Ledger(devices_of())
+    ledger = PageAccounting(devices_of())
     one = ledger.take(PLACES, 4)
     two = ledger.take(PLACES, 6, one, 3)
     views = [ledger.mover("a", one, 2, "d1").pages, ledger.mover("b", two, 5, "d1").pages]
@@ -134,12 +134,12 @@ PATHS = [(Hop(name, 0, 4, (0, 2)),) for name in ("d0", "d1")]
 @given(st.integers(0, 1_000_000))
 def test_the_longest_beginning_is_found_on_each_path(seed: int) -> None:
     rng = random.Random(seed)
-    prefixes, standing = Prefixes(), list[tuple[Beginning, tuple[int, ...]]]()
+    prefixes, standing = PrefixIndex(), list[tuple[CachedPrefix, tuple[int, ...]]]()
     for step in range(30):
         tokens = tuple(rng.randrange(2) for _ in range(rng.randrange(12)))
         realm = rng.choice((("v", ""), ("v", "t"), ("w", "")))
         if rng.random() < 0.6:
-            made = Beginning(f"s{step}", Holding(), marks_of(tokens, 2), prefixes.shelf(realm, rng.choice(PATHS)))
+            made = CachedPrefix(f"s{step}", PageHolding(), marks_of(tokens, 2), prefixes.shelf(realm, rng.choice(PATHS)))
             prefixes.reaches(made, rng.randrange(len(tokens) // 2 + 1))
             standing.append((made, tokens))
         elif standing:

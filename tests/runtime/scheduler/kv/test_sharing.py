@@ -11,12 +11,12 @@ from dataclasses import replace
 import pytest
 
 from runtime.chains import Surrogate
-from runtime.config import ClusterConfig, RelayConfig, Sharing, SpeculationConfig, SpeculationMode
+from runtime.config import AgentConfig, ClusterConfig, Sharing, SpeculationConfig, SpeculationMode
 from runtime.control.scheduler_io import Tick
 from runtime.engine.fakes.integer_model import counting_model, surrogate_of
 from runtime.policy.kv.duplicates import PERIOD
 from runtime.policy.migration.order import order_moves
-from runtime.scheduler.sequences.sequence import Member
+from runtime.scheduler.sequences.sequence import ScheduledSequence
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -118,7 +118,7 @@ def test_tenants_share_nothing_with_each_other() -> None:
 @pytest.mark.parametrize("wrong", [False, True])
 def test_models_share_nothing_with_each_other_or_their_tokens_would_not_be_theirs(wrong: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if wrong:  # the control: if versions were not told apart
-        monkeypatch.setattr(Member, "realm", property(lambda member: ("any", member.request.tenant)))
+        monkeypatch.setattr(ScheduledSequence, "realm", property(lambda member: ("any", member.request.tenant)))
     other = counting_model("n", "1 2* 3 4* 5* 7")
     third = counting_model("n", "1 9* 3 4* 5* 7")
     for second in (other, third):
@@ -348,7 +348,7 @@ def test_whatever_happens_tokens_are_the_models_own_and_books_agree(seed: int) -
     sharing: Sharing = rng.choice(("running", "cached", "cached"))
     cluster = cluster_of(
         sharing, devices=3, placing=rng.choice(("split", "copies")), pages=rng.choice((40, 70, 300)), owner_margin=rng.choice((0.0, 8.0)),
-        relay_config=RelayConfig(chunk=rng.choice((4, 16)), window=rng.choice((1, 3)), patience_ms=200),
+        relay_config=AgentConfig(chunk=rng.choice((4, 16)), window=rng.choice((1, 3)), patience_ms=200),
         page_bytes_per_ms=rng.choice((1e9, 100.0)),
     )  # fmt: skip
     asked = alike(18, rng)

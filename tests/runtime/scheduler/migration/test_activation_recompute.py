@@ -9,11 +9,11 @@ import random
 
 import pytest
 
-from runtime.config import ClusterConfig, RelayConfig
+from runtime.config import AgentConfig, ClusterConfig
 from runtime.control.scheduler_io import Tick
 from runtime.engine.fakes.integer_model import counting_model
-from runtime.messages import Pages, Receive, Settle, Want
-from runtime.scheduler.migration.migration import Handover
+from runtime.messages import FinishMigration, PageData, PageRequest, StartMigration
+from runtime.scheduler.migration.migration import Migration
 from runtime.types import TraceEvent
 from tests.runtime.scheduler.test_scheduler import CUTS, M, N, some
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
@@ -27,7 +27,7 @@ MIDDLE = range(1, 2)
 def cluster_of(kept: int = 1 << 30, **changes: object) -> VirtualCluster:
     fields = dict(
         devices=3, pages=400, config=ClusterConfig(devices=3, placing="split", chunk=8), page_bytes_per_ms=400.0,
-        relay_config=RelayConfig(chunk=8, window=1, boundary_bytes=kept),
+        relay_config=AgentConfig(chunk=8, window=1, boundary_bytes=kept),
     )  # fmt: skip
     return VirtualCluster([TWO], [(1,)], **(fields | changes))  # type: ignore[arg-type]
 
@@ -55,7 +55,7 @@ def go_on(cluster: VirtualCluster, seq: str = "a") -> None:
     cluster.tell(Tick())
 
 
-def move(cluster: VirtualCluster, target: str, seq: str = "a", **ends: bool) -> Handover:
+def move(cluster: VirtualCluster, target: str, seq: str = "a", **ends: bool) -> Migration:
     """Begin one, the sequence resting or not; what it needs is loaded first."""
     while cluster.migrate(seq, MIDDLE, target, **ends) is not None:
         cluster.run_one()
@@ -139,7 +139,7 @@ def test_without_a_back_what_is_not_kept_cannot_be_had() -> None:
 def test_a_run_that_begins_within_a_stage_has_no_inputs() -> None:
     cluster = VirtualCluster(
         [M], [(1, 3, 4)], devices=2, config=ClusterConfig(devices=2, placing="split"),
-        relay_config=RelayConfig(chunk=8, window=1, boundary_bytes=1 << 20),
+        relay_config=AgentConfig(chunk=8, window=1, boundary_bytes=1 << 20),
     )  # fmt: skip
     cluster.ask(request("a", range(20), "m", max_tokens=9))
     rest(cluster)
@@ -171,7 +171,7 @@ def test_it_grows_while_it_moves(ends: dict[str, bool]) -> None:
 
 
 @pytest.mark.parametrize("victim", ["source", "target", "other"])
-@pytest.mark.parametrize("kind", [Receive, Want, Pages, Settle])
+@pytest.mark.parametrize("kind", [StartMigration, PageRequest, PageData, FinishMigration])
 def test_a_device_dies(kind: type, victim: str) -> None:
     """Whatever is under way, of hidden states or pages."""
     cluster = cluster_of()
@@ -181,7 +181,7 @@ def test_a_device_dies(kind: type, victim: str) -> None:
     names = {"source": made.source, "target": made.target, "other": made.path[0].device}
 
     def said() -> bool:
-        """One of those is among the latest messages; of Want and Pages one of hidden states."""
+        """One of those is among the latest messages; of PageRequest and PageData one of hidden states."""
         return any(isinstance(each[3], kind) and getattr(each[3], "before", 1) == 1 for each in cluster.sent[-5:])
 
     reach(cluster, said)
@@ -245,13 +245,13 @@ def test_what_an_older_epoch_asks_for_is_refused() -> None:
     rest(cluster)
     member = cluster.scheduler.members["a"]
     source = cluster.nodes[member.path[1].device].relay
-    want = Want(1, "a", member.epoch, (0, 3), 0, 8, "d2", 1)
+    want = PageRequest(1, "a", member.epoch, (0, 3), 0, 8, "d2", 1)
     (given,) = source.handle(want, (), cluster.now)
     assert type(given).__name__ == "SendInputs" and given.message.kept == ((0, member.computed),)
-    for stale in (Want(1, "a", member.epoch - 1, (0, 3), 0, 8, "d2", 1), Want(1, "a", member.epoch, (0, 3), 0, 8, "d2", 2)):
+    for stale in (PageRequest(1, "a", member.epoch - 1, (0, 3), 0, 8, "d2", 1), PageRequest(1, "a", member.epoch, (0, 3), 0, 8, "d2", 2)):
         (refused,) = source.handle(stale, (), cluster.now)
         assert refused.message.error and not refused.message.kept and not refused.arrays
-    (beyond,) = source.handle(Want(1, "a", member.epoch, (0, 3), 0, 99, "d2", 1), (), cluster.now)
+    (beyond,) = source.handle(PageRequest(1, "a", member.epoch, (0, 3), 0, 99, "d2", 1), (), cluster.now)
     assert beyond.message.error and beyond.message.kept == ((0, member.computed),)
     go_on(cluster)
     finish(cluster)
@@ -279,7 +279,7 @@ def test_migrations_of_every_kind_change_no_token(seed: int) -> None:
     kept, chunk, window = rng.choice((2000, 20_000, 1 << 20)), rng.choice((4, 8, 64)), rng.choice((1, 2, 5))
     cluster = VirtualCluster(
         [M, N], CUTS, devices=3, pages=rng.choice((120, 400)), config=ClusterConfig(devices=3, placing="split", chunk=rng.choice((4, 64))),
-        relay_config=RelayConfig(chunk=chunk, window=window, patience_ms=200, boundary_bytes=kept),
+        relay_config=AgentConfig(chunk=chunk, window=window, patience_ms=200, boundary_bytes=kept),
         page_bytes_per_ms=rng.choice((1e9, 200.0, 20.0)), latency=rng.choice((MS // 100, MS // 4)),
     )  # fmt: skip
     deaths = seed % 2
@@ -310,7 +310,7 @@ def test_one_portion_that_does_not_verify_is_brought_again(lost: int, ends: dict
     """Whichever it is, and whatever was asked for behind it: nothing waits for ever."""
     count = 0
 
-    def damage(pages: Pages) -> bool:
+    def damage(pages: PageData) -> bool:
         nonlocal count
         count += pages.before > 0
         return pages.before > 0 and count == lost + 1

@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from runtime.chains import StageEngine
-from runtime.config import ClusterConfig, RelayConfig
+from runtime.config import AgentConfig, ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.policy.migration.cost import finish_time
 from runtime.types import StepPlan
@@ -32,7 +32,7 @@ def cluster_of(tokens: int, recompute_ms: float, copy_ms: float, kept: int = 1 <
     fields = dict(
         devices=3, pages=600, config=ClusterConfig(devices=3, placing="split", chunk=64), latency=0, alpha=0,
         beta=int(recompute_ms * MS / 4),
-        relay_config=RelayConfig(chunk=chunk, window=1, boundary_bytes=kept), page_bytes_per_ms=GROUP_BYTES / copy_ms,
+        relay_config=AgentConfig(chunk=chunk, window=1, boundary_bytes=kept), page_bytes_per_ms=GROUP_BYTES / copy_ms,
     )  # fmt: skip
     cluster = VirtualCluster([M], [CUT], **(fields | changes))  # type: ignore[arg-type]
     cluster.ask(request("a", [number % 97 for number in range(tokens)], "m", max_tokens=4))
@@ -181,7 +181,7 @@ def test_few_layers_behind_wide_hidden_states_are_copied() -> None:
     wide = chain.uses[0], type(chain.uses[1])(*[getattr(chain.uses[1], name) for name in chain.uses[1].__slots__[:-1]], 16)  # type: ignore[misc]
     cluster = VirtualCluster(
         chains=[type(chain)(chain.spec, chain.version, wide)], blocks=thin.blocks(1), stand_ins=[thin], devices=3,
-        config=ClusterConfig(devices=3, placing="split"), relay_config=RelayConfig(boundary_bytes=1 << 20),
+        config=ClusterConfig(devices=3, placing="split"), relay_config=AgentConfig(boundary_bytes=1 << 20),
     )  # fmt: skip
     cluster.ask(request("a", range(40), "m", max_tokens=4))
     while not cluster.told["a"].tokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from runtime.agent.steps.queue import Lane
-from runtime.config import ClusterConfig, RelayConfig
+from runtime.config import AgentConfig, ClusterConfig
 from runtime.control.agent_io import StageStep
 from runtime.engine.fakes.integer_model import counting_model
 from tests.runtime.scheduler.virtual_cluster import MS, Node, VirtualCluster
@@ -40,7 +40,7 @@ class Failing(VirtualCluster):
 def moving(after: int, **ends: bool) -> Failing:
     config = ClusterConfig(devices=2, placing="copies", chunk=16)
     cluster = Failing(
-        [M], devices=2, pages=256, config=config, relay_config=RelayConfig(chunk=8, window=1), page_bytes_per_ms=100.0, latency=MS // 10
+        [M], devices=2, pages=256, config=config, relay_config=AgentConfig(chunk=8, window=1), page_bytes_per_ms=100.0, latency=MS // 10
     )
     cluster.after = after
     cluster.ask(request("warm", (1,), "m", max_tokens=1), request("warm-too", (1,), "m", max_tokens=1))

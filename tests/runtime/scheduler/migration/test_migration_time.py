@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from runtime.config import ClusterConfig, RelayConfig
+from runtime.config import AgentConfig, ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.policy.migration.cost import finish_time
 from tests.runtime.recomputing import costs, seconds
@@ -22,7 +22,7 @@ def move(tokens: int, recompute_ms: float, copy_ms: float, **ends: bool) -> Virt
     """Move a sequence of so many tokens that rests meanwhile; a group takes these milliseconds to recompute, or to travel."""
     cluster = VirtualCluster(
         [M], devices=2, pages=4096, config=ClusterConfig(devices=2), latency=0, alpha=0, beta=int(recompute_ms * MS / 4),
-        relay_config=RelayConfig(chunk=4, window=1), page_bytes_per_ms=GROUP_BYTES / copy_ms,
+        relay_config=AgentConfig(chunk=4, window=1), page_bytes_per_ms=GROUP_BYTES / copy_ms,
     )  # fmt: skip
     cluster.ask(request("a", [number % 97 for number in range(tokens)], "m", max_tokens=4))
     while not (told := cluster.told["a"]).tokens:

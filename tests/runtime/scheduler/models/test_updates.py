@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from runtime.config import ClusterConfig
-from runtime.control.scheduler_io import Withdraw
-from runtime.engine.fakes.integer_model import CountingModel, counting_model
-from runtime.scheduler.routing.estimates import Estimates
+from runtime.control.scheduler_io import WithdrawModel
+from runtime.engine.fakes.integer_model import IntegerModel, counting_model
+from runtime.scheduler.routing.estimates import LatencyEstimates
 from tests.runtime.scheduler.changing import Changing, as_version, serve
 from tests.runtime.scheduler.routing.test_estimates import profile
 from tests.runtime.scheduler.virtual_cluster import MS
@@ -35,7 +35,7 @@ def ask(cluster: Changing, rng: random.Random, within: int, first: int = 0, coun
         cluster.ask(request(f"s{number}", prompt, "m", max_tokens=rng.randrange(1, 20)), at=rng.randrange(within))
 
 
-def change(cluster: Changing, model: CountingModel, at: int) -> None:
+def change(cluster: Changing, model: IntegerModel, at: int) -> None:
     cluster.at(at, lambda: cluster.tell(serve(model, "m", *CUT)))
 
 
@@ -87,7 +87,7 @@ def test_of_versions_that_are_gone_nothing_measured_is_kept() -> None:
     cluster.known = versions  # type: ignore[assignment]
     provision, trials = cluster.scheduler.provision, cluster.scheduler.speculation.trials
     first = [profile(block.id) for block in A.blocks(*CUT)]
-    estimates = provision.estimates = Estimates({each.block: each for each in first}, hop=0.1)
+    estimates = provision.estimates = LatencyEstimates({each.block: each for each in first}, hop=0.1)
     sizes: list[tuple[int, ...]] = []
 
     def size() -> None:
@@ -182,7 +182,7 @@ def test_a_new_model_comes_and_another_is_withdrawn() -> None:
     cluster = cluster_of()
     ask(cluster, random.Random(8), 40 * MS)
     cluster.at(10 * MS, lambda: cluster.tell(serve(C, "c", *CUT)))
-    cluster.at(30 * MS, lambda: cluster.tell(Withdraw("m")))
+    cluster.at(30 * MS, lambda: cluster.tell(WithdrawModel("m")))
     late = request("late", (1, 2), "m")
     cluster.ask(request("new", (1, 2, 3), "c"), at=20 * MS)
     cluster.ask(late, at=60 * MS)
@@ -199,7 +199,7 @@ def test_a_new_model_comes_and_another_is_withdrawn() -> None:
 
 def test_withdrawing_what_is_not_there_says_so() -> None:
     cluster = cluster_of()
-    cluster.at(10 * MS, lambda: cluster.tell(Withdraw("nobody")))
+    cluster.at(10 * MS, lambda: cluster.tell(WithdrawModel("nobody")))
     cluster.run()
     assert "not loaded" in cluster.updated[0].error
 

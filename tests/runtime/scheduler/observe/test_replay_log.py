@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from runtime.config import ClusterConfig
-from runtime.control.scheduler_io import Abort, Pause, Resume, SchedulerCommand, Tick
+from runtime.control.scheduler_io import AbortSequence, PauseSequence, ResumeSequence, SchedulerCommand, Tick
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.messages import Message
-from runtime.scheduler.observe.replay_log import Diverged, Recorder, head_of, replay
+from runtime.scheduler.observe.replay_log import Diverged, ReplayRecorder, head_of, replay
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 from zoo.errors import InputError
@@ -24,7 +24,7 @@ def recorded(path: Path) -> int:
     """Pauses, an abort and a death, with two devices; how many events that were."""
     cluster = VirtualCluster([M], [(2,)], devices=2, config=CONFIG)
     with path.open("wb") as file:
-        recorder = Recorder(cluster.scheduler, head_of([M.chain(2)], M.blocks(2), CONFIG), file.write)
+        recorder = ReplayRecorder(cluster.scheduler, head_of([M.chain(2)], M.blocks(2), CONFIG), file.write)
         count = 0
 
         def tell(event: Message) -> None:
@@ -35,10 +35,10 @@ def recorded(path: Path) -> int:
 
         cluster.tell = tell  # type: ignore[method-assign]
         cluster.ask(*(request(f"s{at}", range(at + 1), "m", max_tokens=12) for at in range(4)))
-        cluster.at(8 * MS, lambda: tell(Pause("s1", 5 * MS)))  # type: ignore[arg-type]
+        cluster.at(8 * MS, lambda: tell(PauseSequence("s1", 5 * MS)))  # type: ignore[arg-type]
         cluster.at(9 * MS, lambda: cluster.kill("d1"))
-        cluster.at(12 * MS, lambda: tell(Abort("s2")))  # type: ignore[arg-type]
-        cluster.at(20 * MS, lambda: tell(Resume("s1")))  # type: ignore[arg-type]
+        cluster.at(12 * MS, lambda: tell(AbortSequence("s2")))  # type: ignore[arg-type]
+        cluster.at(20 * MS, lambda: tell(ResumeSequence("s1")))  # type: ignore[arg-type]
         cluster.at(30 * MS, lambda: tell(Tick()))  # type: ignore[arg-type]
         cluster.run()
     return count
@@ -47,7 +47,7 @@ def recorded(path: Path) -> int:
 def test_all_that_was_told_is_played_again(tmp_path: Path) -> None:
     count = recorded(tmp_path / "log")
     kinds = {json.loads(line)[1] for line in (tmp_path / "log").read_text().splitlines()[1:]}
-    assert kinds >= {"Pause", "Resume", "Abort", "Down", "Tick", "Ready", "Done"}
+    assert kinds >= {"PauseSequence", "ResumeSequence", "AbortSequence", "AgentDown", "Tick", "AgentHello", "RowsDone"}
     assert replay(tmp_path / "log") == count
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from runtime.config import BatchingConfig, ClusterConfig, EngineConfig, RelayConfig
+from runtime.config import AgentConfig, BatchingConfig, ClusterConfig, EngineConfig
 from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.executors.stage import StagedEngine
@@ -44,7 +44,7 @@ def cluster_of(bench: Bench, devices: int, pages: int | None = None, **changes) 
     half = half_page(bench.store, CONFIG, [*MODELS, "wide"])
     described = [describe_chain(bench.store, name, CONFIG, half, 1) for name in MODELS]
     config = CONFIG if pages is None else replace(CONFIG, kv_bytes=2 * half * pages)
-    fields = dict(config=ClusterConfig(devices=devices, placing="split"), relay_config=RelayConfig(chunk=4, window=1)) | changes
+    fields = dict(config=ClusterConfig(devices=devices, placing="split"), relay_config=AgentConfig(chunk=4, window=1)) | changes
     return VirtualCluster(
         chains=[each.chain for each in described], blocks=[block for each in described for block in each.blocks], devices=devices,
         make_engine=lambda name: StagedEngine(bench.store, config, half, name), **fields,
@@ -113,7 +113,7 @@ def test_sequences_that_move_as_they_run(family: Bench, answers: dict[str, list[
 
 
 #: What comes into stages is kept.
-KEEPING = RelayConfig(chunk=4, window=1, boundary_bytes=1 << 24)
+KEEPING = AgentConfig(chunk=4, window=1, boundary_bytes=1 << 24)
 
 
 @pytest.mark.parametrize("ends", [{}, {"copy": False}], ids=["both-ends", "recompute"])

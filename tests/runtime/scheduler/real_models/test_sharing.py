@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from runtime.config import ClusterConfig, EngineConfig, RelayConfig, Sharing
+from runtime.config import AgentConfig, ClusterConfig, EngineConfig, Sharing
 from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
@@ -57,7 +57,7 @@ def test_requests_with_a_common_beginning_get_transformers_tokens(
     cluster = VirtualCluster(
         chains=[each.chain for each in described], blocks=[block for each in described for block in each.blocks], devices=2,
         make_engine=lambda name: StagedEngine(family.store, CONFIG, half, name),
-        config=ClusterConfig(devices=2, placing="split", sharing=sharing), relay_config=RelayConfig(chunk=4, window=1),
+        config=ClusterConfig(devices=2, placing="split", sharing=sharing), relay_config=AgentConfig(chunk=4, window=1),
     )  # fmt: skip
     for number, one in enumerate(asked.values()):
         cluster.ask(one, at=(0, 10 * MS, 80 * MS)[number % 3])  # the third one comes when nobody runs any more

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.config import ClusterConfig, EngineConfig, RelayConfig, SpeculationConfig, SpeculationMode
+from runtime.config import AgentConfig, ClusterConfig, EngineConfig, SpeculationConfig, SpeculationMode
 from runtime.engine.catalog.describe import describe_chain
 from runtime.engine.catalog.surrogates import surrogates_of
 from runtime.engine.executors.stage import StagedEngine
@@ -62,7 +62,7 @@ def run(bench: Bench, mode: SpeculationMode, threshold: float = 0.95, *, adaptiv
     described = describe_chain(store, "m", CONFIG, half, 1)
     known = surrogates_of(store, "m")
     cluster = VirtualCluster(
-        chains=[described.chain], blocks=described.blocks, devices=2, surrogates={"m": known}, relay_config=RelayConfig(chunk=4, window=1),
+        chains=[described.chain], blocks=described.blocks, devices=2, surrogates={"m": known}, relay_config=AgentConfig(chunk=4, window=1),
         make_engine=lambda name: StagedEngine(store, CONFIG, half, name),
         config=ClusterConfig(devices=2, placing="split", speculation=SpeculationConfig(mode, threshold=threshold)),
     )  # fmt: skip

@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 
 from runtime.chains import Stage
-from runtime.config import BatchingConfig, ClusterConfig, EngineConfig, RelayConfig
-from runtime.control.scheduler_io import Serve
+from runtime.config import AgentConfig, BatchingConfig, ClusterConfig, EngineConfig
+from runtime.control.scheduler_io import ServeModel
 from runtime.engine.catalog.describe import DescribedChain, describe_chain
 from runtime.engine.catalog.variants import variants_in
 from runtime.engine.executors.paged import PagedEngine
 from runtime.engine.executors.stage import StagedEngine
 from runtime.engine.models.registry import half_page
 from runtime.policy.routing.variants import DispatchLimits
-from runtime.scheduler.admission.variant_choice import Adaptation
+from runtime.scheduler.admission.variant_choice import VariantChoice
 from runtime.types import SamplingParams, SequenceRequest
 from tests.chains import put_chain
 from tests.runtime.engine.conftest import Bench, bench  # noqa: F401
@@ -26,7 +26,7 @@ from tests.runtime.engine.test_equality import prompts
 from tests.runtime.scheduler.changing import Changing
 from tests.runtime.scheduler.virtual_cluster import MS
 from zoo.errors import NotFound
-from zoo.records import Equivalence, Run
+from zoo.records import Equivalence, ScoredRun
 
 CONFIG = EngineConfig(kv_bytes=1 << 20, page_tokens=4)
 SAMPLING = SamplingParams(12, ignore_eos=True)
@@ -61,13 +61,13 @@ def test_an_adapter_is_replaced_while_sequences_run(family: Bench) -> None:
     assert [block.id for block in old.blocks] == [block.id for block in new.blocks] and old.chain.version != new.chain.version
     cluster = Changing(
         chains=[old.chain], blocks=old.blocks, devices=2, make_engine=lambda name: engine_of(family, name),
-        config=ClusterConfig(devices=2, placing="split"), relay_config=RelayConfig(chunk=4, window=1),
+        config=ClusterConfig(devices=2, placing="split"), relay_config=AgentConfig(chunk=4, window=1),
     )  # fmt: skip
     rng = random.Random(1)
     for number in range(24):
         asked = SequenceRequest(f"s{number}", f"r{number}", "tuned", PROMPTS[number % len(PROMPTS)], SAMPLING)
         cluster.ask(asked, at=rng.randrange(60 * MS))
-    cluster.at(25 * MS, lambda: cluster.tell(Serve(new.chain, new.blocks)))
+    cluster.at(25 * MS, lambda: cluster.tell(ServeModel(new.chain, new.blocks)))
     cluster.run()
     cluster.expect_empty()
     wanted = {old.chain.loaded_as: own_tokens(family, "one"), new.chain.loaded_as: own_tokens(family, "two")}
@@ -92,7 +92,7 @@ def test_a_composed_model_stands_in_where_that_is_allowed(family: Bench) -> None
     put_chain(store, "mixed", ("base", 0, 2), ("slim", 2, 3), embedding="base", head="base")
     put_chain(store, "unscored", ("base", 0, 1), ("slim", 1, 2), ("base", 2, 3), embedding="base", head="base")
     with store.catalog.writing() as writer:
-        writer.put_equivalences([Equivalence("equivalent", Run("slim", 5, 7), Run("base", 5, 7), "probe", 0.99)])
+        writer.put_equivalences([Equivalence("equivalent", ScoredRun("slim", 5, 7), ScoredRun("base", 5, 7), "probe", 0.99)])
     exact = described(family, "base")
     half = half_page(store, CONFIG, ["base"])
     found = variants_in(store, exact.chain, "base", CONFIG, half, 1)
@@ -101,8 +101,8 @@ def test_a_composed_model_stands_in_where_that_is_allowed(family: Bench) -> None
     blocks = {block.id: block for each in (exact, found[0]) for block in each.blocks}
     cluster = Changing(
         chains=[exact.chain], blocks=list(blocks.values()), devices=2, make_engine=lambda name: engine_of(family, name),
-        config=ClusterConfig(devices=2, placing="split"), relay_config=RelayConfig(chunk=4, window=1),
-        adaptation=Adaptation((found[0].variant,)),
+        config=ClusterConfig(devices=2, placing="split"), relay_config=AgentConfig(chunk=4, window=1),
+        adaptation=VariantChoice((found[0].variant,)),
     )  # fmt: skip
     for number in range(12):
         asked = SequenceRequest(f"s{number}", f"r{number}", "base", PROMPTS[number % 6], SAMPLING, adaptive=number % 2 == 0)
@@ -116,7 +116,7 @@ def test_a_composed_model_stands_in_where_that_is_allowed(family: Bench) -> None
     assert all(served[seq] is None for seq, one in cluster.requests.items() if not one.adaptive) and "mixed" in served.values()
     # A comparison of the two themselves counts before what their parts make likely.
     with store.catalog.writing() as writer:
-        writer.put_equivalences([Equivalence("equivalent", Run("base", 7, 8), Run("mixed", 7, 8), "probe", 0.91)])
+        writer.put_equivalences([Equivalence("equivalent", ScoredRun("base", 7, 8), ScoredRun("mixed", 7, 8), "probe", 0.91)])
     assert [each.variant.score for each in variants_in(store, exact.chain, "base", CONFIG, half, 1)] == [0.91]
 
 

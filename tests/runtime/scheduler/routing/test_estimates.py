@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from runtime.config import ClusterConfig
 from runtime.engine.fakes.integer_model import counting_model
 from runtime.policy.profiles import BlockProfile, Grid, Line
-from runtime.policy.routing.latency import Candidate, Work, latency_of
+from runtime.policy.routing.latency import Candidate, RowWork, latency_of
 from runtime.policy.routing.paths import choose_by_cost
 from runtime.scheduler.devices.devices import Device
-from runtime.scheduler.routing.estimates import Estimates
+from runtime.scheduler.routing.estimates import LatencyEstimates
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
 
@@ -30,17 +30,17 @@ def device(name: str, members: int = 0, queued: int = 0, warm: tuple[str, ...] =
 
 
 def test_the_terms_are_those_of_the_table() -> None:
-    estimates = Estimates({"b": profile("b")}, hop=0.5)
+    estimates = LatencyEstimates({"b": profile("b")}, hop=0.5)
     found = estimates.of("b", device("d", members=8, queued=4), 16)
-    asked = latency_of(Candidate("d", profile("b"), (Work(4, 16),), joins=8, idle=False), Work(1, 16))
+    asked = latency_of(Candidate("d", profile("b"), (RowWork(4, 16),), joins=8, idle=False), RowWork(1, 16))
     assert found == asked and found.queue > 0 and found.load == 0
 
 
 def test_what_is_loaded_goes_before_what_is_not_unless_it_has_more_to_do_than_loading_takes() -> None:
-    estimates = Estimates({"b": profile("b")}, hop=0.0)
+    estimates = LatencyEstimates({"b": profile("b")}, hop=0.0)
     busy, cold = device("busy", members=8, queued=8), device("cold", warm=())
     assert estimates.of("b", busy, 16).total < estimates.of("b", cold, 16).total
-    quick = Estimates({"b": profile("b", load=0.1)}, hop=0.0)
+    quick = LatencyEstimates({"b": profile("b", load=0.1)}, hop=0.0)
     assert quick.of("b", busy, 16).total > quick.of("b", cold, 16).total
 
 
@@ -66,7 +66,7 @@ def test_a_cluster_tells_all_terms_and_takes_the_least() -> None:
     model = counting_model("m", "1 2* 3* 4", max_model_len=128)
     block = model.chain().uses[0].block
     cluster = VirtualCluster([model], devices=3, config=ClusterConfig(devices=3, placing="copies"))
-    cluster.scheduler.provision.estimates = Estimates({block: profile(block, load=0.05)}, hop=0.1)
+    cluster.scheduler.provision.estimates = LatencyEstimates({block: profile(block, load=0.05)}, hop=0.1)
     for number in range(12):
         cluster.ask(request(f"s{number}", range(number + 1), "m", max_tokens=12), at=number * MS)
     cluster.run()

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from runtime.chains import Block, BlockUse, Chain, devices_of
 from runtime.config import ClusterConfig
-from runtime.messages import PROTOCOL, Ready
+from runtime.messages import PROTOCOL, AgentHello
 from runtime.policy.routing.paths import choose_devices, path_cost
 from runtime.scheduler.devices.devices import Devices
 from runtime.scheduler.placement.provision import Provision
 from runtime.scheduler.routing import route_cache as routes
-from runtime.scheduler.routing.route_cache import Routes
+from runtime.scheduler.routing.route_cache import RouteCache
 from runtime.types import ModelSpec
 
 NAMES = [f"d{at}" for at in range(4)]
@@ -27,13 +27,13 @@ def chain_of(version: str, layers: list[int]) -> Chain:
 
 
 def up(devices: Devices, name: str) -> None:
-    devices.up(Ready(name, PROTOCOL, "v", 100, 1, 0, name))
+    devices.up(AgentHello(name, PROTOCOL, "v", 100, 1, 0, name))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(NAMES)), min_size=1, max_size=6), st.sampled_from(["one", "two"]))
 def test_a_route_is_what_its_path_says(blocks: list[tuple[int, str]], version: str) -> None:
     chain, devices = chain_of(version, [layers for layers, _ in blocks]), tuple(name for _, name in blocks)
-    made = Routes()
+    made = RouteCache()
     route = made.over(chain, devices)
     assert route is made.over(chain, devices) is made.along(chain, route.path)
     assert devices_of(chain, route.path) == devices
@@ -46,7 +46,7 @@ def test_a_route_is_what_its_path_says(blocks: list[tuple[int, str]], version: s
 
 def test_routes_go_with_their_version_and_have_a_bound(monkeypatch) -> None:
     monkeypatch.setattr(routes, "_MOST", 3)
-    made, one, two = Routes(), chain_of("one", [1]), chain_of("two", [1])
+    made, one, two = RouteCache(), chain_of("one", [1]), chain_of("two", [1])
     kept = made.over(two, ("d0",))
     gone = made.over(one, ("d0",))
     made.forget("one")

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from runtime.chains import Likeness, Surrogate
-from runtime.config import ClusterConfig, RelayConfig, SpeculationConfig
-from runtime.control.scheduler_io import Pause, Resume, Tick
-from runtime.engine.fakes.integer_model import CountingModel, counting_model, expected, surrogate_of
-from runtime.messages import Go, Open, Pass, Report, Verdict
+from runtime.config import AgentConfig, ClusterConfig, SpeculationConfig
+from runtime.control.scheduler_io import PauseSequence, ResumeSequence, Tick
+from runtime.engine.fakes.integer_model import IntegerModel, counting_model, expected, surrogate_of
+from runtime.messages import AgentStats, ForwardRows, OpenSequences, RunRows, SpeculationResult
 from runtime.types import SequenceRequest
 from tests.runtime.scheduler.virtual_cluster import MS, VirtualCluster
 from tests.runtime.virtual import request
@@ -22,7 +22,7 @@ M = counting_model("m", "1* 2 3* 4* 5 6* 7 8", vocab_size=3)
 
 
 def cluster_of(
-    misses: int, mode: str = "exact", *, model: CountingModel = M, middle: int = 4, devices: int = 3, pinned: bool = True, **others
+    misses: int, mode: str = "exact", *, model: IntegerModel = M, middle: int = 4, devices: int = 3, pinned: bool = True, **others
 ) -> VirtualCluster:
     """A chain of three hops whose second is predicted by a stand-in that is wrong for one value in `misses` (0: for none)."""
     stand_in = surrogate_of(model, "m~", middle, misses)
@@ -57,7 +57,7 @@ def ask(cluster: VirtualCluster, asked: list[SequenceRequest], rng: random.Rando
 
 
 def passed(cluster: VirtualCluster, odd: bool) -> int:
-    return sum((turn % 2 == 1) is odd for _, _, _, message in cluster.sent if isinstance(message, Pass) for turn in message.turns)
+    return sum((turn % 2 == 1) is odd for _, _, _, message in cluster.sent if isinstance(message, ForwardRows) for turn in message.turns)
 
 
 @pytest.mark.parametrize("misses", [0, 1, 2, 5])
@@ -79,7 +79,7 @@ def test_exact_through_deaths_aborts_preemptions_and_moves(seed: int) -> None:
     rng = random.Random(seed)
     cluster = cluster_of(
         rng.choice((0, 2, 5)), pages=rng.choice((70, 90, 300)), latency=rng.choice((MS // 100, MS // 4)),
-        relay_config=RelayConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))), page_bytes_per_ms=rng.choice((1e9, 200.0)),
+        relay_config=AgentConfig(chunk=rng.choice((4, 64)), window=rng.choice((1, 4))), page_bytes_per_ms=rng.choice((1e9, 200.0)),
         costs=lambda plan, rng=rng: rng.choice((MS // 4, MS, 3 * MS)), lanes=rng.choice((("all",), ("real", "ahead"))),
     )  # fmt: skip
     asked = some(16, seed)
@@ -118,7 +118,7 @@ def test_similarity_takes_what_is_alike_and_runs_again_what_is_not(misses: int) 
     cluster.expect()
     counts = cluster.scheduler.speculation.counts()
     assert (counts.hits > 0, counts.misses > 0) == (misses != 1, misses > 0)
-    verdicts = [stands for _, _, _, message in cluster.sent if isinstance(message, Verdict) for stands in message.stands]
+    verdicts = [stands for _, _, _, message in cluster.sent if isinstance(message, SpeculationResult) for stands in message.stands]
     assert counts.hits <= verdicts.count(True) and counts.misses <= verdicts.count(False)
     assert len(verdicts) - counts.hits - counts.misses <= counts.redone  # those of rows that were sent from the wrong token
     events = cluster.trace
@@ -223,7 +223,10 @@ def test_off_is_as_if_there_were_none() -> None:
         cluster.expect()
         assert not [event for event in cluster.trace.events if event.ev.startswith("spec.")]
         sent.append(
-            [(now, to, type(message), message if not isinstance(message, Pass) else message.turns) for now, _, to, message in cluster.sent]
+            [
+                (now, to, type(message), message if not isinstance(message, ForwardRows) else message.turns)
+                for now, _, to, message in cluster.sent
+            ]
         )
     assert sent[0] == sent[1]
 
@@ -232,7 +235,7 @@ def test_off_nothing_is_remembered_of_queues() -> None:
     """There would be nobody to forget those of blocks that have gone."""
     cluster = cluster_of(0, "off")
     for version in range(20):
-        cluster.tell(Report("d0", 5, 1, MS, 1, 9, ((f"block {version}", 5),)))
+        cluster.tell(AgentStats("d0", 5, 1, MS, 1, 9, ((f"block {version}", 5),)))
         cluster.tell(Tick())
     assert not cluster.scheduler.speculation._queued and not cluster.scheduler.speculation._reports
 
@@ -278,11 +281,11 @@ def test_a_pause_begins_behind_what_is_under_way_however_well_it_is_predicted() 
     cluster = cluster_of(0, lanes=("real", "ahead"), costs=lambda plan: max((slow.get(row.model, MS // 4) for row in plan.rows), default=0))
     warm(cluster)
     cluster.ask(request("s", range(3), "m", max_tokens=50), at=5 * MS)
-    cluster.at(40 * MS, lambda: cluster.tell(Pause("s")))
-    cluster.at(400 * MS, lambda: cluster.tell(Resume("s")))
+    cluster.at(40 * MS, lambda: cluster.tell(PauseSequence("s")))
+    cluster.at(400 * MS, lambda: cluster.tell(ResumeSequence("s")))
     cluster.run()
     cluster.expect()
-    sent = [when for when, _, _, message in cluster.sent if isinstance(message, Go) and "s" in message.seqs]
+    sent = [when for when, _, _, message in cluster.sent if isinstance(message, RunRows) and "s" in message.seqs]
     assert cluster.scheduler.speculation.counts().guesses > 0 and max(sent) > 400 * MS
     assert not [when for when in sent if 40 * MS < when < 400 * MS]
 
@@ -305,4 +308,7 @@ def test_a_path_may_come_back_to_a_device_behind_what_is_predicted(misses: int) 
     cluster.expect()
     counts = cluster.scheduler.speculation.counts()
     assert counts.hits > 0 and (counts.misses > 0) == (misses > 0)
-    assert {hop.device for one in cluster.sent if isinstance(one[3], Open) for path in one[3].paths for hop in path} <= {"d0", "d1"}
+    assert {hop.device for one in cluster.sent if isinstance(one[3], OpenSequences) for path in one[3].paths for hop in path} <= {
+        "d0",
+        "d1",
+    }

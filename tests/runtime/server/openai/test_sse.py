@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 import runtime.server.openai.sse as events
 from runtime.frontend.assemble import Generation, Limits, Receipt, assemble_chat, assemble_completion
-from runtime.frontend.choice import Piece, TokenEntry
-from runtime.frontend.schemas import ChatBody, CompletionBody, Message, StreamOptions
+from runtime.frontend.choice import TextPiece, TokenEntry
+from runtime.frontend.schemas import ChatBody, ChatMessage, CompletionBody, StreamOptions
 from runtime.frontend.served_models import ServedModel
 from runtime.frontend.tokenizer import Tokenizer
 from runtime.server.openai.format import Wording, wording_for
 from runtime.server.openai.responses import dump
-from runtime.server.openai.sse import Chunks
+from runtime.server.openai.sse import ChunkWriter
 from runtime.types import ModelSpec
 
 PIECES = st.builds(
-    Piece,
+    TextPiece,
     choice=st.integers(0, 2),
     text=st.one_of(st.text(max_size=6), st.sampled_from(["", "\x00", '"', "\\u0000", "[-1]", "你\n", "</s>", "\u2028"])),
     tokens=st.lists(st.integers(0, 300), max_size=3).map(tuple),
@@ -35,11 +35,11 @@ def generation(tokenizer: Tokenizer, name: str, chat: bool, **fields: object) ->
     model, receipt = ServedModel(ModelSpec(name, 1, 16, 4096, 400), tokenizer), Receipt("cmpl-1", 12)
     common = {"model": name, "max_tokens": 9, "n": 3, "stream": True, **fields}
     if chat:
-        return assemble_chat(ChatBody(messages=[Message(role="user", content="hi")], **common), model, receipt, Limits())
+        return assemble_chat(ChatBody(messages=[ChatMessage(role="user", content="hi")], **common), model, receipt, Limits())
     return assemble_completion(CompletionBody(prompt=[5], **common), model, receipt, Limits())
 
 
-def worded(wording: Wording, piece: Piece, token_ids: bool) -> bytes:
+def worded(wording: Wording, piece: TextPiece, token_ids: bool) -> bytes:
     """As it was always done: the whole document at every step."""
     says = piece.text or piece.entries or piece.finish is not None or (token_ids and piece.tokens)
     return b"data: " + dump(wording.chunk(piece)) + b"\n\n" if says else b""
@@ -49,22 +49,24 @@ def worded(wording: Wording, piece: Piece, token_ids: bool) -> bytes:
 @pytest.mark.parametrize("name", NAMES)
 @SHARED
 @given(pieces=st.lists(PIECES, max_size=5), token_ids=st.booleans(), usage=st.booleans())
-def test_chunks_are_their_documents(tokenizer: Tokenizer, chat: bool, name: str, pieces: list[Piece], token_ids: bool, usage: bool) -> None:
+def test_chunks_are_their_documents(
+    tokenizer: Tokenizer, chat: bool, name: str, pieces: list[TextPiece], token_ids: bool, usage: bool
+) -> None:
     asked = generation(tokenizer, name, chat, return_token_ids=token_ids, stream_options=StreamOptions(include_usage=usage))
     wording = wording_for(asked)
-    assert Chunks(wording, token_ids).of(pieces) == b"".join(worded(wording, piece, token_ids) for piece in pieces)
+    assert ChunkWriter(wording, token_ids).of(pieces) == b"".join(worded(wording, piece, token_ids) for piece in pieces)
 
 
 def test_what_repeats_is_worded_once(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     wordings = []
     monkeypatch.setattr(events, "dump", lambda document: wordings.append(document) or dump(document))
-    chunks = Chunks(wording_for(generation(tokenizer, "m", chat=False)), token_ids=False)
-    stream = b"".join(chunks.of([Piece(0, text, (5,))]) for text in "abcdef")
+    chunks = ChunkWriter(wording_for(generation(tokenizer, "m", chat=False)), token_ids=False)
+    stream = b"".join(chunks.of([TextPiece(0, text, (5,))]) for text in "abcdef")
     assert [json.loads(line[6:])["choices"][0]["text"] for line in stream.split(b"\n\n") if line] == [*"abcdef"]
     assert len(wordings) == 1
 
 
 def test_openings_are_chats_only(tokenizer: Tokenizer) -> None:
-    chat = Chunks(wording_for(generation(tokenizer, "m", chat=True)), token_ids=False).openings(range(2))
+    chat = ChunkWriter(wording_for(generation(tokenizer, "m", chat=True)), token_ids=False).openings(range(2))
     assert [json.loads(line[6:])["choices"][0]["index"] for line in chat.split(b"\n\n") if line] == [0, 1]
-    assert Chunks(wording_for(generation(tokenizer, "m", chat=False)), token_ids=False).openings(range(2)) == b""
+    assert ChunkWriter(wording_for(generation(tokenizer, "m", chat=False)), token_ids=False).openings(range(2)) == b""

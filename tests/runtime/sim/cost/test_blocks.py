@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.policy.profiles import BlockProfile, Grid, Line
-from runtime.sim.cost.blocks import ProfileCost, TableCost, Work, table_cost
-from runtime.sim.cost.hardware import GPUS, LINKS, Gpu, Link, Server, blockllm_cluster, gpu_named
-from runtime.sim.experiments.figure7 import PAPER_BETWEEN, PAPER_COMPUTE, Setting, split
+from runtime.sim.cost.blocks import BlockWork, ProfileCost, TableCost, table_cost
+from runtime.sim.cost.hardware import GPUS, LINKS, Gpu, LinkSpec, ServerSpec, blockllm_cluster, gpu_named
+from runtime.sim.experiments.figure7 import PAPER_BETWEEN, PAPER_COMPUTE, Figure7Setting, split
 from runtime.sim.models.shapes import SHAPES, shape_named
 from zoo.errors import InputError
 
@@ -39,9 +39,9 @@ def test_parts_of_a_model_add_up(name: str):
 
 def test_decode_is_bound_by_memory_and_prompts_by_computing():
     cost = table_cost(LLAMA, 0, LLAMA.components, A100)
-    one, many = (cost.ns(Work(rows=rows, context=rows * 100)) for rows in (1, 16))
+    one, many = (cost.ns(BlockWork(rows=rows, context=rows * 100)) for rows in (1, 16))
     assert many < 1.3 * one  # sixteen rows read the weights once
-    short, long = (cost.ns(Work(chunks=1, chunk=chunk, chunk_context=chunk, pairs=chunk * chunk // 2)) for chunk in (1024, 2048))
+    short, long = (cost.ns(BlockWork(chunks=1, chunk=chunk, chunk_context=chunk, pairs=chunk * chunk // 2)) for chunk in (1024, 2048))
     assert 1.9 < long / short < 2.3
 
 
@@ -49,23 +49,23 @@ def test_a_step_by_hand():
     gpu = Gpu("toy", 10**9, bandwidth=1e9, flops=1e12, weights_share=1.0, attention_share=0.5, compute_share=1.0, layer_ns=1000, part_ns=0)
     cost = table_cost(replace(LLAMA, layers=1), 1, 3, gpu)
     weights = LLAMA.attention + LLAMA.feedforward
-    assert cost.ns(Work(rows=2, context=10)) == pytest.approx(weights + 10 * LLAMA.kv_bytes / 0.5 + 1000)
+    assert cost.ns(BlockWork(rows=2, context=10)) == pytest.approx(weights + 10 * LLAMA.kv_bytes / 0.5 + 1000)
 
 
 @given(st.integers(1, 40), st.integers(1, 30), st.integers(1, 500))
 def test_steps_in_a_row_are_their_sum(steps: int, rows: int, context: int):
     cost = TableCost(weights=100.0, token=7.0, kv=0.5, pair=0.25, fixed=3.0)
-    singly = sum(cost.ns(Work(rows=rows, context=rows * (context + step))) for step in range(steps))
-    assert cost.ns(Work(rows=rows, context=rows * context), steps) == pytest.approx(singly)
+    singly = sum(cost.ns(BlockWork(rows=rows, context=rows * (context + step))) for step in range(steps))
+    assert cost.ns(BlockWork(rows=rows, context=rows * context), steps) == pytest.approx(singly)
 
 
 def test_work_is_added_up_row_by_row():
-    work = Work()
+    work = BlockWork()
     work.add_row(9, 1)
     work.add_row(4, 3)
     # Tokens 4, 5, 6 attend to 5, 6 and 7 tokens; 7 tokens of K and V are read.
-    assert work == Work(rows=1, context=10, chunks=1, chunk=3, chunk_context=7, pairs=18)
-    twice = Work()
+    assert work == BlockWork(rows=1, context=10, chunks=1, chunk=3, chunk_context=7, pairs=18)
+    twice = BlockWork()
     twice.add(work)
     twice.add(work)
     assert (twice.rows, twice.tokens, twice.pairs) == (2, 8, 36)
@@ -74,22 +74,22 @@ def test_work_is_added_up_row_by_row():
 def test_profiles_give_what_was_measured():
     grid = Grid((1, 4), (10, 20), ((1.0, 2.0), (3.0, 4.0)))
     cost = ProfileCost(BlockProfile("b", 100, grid, Line((8, 16), (5.0, 9.0)), 1.0))
-    assert cost.ns(Work(rows=4, context=40)) == 3e9
-    assert cost.ns(Work(chunks=1, chunk=16)) == 9e9
-    assert cost.ns(Work(rows=1, context=10, chunks=1, chunk=8)) == 6e9
+    assert cost.ns(BlockWork(rows=4, context=40)) == 3e9
+    assert cost.ns(BlockWork(chunks=1, chunk=16)) == 9e9
+    assert cost.ns(BlockWork(rows=1, context=10, chunks=1, chunk=8)) == 6e9
     # Three steps from a context of 10: 11 in the middle.
-    assert cost.ns(Work(rows=1, context=10), steps=3) == pytest.approx(3 * 1.1e9)
+    assert cost.ns(BlockWork(rows=1, context=10), steps=3) == pytest.approx(3 * 1.1e9)
 
 
 def test_figure_7_comes_out_of_the_table():
-    found = split(Setting())
+    found = split(Figure7Setting())
     assert found.compute_share == pytest.approx(PAPER_COMPUTE, abs=0.03)
     assert found.between_share == pytest.approx(PAPER_BETWEEN, abs=0.03)
 
 
 def test_other_readings_of_figure_7_do_not_fit():
-    assert split(Setting(whole=False)).between_share < 0.01
-    assert split(Setting(whole=False, between=63, inside=0)).between_share < 0.1
+    assert split(Figure7Setting(whole=False)).between_share < 0.01
+    assert split(Figure7Setting(whole=False, between=63, inside=0)).between_share < 0.1
 
 
 def test_the_cluster_of_the_paper():
@@ -106,8 +106,8 @@ def test_the_cluster_of_the_paper():
         lambda: shape_named("abacus"),
         lambda: replace(A100, memory=0),
         lambda: replace(A100, weights_share=1.2),
-        lambda: Link("none", 0.0, 1),
-        lambda: Server(A100, 0),
+        lambda: LinkSpec("none", 0.0, 1),
+        lambda: ServerSpec(A100, 0),
         lambda: LLAMA.bytes_of(3, 3),
         lambda: replace(LLAMA, heads=3),
     ],

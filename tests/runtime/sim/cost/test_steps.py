@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runtime.chains import Stage
 from runtime.sim.cost import steps as pricing
-from runtime.sim.cost.blocks import Work
+from runtime.sim.cost.blocks import BlockWork
 from runtime.sim.cost.hardware import GPUS
 from runtime.sim.cost.steps import Pricing
 from runtime.sim.models.family import App, Cutting, family_of
@@ -36,13 +36,13 @@ def plain(made: Pricing, rows: list[Row], strides: dict[str, int]) -> float:
     """Step by step; each piece once, for the rows of all stages that have it."""
     total = 0.0
     for step in range(max((strides.get(row.seq, 1) for row in rows), default=0)):
-        works: dict[str, Work] = {}
+        works: dict[str, BlockWork] = {}
         costs = {}
         for row in (each for each in rows if step < strides.get(each.seq, 1)):
             for piece in made.pieces(next(stage for stage in STAGES if stage.id == row.model)):
                 costs[piece.name] = piece.cost
                 count = len(row.tokens)
-                works.setdefault(piece.name, Work()).add_row(row.start + (count + step - 1 if step else 0), 1 if step else count)
+                works.setdefault(piece.name, BlockWork()).add_row(row.start + (count + step - 1 if step else 0), 1 if step else count)
         total += sum(costs[name].ns(work) for name, work in works.items()) + GPU.part_ns
     return total
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from runtime.chains import Array, Stage
-from runtime.sim.cost.hardware import GPUS, Server
-from runtime.sim.models.family import App, Cutting, Family, family_of
+from runtime.sim.cost.hardware import GPUS, ServerSpec
+from runtime.sim.models.family import App, Cutting, SimulatedFamily, family_of
 from runtime.sim.run.engine import Host, SimEngine
 from runtime.types import Row, StepPlan
 from zoo.errors import NotFound
@@ -18,8 +18,8 @@ END = FAMILY.chain("base").length
 CUT = FAMILY.chain("base").uses[0].hi
 
 
-def engine(family: Family = FAMILY, *models: str) -> SimEngine:
-    made = SimEngine("s0g0", GPU, family, 1000, Host(Server(GPU, 2)))
+def engine(family: SimulatedFamily = FAMILY, *models: str) -> SimEngine:
+    made = SimEngine("s0g0", GPU, family, 1000, Host(ServerSpec(GPU, 2)))
     for model in models:
         made.load(Stage(model, 0, END))
     return made
@@ -88,7 +88,7 @@ def test_strides_are_the_steps_that_they_stand_for(strides: dict[str, int]):
 
 
 def test_a_server_reads_its_disk_once():
-    host = Host(Server(GPU, 2))
+    host = Host(ServerSpec(GPU, 2))
     first, second = (SimEngine(name, GPU, FAMILY, 1000, host) for name in ("s0g0", "s0g1"))
     stage = Stage("base", 0, END)
     cold, warm = first.loaded(stage, 0), second.loaded(stage, 10**11) - 10**11
@@ -103,7 +103,7 @@ def test_a_server_reads_its_disk_once():
 
 def test_who_comes_while_a_piece_is_read_waits_for_it():
     """Two devices of a server load the same at once: both wait for one reading of the disk, then each for its own link."""
-    host = Host(Server(GPU, 2))
+    host = Host(ServerSpec(GPU, 2))
     first, second = (SimEngine(name, GPU, FAMILY, 1000, host) for name in ("s0g0", "s0g1"))
     stage = Stage("base", 0, CUT)
     assert second.loaded(stage, 0) == first.loaded(stage, 0)
@@ -123,7 +123,7 @@ def test_adapters_of_a_kind_are_launched_together_unless_the_family_branches():
     apps = [App("one", "llama-7b", "lora"), App("two", "llama-7b", "lora"), App("third", "llama-7b", "adapter")]
     joined, branched = (family_of(apps, Cutting(provision, parts=1)) for provision in ("blocks", "ps"))
 
-    def took(family: Family, *models: str) -> int:
+    def took(family: SimulatedFamily, *models: str) -> int:
         return busy(engine(family, *models), [row(model, 7) for model in models])
 
     launches = round(32 * GPU.layer_ns * 0.4)
@@ -135,7 +135,7 @@ def test_adapters_of_a_kind_are_launched_together_unless_the_family_branches():
 
 def test_a_piece_that_another_device_will_read_later_is_read_now():
     """The other one's loads queue: its second one is planned for the end of the first."""
-    host = Host(Server(GPU, 2))
+    host = Host(ServerSpec(GPU, 2))
     host.loaded("a", 10**9, 10**11)
-    assert host.loaded("a", 10**9, 0) == Host(Server(GPU, 2)).loaded("a", 10**9, 0)
+    assert host.loaded("a", 10**9, 0) == Host(ServerSpec(GPU, 2)).loaded("a", 10**9, 0)
     assert host.loaded("a", 10**9, 10**11) - 10**11 < host.loaded("a", 10**9, 0), "by then it is in the server's memory"

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.sim.cost.hardware import GPUS, Cluster, Link, Server
+from runtime.sim.cost.hardware import GPUS, ClusterHardware, LinkSpec, ServerSpec
 from runtime.sim.run.network import ENVELOPE, Network
 
-INSIDE, NET = Link("inside", 1e9, 10), Link("net", 1e8, 100)
-CLUSTER = Cluster((Server(GPUS["A10"], 2, INSIDE), Server(GPUS["A10"], 2, INSIDE), Server(GPUS["A10"], 1, INSIDE)), NET)
+INSIDE, NET = LinkSpec("inside", 1e9, 10), LinkSpec("net", 1e8, 100)
+CLUSTER = ClusterHardware((ServerSpec(GPUS["A10"], 2, INSIDE), ServerSpec(GPUS["A10"], 2, INSIDE), ServerSpec(GPUS["A10"], 1, INSIDE)), NET)
 
 
 def test_times_by_hand():

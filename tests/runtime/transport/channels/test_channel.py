@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.chains import Array
-from runtime.messages import Beat, Pages
-from runtime.transport.channels.channel import Order, Road, Twofold
-from runtime.transport.channels.seqpacket import AVAILABLE, MAX_BYTES, SUFFIX, Quick
-from runtime.transport.messenger import Cut, Mail, Post
+from runtime.messages import Heartbeat, PageData
+from runtime.transport.channels.channel import DualChannel, ReorderBuffer, ZmqChannel
+from runtime.transport.channels.seqpacket import AVAILABLE, MAX_BYTES, SUFFIX, SeqpacketSocket
+from runtime.transport.messenger import Envelope, Messenger, PeerCut
 from runtime.transport.wire import Frame, encode
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="SKIPPED: there are no packets of AF_UNIX here, or no epoll")
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not AVAILABLE, reason="SKIPPED: there are no pac
 LIMIT = 20.0
 
 
-class Full(Road):
+class Full(ZmqChannel):
     """A road that never has room, and brings nothing."""
 
     closed = False  # type: ignore[assignment]
@@ -62,7 +62,7 @@ class Brings(Full):
 
 def message(number: int, nbytes: int = 0) -> list[Frame]:
     arrays = (Array("uint8", (1, nbytes), bytes(nbytes)),) if nbytes else ()
-    return encode(number, Pages(number, "s", 1, 0, 1, "d") if nbytes else Beat(number), arrays)
+    return encode(number, PageData(number, "s", 1, 0, 1, "d") if nbytes else Heartbeat(number), arrays)
 
 
 def views(frames: list[Frame]) -> list[memoryview]:
@@ -70,8 +70,8 @@ def views(frames: list[Frame]) -> list[memoryview]:
 
 
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Quick, Quick]]:
-    inbox, line = Quick(), Quick()
+def pair(tmp_path: Path) -> Iterator[tuple[SeqpacketSocket, SeqpacketSocket]]:
+    inbox, line = SeqpacketSocket(), SeqpacketSocket()
     inbox.listen(f"{tmp_path}/x")
     assert line.dial(f"{tmp_path}/x", b"a/1/main")
     yield inbox, line
@@ -79,10 +79,10 @@ def pair(tmp_path: Path) -> Iterator[tuple[Quick, Quick]]:
     inbox.close()
 
 
-def test_a_short_message_does_not_take_the_road(pair: tuple[Quick, Quick]) -> None:
+def test_a_short_message_does_not_take_the_road(pair: tuple[SeqpacketSocket, SeqpacketSocket]) -> None:
     inbox, line = pair
     road = Full()
-    sender, receiver = Twofold(road, line), Twofold(Full(), inbox)
+    sender, receiver = DualChannel(road, line), DualChannel(Full(), inbox)
     assert sender.put(message(0))
     assert sender.put(message(1, MAX_BYTES // 2))
     assert road.asked == 0
@@ -92,7 +92,7 @@ def test_a_short_message_does_not_take_the_road(pair: tuple[Quick, Quick]) -> No
     assert not sender.put(message(2, MAX_BYTES)) and road.asked == 1
 
 
-def test_a_queue_that_is_full_takes_nothing_and_loses_nothing(pair: tuple[Quick, Quick]) -> None:
+def test_a_queue_that_is_full_takes_nothing_and_loses_nothing(pair: tuple[SeqpacketSocket, SeqpacketSocket]) -> None:
     inbox, line = pair
     sent = 0
     while line.put(b"", message(sent, 1 << 16)):
@@ -105,16 +105,16 @@ def test_a_queue_that_is_full_takes_nothing_and_loses_nothing(pair: tuple[Quick,
 
 def test_long_and_short_messages_come_in_order_both_ways(tmp_path: Path) -> None:
     chance = random.Random(7)
-    inbox, line = Post("scheduler", bind=f"unix://{tmp_path}/s"), Post("a", 1)
+    inbox, line = Messenger("scheduler", bind=f"unix://{tmp_path}/s"), Messenger("a", 1)
     line.learn("scheduler", 0, inbox.address)
-    line.send("scheduler", Beat(0))
+    line.send("scheduler", Heartbeat(0))
     while not inbox.knows("a"):
         inbox.receive(0.05)
     for sender, to, receiver in ((line, "scheduler", inbox), (inbox, "a", line)):
         got: list[tuple[int, int]] = []
         wanted = [(number, chance.choice((0, 1, 1000, MAX_BYTES, 3 * MAX_BYTES, 1 << 20))) for number in range(300)]
         for number, nbytes in wanted:
-            assert sender.send(to, Pages(number, "s", 1, 0, 1, "d"), (Array("uint8", (1, nbytes), bytes(nbytes)),))
+            assert sender.send(to, PageData(number, "s", 1, 0, 1, "d"), (Array("uint8", (1, nbytes), bytes(nbytes)),))
             if chance.random() < 0.2:
                 got += taken(receiver)
         end = time.monotonic() + LIMIT
@@ -126,16 +126,16 @@ def test_long_and_short_messages_come_in_order_both_ways(tmp_path: Path) -> None
     inbox.close()
 
 
-def taken(post: Post) -> list[tuple[int, int]]:
+def taken(post: Messenger) -> list[tuple[int, int]]:
     items = post.receive(0.01)
-    assert all(isinstance(item, Mail) for item in items), items
-    return [(item.message.move, len(item.arrays[0].data)) for item in items if isinstance(item.message, Pages)]  # type: ignore[union-attr]
+    assert all(isinstance(item, Envelope) for item in items), items
+    return [(item.message.move, len(item.arrays[0].data)) for item in items if isinstance(item.message, PageData)]  # type: ignore[union-attr]
 
 
 @given(st.lists(st.booleans(), max_size=60), st.randoms(use_true_random=False))
 def test_what_goes_two_ways_is_heard_in_order(ways: list[bool], chance: random.Random) -> None:
     """Each way keeps its order; between the two anything may be first."""
-    order, heard = Order(), []
+    order, heard = ReorderBuffer(), []
     lots = [[n for n, quick in enumerate(ways) if quick], [n for n, quick in enumerate(ways) if not quick]]
     while lots[0] or lots[1]:
         lot = chance.choice([lot for lot in lots if lot])
@@ -145,10 +145,10 @@ def test_what_goes_two_ways_is_heard_in_order(ways: list[bool], chance: random.R
     assert len(heard) == len(ways) and not order.ahead
 
 
-def test_what_never_comes_is_not_waited_for_for_ever(pair: tuple[Quick, Quick]) -> None:
+def test_what_never_comes_is_not_waited_for_for_ever(pair: tuple[SeqpacketSocket, SeqpacketSocket]) -> None:
     inbox, line = pair
     now = [0.0]
-    receiver = Twofold(Full(), inbox, lambda: now[0])
+    receiver = DualChannel(Full(), inbox, lambda: now[0])
     for number in (0, 2, 3):  # 1 would have gone by road
         assert line.put(b"", message(number))
     assert [bytes(frames[0]) for _, frames in receiver.take()] == [bytes(message(0)[0])]
@@ -160,10 +160,10 @@ def test_what_never_comes_is_not_waited_for_for_ever(pair: tuple[Quick, Quick]) 
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_the_first_message_may_come_by_road(pair: tuple[Quick, Quick], together: bool) -> None:
+def test_the_first_message_may_come_by_road(pair: tuple[SeqpacketSocket, SeqpacketSocket], together: bool) -> None:
     inbox, line = pair
     road = Brings()
-    receiver, heard = Twofold(road, inbox), []
+    receiver, heard = DualChannel(road, inbox), []
     road.lots.append((b"a/1/main", views(message(0, MAX_BYTES))))
     if not together:
         heard += list(receiver.take())
@@ -173,10 +173,10 @@ def test_the_first_message_may_come_by_road(pair: tuple[Quick, Quick], together:
     assert [bytes(frames[0]) for _, frames in heard] == [bytes(message(number, 0 if number else MAX_BYTES)[0]) for number in range(3)]
 
 
-def test_what_was_sent_before_its_sender_ended_is_heard(pair: tuple[Quick, Quick]) -> None:
+def test_what_was_sent_before_its_sender_ended_is_heard(pair: tuple[SeqpacketSocket, SeqpacketSocket]) -> None:
     inbox, line = pair
     road = Brings()
-    receiver = Twofold(road, inbox)
+    receiver = DualChannel(road, inbox)
     assert line.put(b"", message(1))
     line.close()
     assert list(receiver.take()) == []
@@ -186,14 +186,18 @@ def test_what_was_sent_before_its_sender_ended_is_heard(pair: tuple[Quick, Quick
 
 
 def test_where_nobody_listens_the_road_takes_all(tmp_path: Path) -> None:
-    scheduler, agent = Post("scheduler", bind=f"ipc://{tmp_path}/s"), Post("a", 1)
+    scheduler, agent = Messenger("scheduler", bind=f"ipc://{tmp_path}/s"), Messenger("a", 1)
     agent.learn("scheduler", 0, scheduler.address.replace("ipc:", "unix:"))
     for number in range(50):
-        assert agent.send("scheduler", Beat(number))
+        assert agent.send("scheduler", Heartbeat(number))
     got: list[int] = []
     end = time.monotonic() + LIMIT
     while len(got) < 50 and time.monotonic() < end:
-        got += [item.message.stalled_ms for item in scheduler.receive(0.05) if isinstance(item, Mail) and isinstance(item.message, Beat)]
+        got += [
+            item.message.stalled_ms
+            for item in scheduler.receive(0.05)
+            if isinstance(item, Envelope) and isinstance(item.message, Heartbeat)
+        ]
     assert got == list(range(50))
     agent.close()
     scheduler.close()
@@ -213,20 +217,20 @@ def test_where_nobody_listens_the_road_takes_all(tmp_path: Path) -> None:
     ],
 )
 def test_who_speaks_otherwise_disturbs_nobody(tmp_path: Path, packets: list[bytes]) -> None:
-    agent, friend = Post("a", 1, f"unix://{tmp_path}/a"), Post("b", 1)
+    agent, friend = Messenger("a", 1, f"unix://{tmp_path}/a"), Messenger("b", 1)
     agent.learn("scheduler", 0, f"unix://{tmp_path}/s", calls=False)
     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     stranger.connect(f"{tmp_path}/a{SUFFIX}")
     for packet in packets:
         stranger.send(packet)
     friend.learn("a", 1, agent.address)
-    friend.send("a", Beat(1))
-    items: list[Mail | Cut] = []
+    friend.send("a", Heartbeat(1))
+    items: list[Envelope | PeerCut] = []
     end = time.monotonic() + 0.3
     while time.monotonic() < end:
         items += agent.receive(0.05)
-    assert [item.sender for item in items if isinstance(item, Mail)] == ["b"]
-    assert all(isinstance(item, Mail) or item.peer == "c" for item in items)
+    assert [item.sender for item in items if isinstance(item, Envelope)] == ["b"]
+    assert all(isinstance(item, Envelope) or item.peer == "c" for item in items)
     stranger.close()
     friend.close()
     agent.close()
@@ -234,11 +238,11 @@ def test_who_speaks_otherwise_disturbs_nobody(tmp_path: Path, packets: list[byte
 
 def test_an_address_that_was_left_behind_is_taken_over(tmp_path: Path) -> None:
     (tmp_path / f"a{SUFFIX}").write_text("")
-    agent, friend = Post("a", 1, f"unix://{tmp_path}/a"), Post("b", 1)
+    agent, friend = Messenger("a", 1, f"unix://{tmp_path}/a"), Messenger("b", 1)
     friend.learn("a", 1, agent.address)
-    friend.send("a", Beat(1))
+    friend.send("a", Heartbeat(1))
     (mail,) = agent.receive(LIMIT)
-    assert isinstance(mail, Mail) and mail.sender == "b"
+    assert isinstance(mail, Envelope) and mail.sender == "b"
     friend.close()
     agent.close()
     assert not (tmp_path / f"a{SUFFIX}").exists()
